@@ -50,6 +50,9 @@ check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated
 	$(BIN)/python -m strop.dialects.reference --check
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -b dummy docs build/docs
 
+ifneq (,$(filter fake-cuda,$(ARGS)))
+evidence: .venv-cuda/ready
+endif
 evidence: .venv/bench  ## measurements that take too long for CI; updates the tables in docs/
 	$(BIN)/python benchmarks/evidence.py $(ARGS)
 
@@ -60,7 +63,7 @@ docs: .venv/dev  ## pages that are generated from the code, and the documentatio
 	@echo "The documentation is in site/index.html."
 
 clean:
-	rm -rf .venv .venv-vllm .venv-sglang .venv-datajuicer build dist runs site
+	rm -rf .venv .venv-vllm .venv-sglang .venv-datajuicer .venv-cuda build dist runs site
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Strop needs Python 3.11 or newer; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
@@ -90,6 +93,12 @@ clean:
 	.venv-sglang/bin/python tools/layer_environment.py .venv-vllm tests/inference/sglang_stubs
 	.venv-sglang/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-sglang.txt
 	.venv-sglang/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+.venv-cuda/ready: constraints-cuda.txt | .venv/dev
+	$(BIN)/python -m venv .venv-cuda
+	.venv-cuda/bin/pip install --quiet --disable-pip-version-check -r constraints-cuda.txt
+	.venv-cuda/bin/python tools/layer_environment.py .venv
 	touch $@
 
 .venv-datajuicer/ready: constraints-datajuicer.txt | .venv/base

@@ -53,8 +53,13 @@ PAGES = {
 }
 """Page of a table; the other tables are in `docs/benchmarks.md`."""
 
-INTERPRETERS = {"engines": HERE.parent / ".venv-sglang" / "bin" / "python"}
-"""Interpreters of the scripts that need an environment of their own, which `make engines` builds."""
+INTERPRETERS = {
+    "engines": HERE.parent / ".venv-sglang" / "bin" / "python",
+    "fake-cuda": HERE.parent / ".venv-cuda" / "bin" / "python",
+}
+"""Interpreters of the parts that need an environment of their own."""
+BUILDS = {"engines": "make engines", "fake-cuda": "make evidence ARGS=fake-cuda"}
+"""Commands that build these environments."""
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
     "cases": (["tests", "-m", "evidence", "-n", "2"], {}),
@@ -69,15 +74,22 @@ TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
         ],
         {"STROP_LAYOUTS": "all", "STROP_BACKENDS": "all"},
     ),
+    "fake-cuda": (["tests/fake_cuda"], {}),
 }
 """Tests with more repetitions than in CI: pytest arguments and environment variables."""
 
 
-def update_table(name: str, script: list[str]) -> None:
-    """Run a script and write its output into the page; exit if the script fails."""
+def find_interpreter(name: str) -> Path:
+    """The interpreter of a part; exit if its environment was not built."""
     interpreter = INTERPRETERS.get(name, Path(sys.executable))
     if not interpreter.exists():
-        sys.exit(f"{name} needs {interpreter}; build its environment with `make engines`.")
+        sys.exit(f"{name} needs {interpreter}; build its environment with `{BUILDS[name]}`.")
+    return interpreter
+
+
+def update_table(name: str, script: list[str]) -> None:
+    """Run a script and write its output into the page; exit if the script fails."""
+    interpreter = find_interpreter(name)
     done = subprocess.run(
         [interpreter, *script], cwd=HERE.parent, capture_output=True, text=True, check=False
     )
@@ -93,9 +105,9 @@ def update_table(name: str, script: list[str]) -> None:
     print(table)
 
 
-def run_tests(arguments: list[str], environment: dict[str, str]) -> None:
+def run_tests(name: str, arguments: list[str], environment: dict[str, str]) -> None:
     """Run long tests; raise CalledProcessError if one fails."""
-    command = [sys.executable, "-m", "pytest", *arguments]
+    command = [find_interpreter(name), "-m", "pytest", *arguments]
     subprocess.run(command, cwd=HERE.parent, env=os.environ | environment, check=True)
 
 
@@ -109,7 +121,7 @@ def main() -> None:
     for name in selected:
         print(f"== {name}", flush=True)
         if name in TESTS:
-            run_tests(*TESTS[name])
+            run_tests(name, *TESTS[name])
         else:
             update_table(name, TABLES[name])
 

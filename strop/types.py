@@ -6,8 +6,8 @@ All are frozen dataclasses. The shape of each array stands in its field's docstr
     L  tokens of one sequence         T  tokens of a packed micro-batch
     S  segments in a micro-batch      V  vocabulary
 
-Types up to `TrainingBatch` hold NumPy arrays; `MicroBatch` and later types hold torch tensors. This module
-imports torch for type checking only, so that the command line starts quickly.
+Types up to `TrainingBatch` hold NumPy arrays; `MicroBatch` and later types hold torch tensors, and NumPy arrays of
+what the host plans with. This module imports torch for type checking only, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+IndexArray = npt.NDArray[np.int64]
 Message = Mapping[str, Any]
 """A chat message in the format of chat templates: `role`, `content`, and optionally `tool_calls`."""
 
@@ -447,8 +448,8 @@ class MicroBatch:
     position_ids: torch.Tensor
     """[T] int64, or [3, T] for a model with multimodal positions and a micro-batch with images; positions of a
     response continue those of its prefix."""
-    cu_seqlens: torch.Tensor
-    """[S+1] int32 Segment boundaries."""
+    cu_seqlens: IndexArray
+    """[S+1] Segment boundaries; on the host, where attention and losses are planned without reading from a device."""
     prefix_of: tuple[int, ...]
     """[S] Number of the prefix segment, or -1."""
     experience: tuple[int, ...]
@@ -459,12 +460,12 @@ class MicroBatch:
     """[S] Data source of the segment's task."""
     weight: torch.Tensor
     """[S] float32 Loss weight of the segment."""
-    loss_mask: torch.Tensor
-    """[T] bool"""
+    targets: IndexArray
+    """[N] Positions of the targets, ascending; on the host."""
     temperature: torch.Tensor
     """[T] float32 Sampling temperature: divisor of the logits of the target at t."""
     sampler_logprobs: torch.Tensor
-    """[T] float32; like all fields below, 0 where `loss_mask` is False."""
+    """[T] float32; like all fields below, 0 at tokens that are not targets."""
     advantages: torch.Tensor
     """[T] float32"""
     policy_logprobs: torch.Tensor | None = None
@@ -490,33 +491,46 @@ class MicroBatch:
         """S"""
         return len(self.prefix_of)
 
+    @property
+    def loss_mask(self) -> torch.Tensor:
+        """[T] bool, True at targets."""
+        is_target = np.zeros(len(self.token_ids), dtype=np.bool_)
+        is_target[self.targets] = True
+        return self.token_ids.new_tensor(is_target).bool()
+
+    def segment_numbers(self) -> IndexArray:
+        """[T] Number of each token's segment, on the host."""
+        return np.repeat(np.arange(self.num_segments), np.diff(self.cu_seqlens))
+
     def segment_of_token(self) -> torch.Tensor:
         """[T] int64: number of each token's segment."""
-        lengths = (self.cu_seqlens[1:] - self.cu_seqlens[:-1]).long()
-        numbers = lengths.new_ones(self.num_segments).cumsum(0) - 1
-        return numbers.repeat_interleave(lengths)
+        return self.token_ids.new_tensor(self.segment_numbers())
 
     def sequences_of_token(self) -> torch.Tensor:
         """[T] float32: number of sequences that each token belongs to, which is above 1 in a shared prompt."""
-        counts = [0] * self.num_segments
+        counts = np.zeros(self.num_segments)
         for number, experience in enumerate(self.experience):
             while experience >= 0 and number >= 0:
                 counts[number] += 1
                 number = self.prefix_of[number]
-        return self.weight.new_tensor(counts)[self.segment_of_token()]
+        return self.weight.new_tensor(counts[self.segment_numbers()])
+
+    def longest_sequence(self) -> int:
+        """Largest number of tokens of a sequence, with those of its prefixes."""
+        own = np.diff(self.cu_seqlens).tolist()
+        for number, prefix in enumerate(self.prefix_of):
+            own[number] += own[prefix] if prefix >= 0 else 0
+        return int(max(own))
 
     def __post_init__(self) -> None:
         tokens = self.token_ids.shape[0]
-        always = (
-            "position_ids",
-            "loss_mask",
-            "temperature",
-            "sampler_logprobs",
-            "advantages",
-        )
-        for name in always:
+        for name in ("position_ids", "temperature", "sampler_logprobs", "advantages"):
             if getattr(self, name).shape[-1] != tokens:
                 raise ValueError(f"MicroBatch.{name} does not have {tokens} tokens")
+        if self.cu_seqlens[0] != 0 or self.cu_seqlens[-1] != tokens:
+            raise ValueError(f"MicroBatch.cu_seqlens does not end at {tokens} tokens")
+        if len(self.targets) and not 0 <= self.targets[0] <= self.targets[-1] < tokens:
+            raise ValueError(f"MicroBatch.targets are not positions of {tokens} tokens")
         for name in ("policy_logprobs", *_BATCH_INPUTS[1:]):
             value = getattr(self, name)
             if value is not None and value.shape[-1] != tokens:
@@ -528,7 +542,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
-    """A model's outputs for the targets of a micro-batch; 0 where `loss_mask` is False."""
+    """A model's outputs for the targets of a micro-batch; 0 at other tokens."""
 
     logprobs: torch.Tensor
     """[T] float32 Log-probs at the sampling temperature, with gradient in training."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 
 from strop.algorithms.rollout_batch import RolloutBatch
@@ -95,13 +96,13 @@ class Batch:
         return MicroBatch(
             token_ids=torch.zeros(len(targets), dtype=torch.int64),
             position_ids=torch.zeros(len(targets), dtype=torch.int64),
-            cu_seqlens=ends.to(torch.int32),
+            cu_seqlens=ends.numpy(),
             prefix_of=(-1,) * len(self.mask),
             experience=tuple(range(len(self.mask))),
             role=roles or (rl,) * len(self.mask),
             source=("",) * len(self.mask),
             weight=torch.ones(len(self.mask), dtype=torch.float64),
-            loss_mask=targets,
+            targets=np.flatnonzero(targets.numpy()),
             temperature=torch.ones(len(targets)),
             sampler_logprobs=packed(self.sampler_logprobs),
             policy_logprobs=packed(self.sampler_logprobs),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from strop.algorithms.rollout_batch import RolloutBatch
@@ -154,22 +155,21 @@ def _example_rollouts(config: CustomConfig) -> RolloutBatch:
 
 def _example_micro_batch(config: CustomConfig, *, first_update: bool) -> MicroBatch:
     """Two sequences of three tokens, two of them targets; old log-probs are None in a step's first update."""
-    targets = torch.tensor([False, True, True] * 2)
-    values = torch.where(targets, torch.tensor(-1.4), torch.tensor(0.0))
+    values = torch.tensor([0.0, -1.4, -1.4] * 2)
     return MicroBatch(
         token_ids=torch.arange(6),
         position_ids=torch.arange(3).repeat(2),
-        cu_seqlens=torch.tensor([0, 3, 6], dtype=torch.int32),
+        cu_seqlens=np.array([0, 3, 6]),
         prefix_of=(-1, -1),
         experience=(0, 1),
         role=("rl", "rl"),
         source=("", ""),
         weight=torch.ones(2),
-        loss_mask=targets,
+        targets=np.array([1, 2, 4, 5]),
         temperature=torch.ones(6),
         sampler_logprobs=values,
         policy_logprobs=values,
-        advantages=torch.where(targets, torch.tensor([1.0, 1, 1, -1, -1, -1]), torch.tensor(0.0)),
+        advantages=torch.tensor([0.0, 1, 1, 0, -1, -1]),
         old_logprobs=None if first_update else values,
         ref_logprobs=values if config.ref_logprobs or config.kl_reward is not None else None,
         teacher_logprobs=values if config.distillation is not None else None,

@@ -25,6 +25,7 @@ import torch
 from strop.config.units import Amount
 from strop.data.segment_images import SegmentImages
 from strop.protocols import ImageProcessor
+from strop.transfers import to_device
 from strop.types import Experience, FloatArray, MicroBatch, TrainingBatch
 
 
@@ -110,28 +111,26 @@ def build_micro_batch(
     device: torch.device | str,
     image_processor: ImageProcessor | None = None,
 ) -> MicroBatch:
-    """The tensors of one planned micro-batch. Values where `loss_mask` is False become 0."""
+    """The tensors of one planned micro-batch. Values at tokens that are not targets become 0."""
     experiences = batch.experiences
     segment_images = _segment_images(plan, experiences, image_processor)
 
     def gather(arrays: Iterable[npt.NDArray[Any]], dtype: type) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(list(arrays), dtype=dtype)).to(device)
+        return to_device(np.concatenate(list(arrays), dtype=dtype), device)
 
     def cut(array: float | npt.NDArray[Any], segment: SegmentPlan) -> npt.NDArray[Any]:
         full = np.broadcast_to(array, len(experiences[segment.source].token_ids))
         return full[segment.start : segment.stop]
 
     tokens = [cut(experiences[s.source].token_ids, s) for s in plan]
-    loss_mask = gather((cut(experiences[s.source].loss_mask, s) for s in plan), np.bool_)
-
-    def per_token(value_of: Callable[[int], float | FloatArray]) -> torch.Tensor:
-        return gather((cut(value_of(s.source), s) for s in plan), np.float32)
+    is_target = [cut(experiences[s.source].loss_mask, s) for s in plan]
 
     def optional(column: Sequence[float | FloatArray] | None) -> torch.Tensor | None:
         return None if column is None else masked(column.__getitem__)
 
     def masked(value_of: Callable[[int], float | FloatArray]) -> torch.Tensor:
-        return per_token(value_of).masked_fill(~loss_mask, 0.0)
+        pairs = zip(plan, is_target, strict=True)
+        return gather((np.where(mask, cut(value_of(s.source), s), 0.0) for s, mask in pairs), np.float32)
 
     advantages, selected = batch.advantages, batch.selected
     policy = [e.policy_logprobs for e in experiences if e.policy_logprobs is not None]
@@ -142,14 +141,14 @@ def build_micro_batch(
         )
         if segment_images is None
         else segment_images.position_ids(device),
-        cu_seqlens=gather([np.cumsum([0, *map(len, tokens)])], np.int32),
+        cu_seqlens=np.cumsum([0, *map(len, tokens)]),
         prefix_of=tuple(s.prefix_of for s in plan),
         experience=tuple(s.experience for s in plan),
         role=tuple(experiences[s.source].role if s.experience >= 0 else None for s in plan),
         source=tuple(experiences[s.source].source for s in plan),
         weight=gather([np.array([s.experience >= 0 for s in plan])], np.float32),
-        loss_mask=loss_mask,
-        temperature=per_token(lambda number: experiences[number].temperature),
+        targets=np.flatnonzero(np.concatenate(is_target)),
+        temperature=gather((cut(experiences[s.source].temperature, s) for s in plan), np.float32),
         sampler_logprobs=masked(lambda number: experiences[number].sampler_logprobs),
         advantages=masked(lambda number: 0.0 if advantages is None else advantages[number]),
         policy_logprobs=optional(policy if len(policy) == len(experiences) else None),
@@ -160,7 +159,9 @@ def build_micro_batch(
         returns=optional(batch.returns),
         selected=None
         if selected is None
-        else gather((cut(selected[s.source], s) for s in plan), np.bool_) & loss_mask,
+        else gather(
+            (cut(selected[s.source], s) & mask for s, mask in zip(plan, is_target, strict=True)), np.bool_
+        ),
         images=None if segment_images is None else segment_images.packed(device),
     )
 

@@ -12,7 +12,7 @@ from strop.models.packed_attention.forward import can_share_prompts
 from strop.models.value_model import token_values
 from strop.models.vision.model_images import ModelImages
 from strop.protocols import ValueLossFn
-from strop.training.optimized_model import OptimizedModel, mark_last, sum_metrics
+from strop.training.optimized_model import OptimizedModel, mark_last
 from strop.training.parallel.parallelize import Parallelizer
 from strop.training.specs import CriticSpec
 from strop.types import GlobalCounts, MicroBatch
@@ -53,15 +53,15 @@ class CriticModel(OptimizedModel):
     ) -> Mapping[str, float]:
         """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself.
 
-        Raises TrainingError for a loss that is NaN or infinite, before any gradient of it is added.
+        Raises TrainingError for a loss that is NaN or infinite, and drops the gradient.
         """
         self.train()
-        rows = []
+        pending = []
         for micro_batch, is_last in mark_last(micro_batches):
             values = self._call(token_values, micro_batch)
             result = loss_fn(micro_batch, values, counts)
-            rows.append(self.backward(result, micro_batch, counts, is_last=is_last))
-        return sum_metrics(rows)
+            pending.append(self.backward(result, micro_batch, counts, is_last=is_last))
+        return self.read_metrics(pending)
 
     @torch.no_grad()
     def values(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -31,6 +32,27 @@ from strop.training.optimizers.build import ScheduleFreeOptimizer, build_optimiz
 from strop.training.optimizers.fused_backward import FusedBackward, require_single_micro_batch
 from strop.training.parallel.parallelize import ShardedOptimizer
 from strop.types import GlobalCounts, LossOutput, MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMetrics:
+    """Metrics of a micro-batch's loss that were not read from the device yet, so that the host does not wait."""
+
+    names: tuple[str, ...]
+    """[M] `loss`, and the names of its metrics."""
+    values: Tensor
+    """[M] float32"""
+    experiences: tuple[int, ...]
+    """Numbers of the micro-batch's experiences, for error messages."""
+
+    @classmethod
+    def of(cls, result: LossOutput, micro_batch: MicroBatch) -> PendingMetrics:
+        """The metrics of a micro-batch's loss."""
+        return cls(
+            ("loss", *result.metrics),
+            torch.stack([result.loss.detach(), *result.metrics.values()]),
+            tuple(number for number in micro_batch.experience if number >= 0),
+        )
 
 
 class OptimizedModel:
@@ -91,27 +113,38 @@ class OptimizedModel:
 
     def backward(
         self, result: LossOutput, micro_batch: MicroBatch, counts: GlobalCounts, *, is_last: bool
-    ) -> dict[str, float]:
-        """Add one micro-batch's gradient; returns the loss's metrics and `loss` itself. A fused optimizer
-        updates the weights here. `is_last` is whether this is the last micro-batch of a `forward_backward`.
+    ) -> PendingMetrics:
+        """Add one micro-batch's gradient; returns the loss's metrics. A fused optimizer updates the weights here.
+        `is_last` is whether this is the last micro-batch of a `forward_backward`.
 
-        Raises TrainingError for a loss that is NaN or infinite, before any gradient of it is added, and for a
-        micro-batch that is not the whole update where the optimizer is fused.
+        With a fused optimizer, raises TrainingError for a loss that is NaN or infinite, and for a micro-batch that is
+        not the whole update.
         """
-        values = torch.stack([result.loss.detach(), *result.metrics.values()]).tolist()
-        metrics = dict(zip(("loss", *result.metrics), values, strict=True))
-        if not math.isfinite(metrics["loss"]):
-            raise TrainingError(_not_finite(metrics, micro_batch, self._trainer_key))
+        pending = PendingMetrics.of(result, micro_batch)
         if self._fused:
             require_single_micro_batch(micro_batch, counts)
+            self.read_metrics([pending])
         if self._sharded:
             self._sharded.backward(result.loss)
-            return metrics
+            return pending
         self._before_backward(is_last)
         result.loss.backward()  # type: ignore[no-untyped-call]
         if self._compute_copy and not self._fused:
             self._compute_copy.collect_gradients()
-        return metrics
+        return pending
+
+    def read_metrics(self, pending: Sequence[PendingMetrics]) -> dict[str, float]:
+        """The sums over micro-batches of the metrics and of `loss`, read from the device at once.
+
+        Raises TrainingError for a loss that is NaN or infinite, and drops the gradient.
+        """
+        values = iter(torch.cat([each.values for each in pending]).tolist() if pending else ())
+        rows = [{name: next(values) for name in each.names} for each in pending]
+        for row, each in zip(rows, pending, strict=True):
+            if not math.isfinite(row["loss"]):
+                self._optimizer.zero_grad(set_to_none=True)
+                raise TrainingError(_not_finite(row, each.experiences, self._trainer_key))
+        return sum_metrics(rows)
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next update; a fused update starts with `forward_backward`."""
@@ -223,12 +256,11 @@ def sum_metrics(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return totals
 
 
-def _not_finite(metrics: Mapping[str, float], micro_batch: MicroBatch, trainer_key: str) -> str:
-    experiences = [str(e) for e in micro_batch.experience if e >= 0]
+def _not_finite(metrics: Mapping[str, float], experiences: Sequence[int], trainer_key: str) -> str:
     others = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "loss")
     return (
         f"The loss of a micro-batch is {metrics['loss']}; no update was made and the weights are unchanged. "
-        f"The micro-batch held the batch's experiences {', '.join(experiences)}; its other metrics were: "
+        f"The micro-batch held the batch's experiences {', '.join(map(str, experiences))}; its other metrics were: "
         f"{others or 'none'}. Look for extreme rewards or log-probs in them, or lower the learning "
         f"rate ({trainer_key}.optimizer.lr)."
     )

@@ -35,7 +35,7 @@ from strop.protocols import LossFn, SharedWeights, UnmergedWeights
 from strop.training.checkpoints.file_names import RNG_FILE
 from strop.training.checkpoints.snapshot import LocalSnapshot
 from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
-from strop.training.optimized_model import OptimizedModel, mark_last, sum_metrics
+from strop.training.optimized_model import OptimizedModel, mark_last
 from strop.training.parallel.parallelize import ModelCall, Parallelizer
 from strop.training.specs import PolicySpec
 from strop.training.teachers import Teachers
@@ -100,10 +100,10 @@ class PolicyModel(OptimizedModel):
 
         `entropy`, `divergence` and `teacher_divergence` request these fields of `TokenOutputs`; `expert_load`
         [layers, E] is that of the whole update, where `needs_expert_load` is True. Raises TrainingError for a loss
-        that is NaN or infinite, before any gradient of it is added.
+        that is NaN or infinite, and drops the gradient.
         """
         self.train()
-        rows = []
+        pending = []
         for micro_batch, is_last in mark_last(micro_batches):
             reference = self._reference_states(micro_batch) if divergence else None
             teacher = None
@@ -122,8 +122,8 @@ class PolicyModel(OptimizedModel):
                 weights = micro_batch.sequences_of_token()
                 routers = self._router_loss(outputs.router_logits, weights, expert_load, counts)
                 result = add_losses(result, routers)
-            rows.append(self.backward(result, micro_batch, counts, is_last=is_last))
-        return sum_metrics(rows)
+            pending.append(self.backward(result, micro_batch, counts, is_last=is_last))
+        return self.read_metrics(pending)
 
     @property
     def needs_expert_load(self) -> bool:
@@ -153,7 +153,7 @@ class PolicyModel(OptimizedModel):
         rows = []
         for micro_batch in micro_batches:
             (logprobs,) = self.logprobs([micro_batch])
-            if micro_batch.loss_mask.any():
+            if len(micro_batch.targets):
                 result = loss_fn(micro_batch, TokenOutputs(logprobs), counts)
                 values = {"loss": result.loss, **result.metrics}
                 rows.append({name: float(value) for name, value in values.items()})

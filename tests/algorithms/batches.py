@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
-from strop.types import GlobalCounts, MicroBatch
+from strop.types import GlobalCounts, IndexArray, MicroBatch
 
 
 def make_batch(lengths: Sequence[tuple[int, int]], *, seed: int = 0, on_policy: bool = False) -> MicroBatch:
@@ -23,13 +24,13 @@ def make_batch(lengths: Sequence[tuple[int, int]], *, seed: int = 0, on_policy: 
     return MicroBatch(
         token_ids=torch.zeros(total, dtype=torch.int64),
         position_ids=torch.cat([torch.arange(before + targets) for before, targets in lengths]),
-        cu_seqlens=ends.to(torch.int32),
+        cu_seqlens=ends.numpy(),
         prefix_of=(-1,) * len(lengths),
         experience=tuple(range(len(lengths))),
         role=tuple("rl" for _ in lengths),
         source=("",) * len(lengths),
         weight=torch.rand(len(lengths), generator=generator) + 0.5,
-        loss_mask=mask,
+        targets=np.flatnonzero(mask.numpy()),
         temperature=torch.ones(total),
         sampler_logprobs=numbers(0.1, -1.0),
         policy_logprobs=numbers(0.1, -1.0),
@@ -44,13 +45,12 @@ def split(batch: MicroBatch, segments: int) -> tuple[MicroBatch, MicroBatch]:
     """Split into the first sequences and the remaining ones."""
     cut = int(batch.cu_seqlens[segments])
 
-    def part(tokens: slice, rows: slice, ends: torch.Tensor) -> MicroBatch:
+    def part(tokens: slice, rows: slice, ends: IndexArray) -> MicroBatch:
         per_token = {
             name: getattr(batch, name)[tokens]
             for name in (
                 "token_ids",
                 "position_ids",
-                "loss_mask",
                 "temperature",
                 "sampler_logprobs",
                 "policy_logprobs",
@@ -66,6 +66,7 @@ def split(batch: MicroBatch, segments: int) -> tuple[MicroBatch, MicroBatch]:
             old_logprobs=old,
             selected=selected,
             cu_seqlens=ends,
+            targets=np.flatnonzero(batch.loss_mask[tokens]),
             prefix_of=batch.prefix_of[rows],
             experience=batch.experience[rows],
             role=batch.role[rows],
@@ -81,4 +82,4 @@ def split(batch: MicroBatch, segments: int) -> tuple[MicroBatch, MicroBatch]:
 
 def counts_of(batch: MicroBatch) -> GlobalCounts:
     """The counts of an update that is this one micro-batch."""
-    return GlobalCounts(tokens=int(batch.loss_mask.sum()), sequences=batch.num_segments)
+    return GlobalCounts(tokens=len(batch.targets), sequences=batch.num_segments)

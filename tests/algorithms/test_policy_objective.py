@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -297,7 +298,12 @@ def test_rejected_targets_are_out_of_every_term(
 
     found = run(config, batch, replace(counts, kept_tokens=int(kept.sum()) if known else None), outputs)
     denominators = replace(counts, tokens=int(kept.sum())) if known else counts
-    expected = run(with_parts(aggregation=aggregation), replace(batch, loss_mask=mask), denominators, outputs)
+    expected = run(
+        with_parts(aggregation=aggregation),
+        replace(batch, targets=np.flatnonzero(mask)),
+        denominators,
+        outputs,
+    )
     torch.testing.assert_close(found.loss, expected.loss)
     gradients = [
         torch.autograd.grad(result.loss, parameters, retain_graph=True)[0] for result in (found, expected)

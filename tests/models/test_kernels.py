@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strop.models.packed_attention import kernels, layout
-from strop.models.packed_attention.kernels import AttentionOptions, attention
-from strop.models.packed_attention.layout import SegmentLayout, SegmentRun, plan_layout
+from strop.models.packed_attention import block_kernel, block_layout
+from strop.models.packed_attention.block_kernel import block_attention
+from strop.models.packed_attention.block_layout import SegmentLayout, SegmentRun, plan_layout
+from strop.models.packed_attention.options import AttentionOptions
+from strop.models.packed_attention.segments import PackedSegments
 
 
 def dense(
@@ -89,10 +91,11 @@ def test_equals_a_dense_softmax(
     images = np.arange(bounds[-1]) % text_every != 0
     expected = dense(query, key, value, lengths, prefix_of, options, images)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "SCORES_PER_BLOCK", {"cpu": block_scores})
-        patch.setattr(kernels, "MIN_ROWS_PER_BLOCK", 2)
-        patch.setattr(layout, "ALWAYS_MERGE_TOKENS", together)
-        result = attention(query, key, value, plan_layout(bounds, prefix_of, "cpu", images), options)
+        patch.setattr(block_kernel, "SCORES_PER_BLOCK", block_scores)
+        patch.setattr(block_kernel, "MIN_ROWS_PER_BLOCK", 2)
+        patch.setattr(block_layout, "ALWAYS_MERGE_TOKENS", together)
+        layout = plan_layout(PackedSegments(tuple(bounds), tuple(prefix_of), images))
+        result = block_attention(query, key, value, layout, options)
         weights = torch.randn_like(expected)
         ours = torch.autograd.grad(result, (query, key, value), weights)
     theirs = torch.autograd.grad(expected, (query, key, value), weights)
@@ -104,22 +107,21 @@ def test_equals_a_dense_softmax(
 def test_a_segment_with_an_image_may_be_padded_beyond_the_window() -> None:
     query = torch.randn(9, 1, 4, requires_grad=True)
     images = np.arange(9) == 8
-    result = attention(
-        query, query, query, plan_layout([0, 8, 9], [-1, -1], "cpu", images), AttentionOptions(1, window=3)
-    )
+    layout = plan_layout(PackedSegments((0, 8, 9), (-1, -1), images))
+    result = block_attention(query, query, query, layout, AttentionOptions(1, window=3))
     (gradient,) = torch.autograd.grad(result.sum(), query)
     assert gradient.isfinite().all()
 
 
 def test_adjacent_segments_of_equal_length_make_one_run() -> None:
-    layout = plan_layout([0, 3, 7, 11, 111, 211], [-1, 0, 0, 0, 0])
+    layout = plan_layout(PackedSegments((0, 3, 7, 11, 111, 211), (-1, 0, 0, 0, 0)))
     assert layout == SegmentLayout(
         (SegmentRun(0, 1, 3, ()), SegmentRun(3, 2, 4, ((0, 3),)), SegmentRun(11, 2, 100, ((0, 3),)))
     )
 
 
 def test_adjacent_segments_of_similar_length_are_padded() -> None:
-    layout = plan_layout([0, 2, 5, 6], [-1, 0, 0])
+    layout = plan_layout(PackedSegments((0, 2, 5, 6), (-1, 0, 0)))
     assert layout.runs == (SegmentRun(0, 1, 2, ()), SegmentRun(2, 2, 3, ((0, 2),)))
     assert layout.padded_positions is not None
     assert layout.source_tokens is not None
@@ -128,8 +130,12 @@ def test_adjacent_segments_of_similar_length_are_padded() -> None:
 
 
 def test_long_segments_are_padded_by_a_quarter_at_most() -> None:
-    assert [run.num_segments for run in plan_layout([0, 200, 350, 499], [-1, -1, -1]).runs] == [2, 1]
+    assert [
+        run.num_segments for run in plan_layout(PackedSegments((0, 200, 350, 499), (-1, -1, -1))).runs
+    ] == [2, 1]
 
 
 def test_a_prefix_may_have_a_prefix() -> None:
-    assert plan_layout([0, 2, 5, 6], [-1, 0, 1]).runs[-1] == SegmentRun(5, 1, 1, ((0, 2), (2, 5)))
+    assert plan_layout(PackedSegments((0, 2, 5, 6), (-1, 0, 1))).runs[-1] == SegmentRun(
+        5, 1, 1, ((0, 2), (2, 5))
+    )

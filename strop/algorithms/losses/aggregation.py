@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
+import numpy as np
 import torch
 
 from strop.config.schema.policy_gradient import Aggregation
+from strop.transfers import to_device
 from strop.types import GlobalCounts, MicroBatch
 
 
@@ -34,9 +36,10 @@ class TargetTokens:
     @classmethod
     def of(cls, micro_batch: MicroBatch) -> TargetTokens:
         """The targets of a micro-batch, in its order."""
-        index = micro_batch.loss_mask.nonzero().squeeze(1)
-        segment = micro_batch.segment_of_token().index_select(0, index)
-        tokens = torch.bincount(segment, minlength=micro_batch.num_segments).index_select(0, segment)
+        segments = micro_batch.segment_numbers()[micro_batch.targets]
+        counts = np.bincount(segments, minlength=micro_batch.num_segments)[segments]
+        planned = to_device(np.stack([micro_batch.targets, segments, counts]), micro_batch.token_ids.device)
+        index, segment, tokens = planned.unbind()
         weight = micro_batch.weight.index_select(0, segment)
         selected = None if micro_batch.selected is None else micro_batch.selected.index_select(0, index)
         return cls(index, segment, tokens, weight, micro_batch.num_segments, selected)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
 from strop.algorithms.log_ratios import bound_log_ratio
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.config.schema.algorithm import DpoConfig
+from strop.transfers import to_device
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
 
@@ -30,13 +32,13 @@ class DpoLoss:
         """Raises ValueError without the reference's log-probs, or where a pair is split."""
         if micro_batch.ref_logprobs is None:
             raise ValueError("dpo needs the reference's log-probs, which the micro-batch does not have")
-        chosen, rejected = _pairs(micro_batch)
+        chosen = _chosen(micro_batch)
         targets = TargetTokens.of(micro_batch)
         ratios = bound_log_ratio(targets.take(outputs.logprobs) - targets.take(micro_batch.ref_logprobs))
         rewards = self.config.beta * ratios.new_zeros(targets.num_segments).index_add(
             0, targets.segment, ratios
         )
-        better, worse = rewards[chosen], rewards[rejected]
+        better, worse = rewards[chosen], rewards[chosen + 1]
         margins = better - worse
         smoothing = self.config.label_smoothing
         losses = -(1 - smoothing) * logsigmoid(margins) - smoothing * logsigmoid(-margins)
@@ -52,10 +54,10 @@ class DpoLoss:
         return LossOutput(loss, {"dpo_loss": loss.detach(), **shares})
 
 
-def _pairs(micro_batch: MicroBatch) -> tuple[list[int], list[int]]:
-    """[pairs] each: segments of chosen responses, and of their rejected ones."""
+def _chosen(micro_batch: MicroBatch) -> torch.Tensor:
+    """[pairs] int64 Segments of the chosen responses, each of which its rejected one follows."""
     chosen = [segment for segment, role in enumerate(micro_batch.role) if role == "chosen"]
     rejected = [segment for segment, role in enumerate(micro_batch.role) if role == "rejected"]
     if rejected != [segment + 1 for segment in chosen]:
         raise ValueError("a micro-batch does not hold each chosen response directly before its rejected one")
-    return chosen, rejected
+    return to_device(np.array(chosen, dtype=np.int64), micro_batch.token_ids.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+import numpy as np
 import torch
 
 from strop.algorithms.losses.aggregation import TargetTokens
@@ -76,5 +77,6 @@ def _cross_entropy(micro_batch: MicroBatch, outputs: TokenOutputs, token_weight:
 
 def only_role(role: SegmentRole, micro_batch: MicroBatch) -> MicroBatch:
     """The micro-batch with only the targets of one role."""
-    chosen = torch.tensor([each == role for each in micro_batch.role], device=micro_batch.loss_mask.device)
-    return replace(micro_batch, loss_mask=micro_batch.loss_mask & chosen[micro_batch.segment_of_token()])
+    chosen = np.array([each == role for each in micro_batch.role])
+    targets = micro_batch.targets
+    return replace(micro_batch, targets=targets[chosen[micro_batch.segment_numbers()[targets]]])

@@ -14,11 +14,11 @@ def apply_repetition_penalty(scores: torch.Tensor, seen: torch.Tensor, penalty: 
     torch.where(seen, penalized, scores, out=scores)
 
 
-def filter_top_k(scores: torch.Tensor, top_k: torch.Tensor) -> None:
-    """Keep the k most likely tokens, and all that tie with the last of them."""
-    largest_k = min(int(top_k.max()), scores.shape[1])
-    highest = scores.topk(largest_k, dim=-1).values
-    scores.masked_fill_(scores < highest.gather(1, top_k.clamp(max=largest_k) - 1), -torch.inf)
+def filter_top_k(scores: torch.Tensor, top_k: torch.Tensor, *, largest: int) -> None:
+    """Keep the k most likely tokens, and all that tie with the last of them; `largest` is the largest k."""
+    limit = min(largest, scores.shape[1])
+    highest = scores.topk(limit, dim=-1).values
+    scores.masked_fill_(scores < highest.gather(1, top_k.clamp(max=limit) - 1), -torch.inf)
 
 
 def filter_top_p(scores: torch.Tensor, tail: torch.Tensor) -> None:

@@ -91,7 +91,8 @@ class Scheduler:
             call.cancelled = call.future.cancelled()
         self._waiting = deque(pending for pending in self._waiting if not pending.call.cancelled)
         cancelled = [pending.call.cancelled for pending in self._sequences.requests]
-        self._remove(torch.tensor(cancelled, dtype=torch.bool, device=self._runner.device))
+        if any(cancelled):
+            self._remove(torch.tensor(cancelled, dtype=torch.bool, device=self._runner.device))
 
     def clear(self) -> None:
         """Remove all requests, and free the cache."""
@@ -203,16 +204,16 @@ class Scheduler:
         sequences.sample_next(logits, self.version, first)
         self._generated_tokens += len(sequences) - first
         result = sequences.find_finished(first)
-        for row in result.finished.nonzero()[:, 0].tolist():
+        finished = result.finished.nonzero()[:, 0].tolist()  # the one read that a step waits for
+        for row in finished:
             pending = sequences.requests[row]
             finish: FinishReason = "stop" if result.stopped[row] else "length"
             pending.call.set_completion(pending.index, sequences.completion(row, finish))
-        self._remove(result.finished)
+        if finished:
+            self._remove(result.finished)
 
     def _remove(self, finished: torch.Tensor) -> None:
         """Remove these rows, and then the prompts that no row uses any more."""
-        if not finished.any():
-            return
         compaction = plan_compaction(finished)
         self._sequences.compact(compaction)
         self._runner.compact_rows(compaction)

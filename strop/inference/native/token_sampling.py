@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -38,6 +39,8 @@ class SamplingMetadata:
     all_greedy: bool
     repetition_penalty: RowOption | None
     top_k: RowOption | None
+    largest_top_k: int
+    """Largest value of `top_k`, on the host; 0 without one."""
     top_p_tail: RowOption | None
     """1 - top_p"""
     min_p: RowOption | None
@@ -80,6 +83,7 @@ def build_sampling_metadata(samplings: Sequence[SamplingParams], device: torch.d
         all_greedy=all(greedy),
         repetition_penalty=option(lambda s: s.repetition_penalty != 1, lambda s: s.repetition_penalty),
         top_k=option(lambda s: s.temperature > 0 and s.top_k > 0, lambda s: s.top_k),
+        largest_top_k=max((s.top_k for s in samplings if s.temperature > 0), default=0),
         top_p_tail=option(lambda s: s.temperature > 0 and s.top_p < 1, lambda s: 1 - s.top_p),
         min_p=option(lambda s: s.temperature > 0 and s.min_p > 0, lambda s: s.min_p),
     )
@@ -151,7 +155,7 @@ def _sample_filtered(
     tempered = _apply_temperature(scores, metadata)
     tempered = tempered.clone() if tempered is scores else tempered
     for apply_filter, option in (
-        (filter_top_k, metadata.top_k),
+        (partial(filter_top_k, largest=metadata.largest_top_k), metadata.top_k),
         (filter_top_p, metadata.top_p_tail),
         (filter_min_p, metadata.min_p),
     ):

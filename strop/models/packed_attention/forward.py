@@ -19,8 +19,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from strop.errors import ModelError
 from strop.models.family_traits import check_rope_limit, rope_token_limit
-from strop.models.packed_attention.kernels import AttentionOptions, attention
-from strop.models.packed_attention.layout import SegmentLayout, plan_layout
+from strop.models.packed_attention.attention import PackedLayout, attention
+from strop.models.packed_attention.options import AttentionOptions
+from strop.models.packed_attention.segments import PackedSegments
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.packed_attention.tensor_parallel import TensorGroup
 from strop.models.vision.embedding import decoder_mask, embed_images, sees_whole_images
@@ -52,23 +53,24 @@ def packed_outputs(
     """
     base = base_model(model)
     if rope_token_limit(base.config) is not None:
-        check_rope_limit(base.config, int(micro_batch.position_ids.max()) + 1)
+        check_rope_limit(base.config, micro_batch.longest_sequence())
     if _text_attention(base) == PACKED_ATTENTION:
         group, tokens = SequenceGroup.of_model(base), len(micro_batch.token_ids)
-        bounds, prefix_of = micro_batch.cu_seqlens.tolist(), micro_batch.prefix_of
+        bounds, prefix_of = tuple(micro_batch.cu_seqlens.tolist()), micro_batch.prefix_of
         inputs = _decoder_inputs(base, micro_batch, lambda tokens: tokens[None])
         positions = micro_batch.position_ids[..., None, :]
         if group is not None:
             inputs, positions = _share_inputs(inputs, group), group.share(positions)
             if padding := group.padding(tokens):
-                bounds, prefix_of = [*bounds, tokens + padding], (*prefix_of, -1)
+                bounds, prefix_of = (*bounds, tokens + padding), (*prefix_of, -1)
         hidden, logits = _decoder_outputs(
             base,
             inputs,
             positions,
             router_logits=router_logits,
-            strop_layout=plan_layout(
-                bounds, prefix_of, micro_batch.token_ids.device, _whole_images(base, micro_batch, bounds[-1])
+            strop_layout=PackedLayout(
+                PackedSegments(bounds, prefix_of, _whole_images(base, micro_batch, bounds[-1])),
+                micro_batch.token_ids.device,
             ),
             strop_sequence_group=group,
         )
@@ -203,7 +205,7 @@ def _packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    strop_layout: SegmentLayout | None = None,
+    strop_layout: PackedLayout | None = None,
     strop_sequence_group: SequenceGroup | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
@@ -244,8 +246,8 @@ def _padded_outputs(
             f"{type(base).__name__} cannot share prompts ({can_share_prompts(base)[1]}), but a "
             "micro-batch shares one. Pack it with share_prompts=False."
         )
-    lengths = micro_batch.cu_seqlens.diff().long()
-    columns = torch.arange(int(lengths.max()), device=lengths.device)
+    lengths = micro_batch.token_ids.new_tensor(np.diff(micro_batch.cu_seqlens))
+    columns = torch.arange(int(np.diff(micro_batch.cu_seqlens).max()), device=lengths.device)
     real = columns < lengths[:, None]
 
     def pad(tokens: Tensor) -> Tensor:
@@ -291,7 +293,7 @@ def _probe(base: PreTrainedModel) -> str | None:
     """Compare a prompt of 4 tokens with two completions, packed, with separate sequences."""
     tokens = torch.arange(9, device=base.device) % base.config.get_text_config().vocab_size
     prompt, completions = tokens[:4], (tokens[4:6], tokens[6:9])
-    layout = plan_layout([0, 3, 6, 10], [-1, 0, 0], base.device)
+    layout = PackedLayout(PackedSegments((0, 3, 6, 10), (-1, 0, 0)), base.device)
     packed = torch.cat([prompt[:3], prompt[3:], completions[0], prompt[3:], completions[1]])
     positions = torch.tensor([0, 1, 2, 3, 4, 5, 3, 4, 5, 6], device=base.device)
     training, own = base.training, _text_attention(base)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from strop.models.packed_attention.forward import base_model
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.packed_attention.tensor_parallel import TensorGroup
+from strop.transfers import to_device
 from strop.types import MicroBatch
 
 
@@ -30,15 +31,15 @@ class TargetRows:
         cls, micro_batch: MicroBatch, sequence: SequenceGroup | None, tensor: TensorGroup | None = None
     ) -> TargetRows:
         """The targets of this rank of the groups."""
-        tokens, first = len(micro_batch.token_ids), 0
-        targets = micro_batch.loss_mask.nonzero()[:, 0]
+        tokens, first, targets = len(micro_batch.token_ids), 0, micro_batch.targets
         if sequence is not None:
             first, end = sequence.bounds(tokens)
             targets = targets[(targets > first) & (targets <= end)]
         if tensor is not None:
             targets = tensor.share(targets)
         groups = tuple(group for group in (sequence, tensor) if group is not None)
-        return cls(targets, targets - 1 - first, tokens, groups)
+        on_device = to_device(targets, micro_batch.token_ids.device)
+        return cls(on_device, on_device - 1 - first, tokens, groups)
 
     def spread(self, values: Tensor) -> Tensor:
         """[T] Values [N] of all ranks' targets at their positions, and 0 at other tokens."""

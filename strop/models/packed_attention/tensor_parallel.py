@@ -10,20 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from strop.models.packed_attention.model_ranks import ModelRanks
+from strop.types import IndexArray
 
 
 @dataclass(frozen=True, slots=True)
 class TensorGroup(ModelRanks):
     """Ranks that get the same micro-batches and divide each layer's matrices; each rank calls the same methods."""
 
-    def share(self, positions: Tensor) -> Tensor:
+    def share(self, positions: IndexArray) -> IndexArray:
         """This rank's part of positions [N], about N / size of them."""
-        return positions.tensor_split(self.size)[self.rank]
+        return np.array_split(positions, self.size)[self.rank]
 
     def divide_use(self, hidden: Tensor) -> Tensor:
         """The same hidden states, of which each rank uses a part; their gradient is the sum over ranks."""

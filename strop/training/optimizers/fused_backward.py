@@ -50,7 +50,7 @@ class FusedBackward:
 
 def require_single_micro_batch(micro_batch: MicroBatch, counts: GlobalCounts) -> None:
     """Raises TrainingError for a micro-batch that is not the whole update."""
-    own, total = int(micro_batch.loss_mask.sum()), counts.measured_tokens + counts.expert_tokens
+    own, total = len(micro_batch.targets), counts.measured_tokens + counts.expert_tokens
     if own != total:
         raise TrainingError(
             "lomo and adalomo update the weights during the backward pass, so an update must be one micro-batch; "

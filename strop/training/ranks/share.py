@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,7 +95,7 @@ class IdleSafeLoss:
     loss_fn: Callable[[MicroBatch, Any, GlobalCounts], LossOutput]
 
     def __call__(self, micro_batch: MicroBatch, outputs: Any, counts: GlobalCounts) -> LossOutput:
-        if micro_batch.loss_mask.any():
+        if len(micro_batch.targets):
             return self.loss_fn(micro_batch, outputs, counts)
         values: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logprobs
         return LossOutput(values.sum(), {})
@@ -102,7 +103,7 @@ class IdleSafeLoss:
 
 def _placeholder(micro_batch: MicroBatch, processor: ImageProcessor) -> PackedImages:
     """An image without tokens, for a micro-batch without images: the tower's forward pass is collective, too."""
-    return PackedImages((), torch.zeros_like(micro_batch.loss_mask), processor.placeholder)
+    return PackedImages((), torch.zeros_like(micro_batch.token_ids, dtype=torch.bool), processor.placeholder)
 
 
 def _idle_micro_batch(device: torch.device) -> MicroBatch:
@@ -111,13 +112,13 @@ def _idle_micro_batch(device: torch.device) -> MicroBatch:
     return MicroBatch(
         token_ids=torch.zeros(2, dtype=torch.int64, device=device),
         position_ids=torch.arange(2, device=device),
-        cu_seqlens=torch.tensor([0, 2], dtype=torch.int32, device=device),
+        cu_seqlens=np.array([0, 2]),
         prefix_of=(-1,),
         experience=(-1,),
         role=(None,),
         source=("",),
         weight=torch.ones(1, device=device),
-        loss_mask=torch.zeros(2, dtype=torch.bool, device=device),
+        targets=np.array([], dtype=np.int64),
         temperature=torch.ones(2, device=device),
         sampler_logprobs=zeros,
         policy_logprobs=zeros,

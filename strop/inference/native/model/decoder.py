@@ -153,14 +153,15 @@ class NativeModelRunner:
         positions = torch.tensor([self._next_positions[slot] for slot in slots], device=self.device)
         rows.first_positions = torch.cat((rows.first_positions, positions))
         rows.own_tokens = torch.cat((rows.own_tokens, torch.zeros_like(new)))
-        self._own.resize(len(rows.slots), int(rows.own_tokens.max()) + 1)
+        self._own_lengths += [0] * len(slots)
+        self._own.resize(len(rows.slots), max(self._own_lengths) + 1)
         self._sharing = None
 
     @torch.no_grad()
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
         """[R, V] logits after each row's next token."""
         arch, rows = self._arch, self._rows
-        self._own.resize(len(tokens), int(rows.own_tokens.max()) + 1)
+        self._own.resize(len(tokens), max(self._own_lengths) + 1)
         if self._sharing is None:
             self._sharing = build_prompt_sharing(rows.slots, self._prompts.count, arch.kv_heads)
         sharing = self._sharing
@@ -186,6 +187,7 @@ class NativeModelRunner:
             )
             x = self._output_and_mlp(layer, x, attended)
         rows.own_tokens += 1
+        self._own_lengths[:] = [length + 1 for length in self._own_lengths]
         return F.linear(self._norm(x, self._weights.norm), self._weights.head.tensor)
 
     def compact_rows(self, compaction: Compaction) -> None:
@@ -195,6 +197,7 @@ class NativeModelRunner:
             column = getattr(rows, name)
             compaction.apply(column)
             setattr(rows, name, column[: compaction.after])
+        compaction.apply_to_list(self._own_lengths)
         self._own.compact(compaction)
         self._sharing = None
         if compaction.after == 0:
@@ -216,6 +219,8 @@ class NativeModelRunner:
         self._prompts.clear()
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._rows = RowPositions(none, none, none, none)
+        self._own_lengths: list[int] = []
+        """`own_tokens` of each row on the host, so that a step does not wait for the device."""
         self._prompt_lengths: list[int] = []
         self._next_positions: list[int] = []
         """Position after each prompt."""

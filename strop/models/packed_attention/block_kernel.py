@@ -1,4 +1,4 @@
-"""Attention over packed segments in cache-sized blocks, in plain torch for any device.
+"""Attention over packed segments in cache-sized blocks, in plain torch: the CPU's kernel.
 
 A query attends to all tokens of its segment's ancestors, and causally to its own segment; the scores of both
 go through one softmax. Scores are not stored: the backward pass recomputes them block by block.
@@ -23,26 +23,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from strop.models.packed_attention.layout import SegmentLayout, TokenRanges, VisibleKeys
+from strop.models.packed_attention.block_layout import SegmentLayout, TokenRanges, VisibleKeys
+from strop.models.packed_attention.options import AttentionOptions
 
 Values = TypeVar("Values", Tensor, npt.NDArray[np.int64])
 
-SCORES_PER_BLOCK = {"cpu": 2**19, "cuda": 2**26}
-"""Scores per block: as many as fit into a core's cache, or as keep a GPU busy."""
+SCORES_PER_BLOCK = 2**19
+"""Scores per block: as many as fit into a core's cache."""
 MIN_ROWS_PER_BLOCK = 64
 """Minimum number of rows per block; matrix products with fewer rows are slow."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionOptions:
-    """Options of a model's attention."""
-
-    scale: float
-    """Factor of the scores."""
-    window: int | None = None
-    """Number of last tokens that a query sees, itself included; None for all."""
-    softcap: float | None = None
-    """Limit in softcap * tanh(score / softcap), as in Gemma 2; None for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +64,7 @@ class _Block:
         return tokens.reshape(self.segments, self.length, *values.shape[1:])[:, first:last]
 
 
-def attention(
+def block_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, options: AttentionOptions
 ) -> Tensor:
     """[T, H, D] from query [T, H, D], key and value [T, K, D]."""
@@ -120,7 +109,7 @@ class _Attention(torch.autograd.Function):
 
 def _blocks(layout: SegmentLayout, query: Tensor) -> Iterator[_Block]:
     """Split runs into blocks of about `SCORES_PER_BLOCK` scores: several segments, or some rows of one."""
-    budget = SCORES_PER_BLOCK[query.device.type] // query.shape[1]
+    budget = SCORES_PER_BLOCK // query.shape[1]
     for run in layout.runs:
         keys = _count(run.ancestors) + run.length
         at_once = min(max(budget // (run.length * keys), 1), run.num_segments)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from strop.models.packed_attention.segments import PackedSegments
+from strop.transfers import to_device
+from strop.types import IndexArray
 
 TokenRanges = tuple[tuple[int, int], ...]
 """First token and end of each range."""
@@ -40,7 +42,7 @@ class SegmentRun:
 class VisibleKeys:
     """Number of tokens of its own segment that each token sees, at padded positions, on the host and the device."""
 
-    counts: npt.NDArray[np.int64]
+    counts: IndexArray
     """[padded T]"""
     on_device: Tensor
     """[padded T] int64"""
@@ -75,17 +77,9 @@ class SegmentLayout:
         return values if self.padded_positions is None else values[self.padded_positions]
 
 
-def plan_layout(
-    bounds: Sequence[int],
-    prefix_of: Sequence[int],
-    device: torch.device | str = "cpu",
-    images: npt.NDArray[np.bool_] | None = None,
-) -> SegmentLayout:
-    """The layout of a micro-batch, from its `cu_seqlens` and `prefix_of`.
-
-    `images` [T] are the pad tokens of images, if each attends to all tokens of its image; adjacent ones are one image.
-    """
-    lengths = [stop - start for start, stop in pairwise(bounds)]
+def plan_layout(segments: PackedSegments, device: torch.device | str = "cpu") -> SegmentLayout:
+    """The layout of a micro-batch's segments."""
+    lengths, bounds, prefix_of = segments.lengths(), segments.bounds, segments.prefix_of
     starts: list[int] = []
     ancestors: list[TokenRanges] = []
     runs: list[SegmentRun] = []
@@ -100,32 +94,24 @@ def plan_layout(
         starts += [end + i * length for i in range(count)]
         end += count * length
     if end == bounds[-1]:
-        return SegmentLayout(tuple(runs), visible=_visible_keys(bounds, images, slice(None), device))
+        return SegmentLayout(tuple(runs), visible=_visible_keys(segments, slice(None), device))
     positions = np.concatenate([start + np.arange(n) for start, n in zip(starts, lengths, strict=True)])
     tokens = np.full(end, -1)
     tokens[positions] = np.arange(len(positions))
     tokens = np.maximum.accumulate(tokens)
-    visible = _visible_keys(bounds, images, tokens, device)
-    padded, source = (torch.from_numpy(x).to(device) for x in (positions, tokens))
+    visible = _visible_keys(segments, tokens, device)
+    padded, source = (to_device(each, device) for each in (positions, tokens))
     return SegmentLayout(tuple(runs), padded, source, visible)
 
 
 def _visible_keys(
-    bounds: Sequence[int],
-    images: npt.NDArray[np.bool_] | None,
-    tokens: slice | npt.NDArray[np.int64],
-    device: torch.device | str,
+    segments: PackedSegments, tokens: slice | IndexArray, device: torch.device | str
 ) -> VisibleKeys | None:
-    """For each of the tokens: of an image, up to the image's last token; of text, up to itself."""
-    if images is None or not images.any():
+    ends = segments.visible_ends()
+    if ends is None:
         return None
-    total = bounds[-1]
-    starts = np.repeat(bounds[:-1], np.diff(bounds))
-    is_last = ~images | np.append(~images[1:], True) | np.isin(np.arange(1, total + 1), bounds)
-    ends = np.where(is_last, np.arange(1, total + 1), total + 1)
-    ends = np.minimum.accumulate(ends[::-1])[::-1]
-    counts = (ends - starts)[tokens]
-    return VisibleKeys(counts, torch.from_numpy(np.ascontiguousarray(counts)).to(device))
+    counts = (ends - np.repeat(segments.bounds[:-1], segments.lengths()))[tokens]
+    return VisibleKeys(counts, to_device(counts, device))
 
 
 def _group_by_length(lengths: Sequence[int], prefix_of: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,69 @@
+"""Prefill, decoding and the choice of tokens on the fake GPU: a step waits for the device once, for finished rows."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from strop.inference.native.model.attention import PromptSharing
+from strop.inference.native.model.decoder import NativeModelRunner
+from strop.inference.native.model.runner import Prompt
+from strop.inference.native.pending_request import PendingRequest, SampleCall, prompt_key
+from strop.inference.native.sequences import SequenceBatch
+from strop.inference.native.stopping import StopStringMatcher
+from strop.types import SampleRequest, SamplingParams
+from tests.fake_cuda.fake_models import SIZES, fake_model
+
+SAMPLINGS = {
+    "plain": [SamplingParams(max_tokens=9), SamplingParams(max_tokens=5)],
+    "tempered": [SamplingParams(max_tokens=9, temperature=0.7), SamplingParams(max_tokens=5, temperature=0)],
+    "filtered": [
+        SamplingParams(max_tokens=9, top_k=5, top_p=0.9, min_p=0.01),
+        SamplingParams(max_tokens=5, repetition_penalty=1.2, min_tokens=3),
+    ],
+}
+
+
+def runner_of(model: PreTrainedModel) -> NativeModelRunner:
+    return NativeModelRunner(
+        model.config, model.state_dict().items(), device=torch.device("cuda"), dtype=torch.bfloat16
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_prefill_and_decoding(gpu: torch.device, family: str) -> None:
+    runner = runner_of(fake_model(family))
+    logits = runner.prefill([Prompt(np.arange(5, dtype=np.int32)), Prompt(np.arange(9, dtype=np.int32))])
+    assert (logits.device.type, logits.shape) == ("cuda", (2, SIZES["vocab_size"]))
+    runner.add_rows([0, 0, 1])
+    # Which rows share a prompt is read from the device when rows change, and so not here.
+    heads = SIZES["num_key_value_heads"]
+    index = torch.zeros(2 * heads * 2, dtype=torch.int64)
+    runner._sharing = PromptSharing(rows_per_prompt=2, stack=index, unstack=index[: 3 * heads])
+    for _ in range(2):
+        logits = runner.decode(torch.zeros(3, dtype=torch.int64))
+        assert (logits.device.type, logits.shape) == ("cuda", (3, SIZES["vocab_size"]))
+
+
+@pytest.mark.parametrize("samplings", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+def test_sampling_of_tokens(gpu: torch.device, samplings: list[SamplingParams]) -> None:
+    vocab = SIZES["vocab_size"]
+    sequences = SequenceBatch(vocab, gpu, frozenset({2}), StopStringMatcher(lambda _tokens: ""))
+    loop = asyncio.new_event_loop()
+    call = SampleCall(len(samplings), loop.create_future())
+    requests = [
+        SampleRequest(f"{number}", np.arange(4, dtype=np.int32), sampling, seed=7)
+        for number, sampling in enumerate(samplings)
+    ]
+    sequences.add(
+        [PendingRequest(each, call, index, prompt_key(each)) for index, each in enumerate(requests)], [0, 0]
+    )
+    for _ in range(2):
+        sequences.sample_next(torch.zeros(2, vocab), version=0)
+        assert sequences.find_finished().finished.device.type == "cuda"
+    assert sequences.last_tokens.device.type == "cuda"
+    loop.close()

@@ -1,0 +1,178 @@
+"""Packing, forward passes, losses and updates on the fake GPU: one device, and no wait for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from strop.algorithms.losses.preference_losses import DpoLoss
+from strop.algorithms.losses.sft import MixedLoss, SftLoss
+from strop.algorithms.losses.value_losses import ValueLoss
+from strop.algorithms.process_rewards import ProcessRewardLoss
+from strop.algorithms.registry import make_loss_fn
+from strop.config.schema.algorithm import DpoConfig
+from strop.config.schema.distillation import ReverseKlConfig
+from strop.config.schema.off_policy import ImportanceCorrectionConfig
+from strop.config.schema.optimizer import AdamWConfig, OptimizerConfig, SgdConfig
+from strop.config.schema.policy_gradient import KlLossConfig
+from strop.config.schema.policy_loss import PolicyLossConfig
+from strop.models.chunked_head import Comparison
+from strop.models.logprobs import (
+    expected_entropy_effects,
+    frozen_states,
+    squared_probabilities,
+    token_outputs,
+)
+from strop.models.value_model import ValueModel, token_values
+from strop.training.optimized_model import PendingMetrics
+from strop.training.optimizers.build import build_optimizer
+from strop.types import GlobalCounts, MicroBatch, TokenOutputs
+from tests.algorithms.test_policy_objective import CORRECTIONS, LOSSES, REJECTIONS, with_parts
+from tests.fake_cuda.fake_models import fake_micro_batch, fake_model
+from tests.models.models import FAMILIES, experience
+
+COUNTS = GlobalCounts(tokens=50, sequences=9, expert_tokens=3, pairs=1)
+
+
+@pytest.fixture
+def micro_batch(gpu: torch.device) -> MicroBatch:
+    return fake_micro_batch()
+
+
+@pytest.fixture
+def outputs(micro_batch: MicroBatch) -> TokenOutputs:
+    return token_outputs(fake_model("qwen2"), micro_batch, entropy=True)
+
+
+def test_the_device_refuses_to_be_waited_for(gpu: torch.device) -> None:
+    """What the other tests rely on."""
+    values = torch.zeros(3)
+    for read in (lambda: values.sum().item(), values.tolist, values.nonzero, lambda: values[values > 0]):
+        with pytest.raises(Exception, match=r"aten\.|data-dependent|not allocated"):
+            read()
+    with pytest.raises(RuntimeError, match="device"):
+        values + torch.zeros(3, device="cpu")
+
+
+def test_a_micro_batch_is_copied_from_pinned_memory(gpu: torch.device, pinned: list[torch.Size]) -> None:
+    micro_batch = fake_micro_batch()
+    assert len(pinned) >= 8
+    tensors = [getattr(micro_batch, name) for name in micro_batch.__dataclass_fields__]
+    assert {each.device.type for each in tensors if isinstance(each, torch.Tensor)} == {"cuda"}
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"gemma2"}))
+def test_token_outputs(micro_batch: MicroBatch, family: str) -> None:
+    """With FlashAttention; Gemma 2 has a softcap."""
+    found = token_outputs(fake_model(family), micro_batch, entropy=True)
+    assert found.entropy is not None
+    assert found.logprobs.device.type == found.entropy.device.type == "cuda"
+    assert found.logprobs.shape == micro_batch.token_ids.shape
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_token_outputs_with_flex_attention(micro_batch: MicroBatch, family: str) -> None:
+    """Without a gradient: uncompiled, flex attention asks for a real device when it records one."""
+    dtype = torch.bfloat16 if family == "gemma2" else torch.float32
+    with torch.no_grad():
+        found = token_outputs(fake_model(family, dtype), micro_batch, entropy=True)
+    assert found.logprobs.device.type == "cuda"
+
+
+def test_token_outputs_of_a_mixture_of_experts(gpu: torch.device) -> None:
+    model = fake_model("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+    found = token_outputs(model, fake_micro_batch(), entropy=True, router_logits=True)
+    assert [each.device.type for each in found.router_logits] == ["cuda", "cuda"]
+
+
+def test_divergences_from_frozen_models(micro_batch: MicroBatch) -> None:
+    reference = frozen_states(fake_model("qwen2"), micro_batch)
+    teacher = Comparison(frozen_states(fake_model("qwen2"), micro_batch), ReverseKlConfig())
+    found = token_outputs(
+        fake_model("qwen2"), micro_batch, entropy=True, reference=reference, teacher=teacher
+    )
+    assert found.divergence is not None
+    assert found.teacher_divergence is not None
+
+
+@pytest.mark.parametrize("function", [squared_probabilities, expected_entropy_effects])
+def test_sums_over_the_vocabulary(micro_batch: MicroBatch, function) -> None:
+    assert function(fake_model("qwen2"), micro_batch).device.type == "cuda"
+
+
+def test_values(micro_batch: MicroBatch) -> None:
+    model = fake_model("qwen2")
+    critic = ValueModel(model.get_decoder(), model.config, "zero", torch.bfloat16, torch.device("cuda"))
+    values = token_values(critic, micro_batch)
+    assert ValueLoss(0.2)(micro_batch, values, COUNTS).loss.device.type == "cuda"
+
+
+@pytest.mark.parametrize("policy_loss", LOSSES, ids=lambda each: each.type)
+def test_policy_losses(micro_batch: MicroBatch, outputs: TokenOutputs, policy_loss: PolicyLossConfig) -> None:
+    loss = make_loss_fn(with_parts(policy_loss=policy_loss), max_response_tokens=64)
+    pending = PendingMetrics.of(loss(micro_batch, outputs, COUNTS), micro_batch)
+    assert pending.values.device.type == "cuda"
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("rejection", [(), *REJECTIONS])
+@pytest.mark.parametrize(
+    "aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+)
+def test_corrections(
+    micro_batch: MicroBatch,
+    outputs: TokenOutputs,
+    correction: ImportanceCorrectionConfig | None,
+    rejection: tuple[object, ...],
+    aggregation: str,
+) -> None:
+    config = with_parts(importance_correction=correction, rejection=rejection, aggregation=aggregation)
+    make_loss_fn(config, max_response_tokens=64)(micro_batch, outputs, COUNTS)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
+def test_kl_estimators(micro_batch: MicroBatch, outputs: TokenOutputs, estimator: str) -> None:
+    config = with_parts(kl_loss=KlLossConfig(estimator=estimator, coef=0.1))
+    make_loss_fn(config, max_response_tokens=64)(micro_batch, outputs, COUNTS)
+
+
+def test_supervised_and_mixed_losses(micro_batch: MicroBatch, outputs: TokenOutputs) -> None:
+    rollouts = make_loss_fn(with_parts(), max_response_tokens=64)
+    for loss in (SftLoss(), MixedLoss(0.1, rollouts), ProcessRewardLoss(0.05)):
+        assert loss(micro_batch, outputs, COUNTS).loss.device.type == "cuda"
+
+
+def test_preference_pairs(gpu: torch.device) -> None:
+    pair = [
+        experience([3, 4, 5], answer, pair="a", role=role)
+        for answer, role in (([6, 7], "chosen"), ([8, 9, 10], "rejected"))
+    ]
+    micro_batch = fake_micro_batch(pair)
+    outputs = token_outputs(fake_model("qwen2"), micro_batch, entropy=False)
+    assert DpoLoss(DpoConfig())(micro_batch, outputs, COUNTS).loss.device.type == "cuda"
+
+
+def test_a_model_that_needs_padding(gpu: torch.device) -> None:
+    """Here the mask of real tokens is an index: the one wait in a forward pass that is left, for such models only."""
+    model = fake_model("qwen2")
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(Exception, match=r"aten\.nonzero|aten\.index"):
+        token_outputs(model, fake_micro_batch(share_prompts=False), entropy=False)
+
+
+@pytest.mark.parametrize(
+    "section", [AdamWConfig(lr=1e-3), SgdConfig(lr=1e-3, momentum=0.9)], ids=["adamw", "sgd"]
+)
+def test_an_update(gpu: torch.device, section: OptimizerConfig) -> None:
+    model = fake_model("qwen2", torch.float32)
+    parameters = dict(model.named_parameters())
+    optimizer = build_optimizer(section, parameters)
+    for _ in range(2):
+        for parameter in parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        norm = nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None])
+        nn.utils.clip_grads_with_norm_(parameters.values(), 1.0, norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    assert norm.device.type == "cuda"
