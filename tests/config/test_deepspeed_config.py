@@ -180,6 +180,8 @@ def test_precision_that_the_engine_does_not_have_is_refused() -> None:
     (fault,) = faults(None, model={"dtype": "bfloat16"})
     assert "write dtype: float32 with compute_dtype: bfloat16" in fault
     assert faults(None, model={"compute_dtype": "float16"}) == []
+    (fault,) = faults(None, model={"compile": True})
+    assert "model.compile is true, and DeepSpeed's hooks" in fault
     (fault,) = faults(None, model={"compute_dtype": "float16"}, engine="local")
     assert "only trainer.engine: deepspeed does" in fault
 

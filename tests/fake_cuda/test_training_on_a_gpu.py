@@ -46,7 +46,7 @@ def outputs(micro_batch: MicroBatch) -> TokenOutputs:
 
 
 def test_the_device_refuses_to_be_waited_for(gpu: torch.device) -> None:
-    """What the other tests rely on."""
+    """The other tests rely on it."""
     values = torch.zeros(3)
     for read in (lambda: values.sum().item(), values.tolist, values.nonzero, lambda: values[values > 0]):
         with pytest.raises(Exception, match=r"aten\.|data-dependent|not allocated"):

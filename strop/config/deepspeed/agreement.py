@@ -41,7 +41,7 @@ class _Pair:
 def deepspeed_faults(run: Run) -> Iterator[str]:
     """Faults of the DeepSpeed engine and its configuration, each with the keys and both values."""
     section = run.trainer.engine
-    yield from _precision_faults(run)
+    yield from _model_faults(run)
     if not isinstance(section, DeepSpeedEngineConfig):
         return
     try:
@@ -58,7 +58,7 @@ def deepspeed_faults(run: Run) -> Iterator[str]:
         yield f"trainer.engine.config: {fault}"
 
 
-def _precision_faults(run: Run) -> Iterator[str]:
+def _model_faults(run: Run) -> Iterator[str]:
     uses_deepspeed = isinstance(run.trainer.engine, DeepSpeedEngineConfig)
     models = {"model": run.model}
     if isinstance(run.algorithm, PpoConfig) and run.algorithm.critic.model is not None:
@@ -68,6 +68,11 @@ def _precision_faults(run: Run) -> Iterator[str]:
             yield (
                 f"{key}.compute_dtype is float16, whose gradients underflow unless losses are scaled, which only "
                 "trainer.engine: deepspeed does; write that engine, or bfloat16"
+            )
+        if uses_deepspeed and model.compile:
+            yield (
+                f"{key}.compile is true, and DeepSpeed's hooks on a layer's parameters are not compiled with it; "
+                "remove it, or write trainer.engine: fsdp2"
             )
         if uses_deepspeed and model.dtype != "float32":
             yield (

@@ -58,6 +58,9 @@ class ModelConfig(Section):
     """Distance between recomputed layers: 1 recomputes every layer, 2 every second one."""
     activation_offload: bool = False
     """Move the inputs of recomputed layers from the GPU to the CPU's memory until the backward pass."""
+    compile: bool = False
+    """Compile each layer with torch.compile at its first call: a minute, and a compiler for C++ on a CPU. Not with
+    DeepSpeed."""
     trust_remote_code: bool = False
     """Run Python code from the model folder."""
 

@@ -32,7 +32,7 @@ BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class TokenBounds:
-    """What decides which keys a query sees, on the host."""
+    """Bounds that decide which keys a query sees, on the host."""
 
     subtree_ends: IndexArray
     """[T] End of the last segment that has the token's segment as an ancestor, or of the segment itself."""

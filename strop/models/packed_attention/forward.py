@@ -195,6 +195,7 @@ def _decoder_outputs(
     return output.last_hidden_state, tuple(output.router_logits) if router_logits else ()
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -211,7 +212,8 @@ def _packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers: query [1, H, T, D] and key [1, K, T, D] to [1, T, H, D].
 
-    With sequence parallelism T is the number of this rank's tokens, and the layout is that of all of them.
+    It is not compiled with a layer. With sequence parallelism T is the number of this rank's tokens, and the layout is
+    that of all of them.
     """
     if strop_layout is None or attention_mask is not None:
         raise ModelError(

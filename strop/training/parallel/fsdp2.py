@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig, WrapPolicyConfig
 from strop.errors import ModelError
+from strop.models.compiled_layers import compile_layers
 from strop.models.dtensor import Block, distribute_like
 from strop.models.loading import enable_gradient_checkpointing, load_model
 from strop.models.logprobs import check_logits
@@ -66,16 +67,15 @@ class Fsdp2Parallelizer:
             base, weights = build_on_meta(section)
         except MetaLoadingUnsupported as reason:
             model = with_adapter(load_model(section, device=_CPU), section)
-            return self._trained(
-                model, model, self._shard_trained(model, model, section), _whole_note(reason)
-            )
+            root = self._shard_trained(model, model, section)
+            return self._trained(model, model, root, section, _whole_note(reason))
         enable_gradient_checkpointing(base, section)
         model = _with_adapter_on_meta(base, section)
         root = self._shard_trained(model, model, section)
         self._read_shards(base, weights, offload=self.engine.cpu_offload)
         with torch.no_grad():
             root(_check_and_enable_packing)
-        return self._trained(model, model, root)
+        return self._trained(model, model, root, section)
 
     def load_reference(self, section: ModelConfig) -> ModelCall:
         offload = self.engine.reference_cpu_offload
@@ -101,7 +101,7 @@ class Fsdp2Parallelizer:
         except MetaLoadingUnsupported as reason:
             model = load_value_model(section, head=head, device=_CPU)
             root = self._shard_trained(model, model.decoder, section)
-            return self._trained(model, model.decoder, root, _whole_note(reason))
+            return self._trained(model, model.decoder, root, section, _whole_note(reason))
         enable_gradient_checkpointing(base, section)
         decoder = _with_adapter_on_meta(base, section)
         model = ValueModel(decoder, base.config, head, getattr(torch, section.dtype), _CPU)
@@ -109,10 +109,13 @@ class Fsdp2Parallelizer:
         self._read_shards(base, weights, offload=self.engine.cpu_offload)
         with torch.no_grad():
             root(_enable_decoder_packing)
-        return self._trained(model, model.decoder, root)
+        return self._trained(model, model.decoder, root, section)
 
-    def _trained(self, model: nn.Module, decoder: nn.Module, root: _FsdpRoot, note: str = "") -> LoadedModel:
+    def _trained(
+        self, model: nn.Module, decoder: nn.Module, root: _FsdpRoot, section: ModelConfig, note: str = ""
+    ) -> LoadedModel:
         self._split_sequences(decoder)
+        compile_layers(decoder, section)
         sync = partial(_set_gradient_sync, root, self.engine)
         return LoadedModel(model, decoder, root, note=note, before_backward=sync)
 

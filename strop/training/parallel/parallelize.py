@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from strop.config.schema.model import ModelConfig
+from strop.models.compiled_layers import compile_layers
 from strop.models.loading import load_model
 from strop.models.lora import add_lora, load_adapter
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
-from strop.models.value_model import HeadInit, load_value_model
+from strop.models.value_model import HeadInit, ValueModel, load_value_model
 from strop.training.device import find_device
 from strop.training.mixed_precision import ComputeCopy, make_compute_copy
 from strop.training.model_state import ModelState
@@ -108,7 +109,9 @@ class SingleDevice:
         base = load_model(section, device=self.device)
         model = with_adapter(base, section)
         copy = make_compute_copy(model, section)
-        return LoadedModel(model, model, DirectCall(copy.model if copy else model), copy)
+        computing = copy.model if copy else model
+        compile_layers(computing, section)
+        return LoadedModel(model, model, DirectCall(computing), copy)
 
     def load_reference(self, section: ModelConfig) -> ModelCall:
         return DirectCall(load_model(section, device=self.device, trainable=False))
@@ -116,7 +119,9 @@ class SingleDevice:
     def load_critic(self, section: ModelConfig, head: HeadInit) -> LoadedModel:
         model = load_value_model(section, head=head, device=self.device)
         copy = make_compute_copy(model, section)
-        return LoadedModel(model, model.decoder, DirectCall(copy.model if copy else model), copy)
+        computing = cast(ValueModel, copy.model) if copy else model
+        compile_layers(computing.decoder, section)
+        return LoadedModel(model, model.decoder, DirectCall(computing), copy)
 
 
 def single_device(device: Literal["auto", "cpu", "cuda"]) -> SingleDevice:
