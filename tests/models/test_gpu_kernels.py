@@ -63,7 +63,7 @@ def emulated_varlen(
     window_size: tuple[int, int],
     enable_gqa: bool,
 ) -> Tensor:
-    """The definition of `torch.nn.attention.varlen.varlen_attn`: for each sequence, causal from its last key backwards."""
+    """The definition of torch's `varlen_attn`: for each sequence, causal from its last key backwards."""
     assert (query_bounds.dtype, key_bounds.dtype) == (torch.int32, torch.int32)
     assert int(query_bounds.diff().max()) == max_queries
     assert int(key_bounds.diff().max()) == max_keys
