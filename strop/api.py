@@ -82,7 +82,8 @@ def train(
 ) -> RunResult:
     """Run to the end, or continue where an earlier start of the same run stopped.
 
-    A run with stages runs them all and returns the result of the last one.
+    A run with stages runs them all and returns the result of the last one. Under torchrun only the first process
+    returns; the others are ranks of its run, and end with it.
 
     Args:
         run: the run that `load` returned.
@@ -164,15 +165,18 @@ class RunHandle:
 
 
 def _train(run: LoadedRun, reward: RewardFn | None, callbacks: Sequence[Any], stop: StopSignal) -> RunResult:
+    from strop.run.distributed.torchrun import join_torchrun_run, torchrun_session
     from strop.run.entry.start import finished_result
 
+    join_torchrun_run()
     results: list[RunResult] = []
     try:
-        for stage in run.runs:
-            finished = finished_result(stage) if run.stages else None
-            results.append(finished or _train_one(stage, reward, callbacks, stop))
-            if results[-1].stopped:
-                break
+        with torchrun_session(run):
+            for stage in run.runs:
+                finished = finished_result(stage) if run.stages else None
+                results.append(finished or _train_one(stage, reward, callbacks, stop))
+                if results[-1].stopped:
+                    break
     except Interrupted:
         _print_interrupts_in_one_line()
         raise

@@ -186,6 +186,13 @@ class WorkerDiedError(StropError):
         self.killed = killed
 
 
+class NodeLostError(WorkerDiedError):
+    """A worker's node does not respond any more, or its network does not."""
+
+    def __init__(self, name: str, exit_reason: str) -> None:
+        super().__init__(name, exit_reason, killed=True)
+
+
 class StoreError(StropError):
     """An experience buffer cannot be opened, read or written, or has unreadable content."""
 

@@ -24,11 +24,16 @@ if TYPE_CHECKING:
 
 
 def run_and_print(loaded: LoadedRun) -> None:
-    """Print the notes of a run, train it, and print where the results are."""
+    """Print the notes of a run, train it, and print where the results are.
+
+    In a process of torchrun other than the first one: join the run as a rank, and end with it.
+    """
     from strop import api
+    from strop.run.distributed.torchrun import join_torchrun_run
     from strop.runs.reader import read_run
     from strop.runs.verdict import verdict
 
+    join_torchrun_run()
     for stage in loaded.runs:
         print_notes(stage)
         print_memory(stage.run)

@@ -42,10 +42,15 @@ def component(
 
 
 def run_job(job: Job) -> None:
-    """Install the packages that the job requests, train, and fill its outputs."""
+    """Install the packages that the job requests, train, and fill its outputs.
+
+    In a process of torchrun other than the first one: join the run as a rank, and end with it.
+    """
     from strop.cli.actions import print_outputs, run_and_print
     from strop.dialects.azureml.requirements import install_packages
+    from strop.run.distributed.torchrun import join_torchrun_run
 
+    join_torchrun_run()
     install_packages(job.packages)
     # Imported after the installation, because these modules may import the installed packages.
     from strop.dialects.azureml.outputs import prepare_outputs, write_outputs

@@ -49,6 +49,7 @@ NON_LEARNING_FIELDS = (
     "rollout.max_error_fraction",
     "rollout.pool",
     "rollout.max_concurrent_rollouts",
+    "trainer.elastic",
     "trainer.engine",
     "trainer.microbatch",
     "trainer.skip_zero_advantages",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, assert_never
 
 import torch
 
 from strop.errors import PlacementError
+from strop.workers.start import AgentPlacement, LocalPlacement, RankPlacement, RayPlacement
 
 
 def find_device(wanted: Literal["auto", "cpu", "cuda"], key: str = "trainer.engine.device") -> torch.device:
@@ -19,7 +20,9 @@ def find_device(wanted: Literal["auto", "cpu", "cuda"], key: str = "trainer.engi
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
 
 
-def find_rank_device_type(wanted: Literal["auto", "cpu", "cuda"], ranks: int) -> Literal["cpu", "cuda"]:
+def find_rank_device_type(
+    wanted: Literal["auto", "cpu", "cuda"], ranks: int, placement: RankPlacement
+) -> Literal["cpu", "cuda"]:
     """The device type of several ranks: `cuda` for one GPU each, or `cpu`.
 
     Raises PlacementError where this machine has fewer GPUs than ranks.
@@ -27,9 +30,18 @@ def find_rank_device_type(wanted: Literal["auto", "cpu", "cuda"], ranks: int) ->
     if find_device(wanted).type == "cpu":
         return "cpu"
     gpus = torch.cuda.device_count()
-    if gpus < ranks:
+    match placement:
+        case LocalPlacement():
+            here = ranks
+        case RayPlacement():
+            here = 1
+        case AgentPlacement():
+            here = placement.local_ranks
+        case _:
+            assert_never(placement)
+    if gpus < here:
         raise PlacementError(
-            f"trainer.engine.ranks is {ranks}, but this machine has {gpus} GPUs, and each rank needs its own. "
-            f"Write ranks: {gpus}, or device: cpu."
+            f"{here} of the ranks (trainer.engine.ranks is {ranks}) are on this machine, which has {gpus} GPUs, and "
+            f"each rank needs its own. Write ranks: {gpus}, or device: cpu."
         )
     return "cuda"

@@ -67,6 +67,11 @@ class SocketConnection:
         """Address of this machine from which the peer is reached."""
         return str(self._socket.getsockname()[0])
 
+    @property
+    def peer_host(self) -> str:
+        """Address of the peer."""
+        return str(self._socket.getpeername()[0])
+
     def close(self) -> None:
         """Close the connection; the peer gets `ConnectionLost`."""
         self._socket.close()

@@ -50,15 +50,23 @@ class LocalWorker:
 
     def send(self, message: object) -> None:
         """See `Worker`."""
+        self.send_bytes(pickle.dumps(message))
+
+    def send_bytes(self, message: bytes) -> None:
+        """Send a message that is pickled already. Raises WorkerDiedError if the process has ended."""
         try:
-            self._connection.send_bytes(pickle.dumps(message))
+            self._connection.send_bytes(message)
         except ConnectionError:
             raise self._died() from None
 
     def receive(self) -> Any:
         """See `Worker`."""
+        return pickle.loads(self.receive_bytes())
+
+    def receive_bytes(self) -> bytes:
+        """The next message, pickled. Raises WorkerDiedError after the last message of an ended process."""
         try:
-            return pickle.loads(self._connection.recv_bytes())
+            return bytes(self._connection.recv_bytes())
         except (EOFError, ConnectionError):
             raise self._died() from None
 

@@ -1,4 +1,4 @@
-"""Placement and start of workers: as local processes or as Ray actors."""
+"""Placement and start of workers: as local processes, as Ray actors, or by agents on other nodes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
+from strop.workers.agent_hub import AgentHub, AgentWorker
 from strop.workers.local_worker import LocalWorker
 from strop.workers.ray_worker import ActorLog, RayWorker
 from strop.workers.worker import Worker, WorkerTarget
@@ -18,6 +19,11 @@ class LocalPlacement:
 
     logs: Path | None = None
     """Folder of the workers' output, one file `<name>.log` each; None leaves the output to this process's console."""
+
+    @property
+    def ranks(self) -> None:
+        """None: this machine has as many ranks as the run wants."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +42,37 @@ class RayPlacement:
     """Ray's id of the preferred node, by the worker's name; if that node is lost or full, another one is used."""
     log: ActorLog | None = None
     """The log file for the actor's output; None leaves its output to Ray."""
+    ranks: int | None = None
+    """Number of ranks for which the cluster has resources, with the first one; None for as many as the run wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPlacement:
+    """Processes of agents, which a launcher such as torchrun has started on any nodes."""
+
+    hub: AgentHub
+    """The server to which the agents are connected."""
+    workers: Mapping[str, AgentWorker]
+    """The agents' workers, by name."""
+    local_rank: int
+    """Number of this process among those of its node that the launcher started."""
+    local_ranks: int
+    """Number of these processes on this node."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks, with the first one."""
+        return len(self.workers) + 1
 
 
 WorkerPlacement = LocalPlacement | RayPlacement
+"""Placement of processes that this one starts."""
+RankPlacement = WorkerPlacement | AgentPlacement
+"""Placement of a trainer's ranks, which a launcher may have started."""
 LOCAL = LocalPlacement()
 
 
-def start_worker(name: str, serve: WorkerTarget, placement: WorkerPlacement) -> Worker:
+def start_worker(name: str, serve: WorkerTarget, placement: RankPlacement) -> Worker:
     """Start a worker that runs `serve`. A Ray actor is named after the worker, with the placement's prefix.
 
     Raises PlacementError if no node has enough free resources, ConfigError if another actor keeps the name.
@@ -60,5 +90,9 @@ def start_worker(name: str, serve: WorkerTarget, placement: WorkerPlacement) -> 
                 log=placement.log,
                 node_id=placement.nodes.get(name),
             )
+        case AgentPlacement():
+            worker = placement.workers[name]
+            worker.start(name, serve)
+            return worker
         case _:
             assert_never(placement)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from strop.config.schema.base import Section
+from strop.config.schema.rank_network import RankNetworkConfig
 from strop.config.units import MAX_SECONDS
 
 
@@ -35,7 +36,10 @@ class DeepSpeedEngineConfig(Section):
     must agree with it."""
     hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
     """Maximum time, in seconds, for which the other ranks wait for a rank that is stopped or makes no progress; then
-    the run ends with exit code 75, or restarts its trainer."""
+    the run ends with exit code 75, or restarts its trainer. It is also the timeout of collective operations (gloo and
+    NCCL)."""
+    network: RankNetworkConfig = RankNetworkConfig()
+    """Network between the ranks."""
 
     def faults(self) -> Iterator[str]:
         """Faults between the fields."""

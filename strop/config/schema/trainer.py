@@ -13,6 +13,7 @@ from strop.config.schema.batch_selection import (
     DefaultSelectionConfig,
     WarmupSelectionConfig,
 )
+from strop.config.schema.elastic import ElasticConfig
 from strop.config.schema.optimizer import (
     AdamWConfig,
     OptimizerConfig,
@@ -66,6 +67,8 @@ class TrainerConfig(Section):
     """Losses on the routers of a mixture of experts; null for none."""
     engine: Annotated[TrainingEngineConfig, type_shorthand("local")] = LocalEngineConfig()
     """Training engine, which runs the model's forward and backward passes and the optimizer."""
+    elastic: ElasticConfig | None = None
+    """Continuation with fewer ranks after the loss of a node; null ends the run, which the same command resumes."""
 
     @property
     def warmup_steps(self) -> int:
@@ -89,9 +92,21 @@ class TrainerConfig(Section):
         yield from clipping_faults(self.optimizer, self.max_grad_norm)
         if not isinstance(self.engine, LocalEngineConfig):
             yield from sharding_faults(self.engine.type, self.optimizer)
+        yield from self._elastic_faults()
         increase = self.weight_decay_increase
         if increase is not None and increase.start > self.optimizer.weight_decay:
             yield (
                 f"weight_decay_increase.start ({increase.start}) is above its final value, "
                 f"optimizer.weight_decay ({self.optimizer.weight_decay}); write a smaller start"
+            )
+
+    def _elastic_faults(self) -> Iterator[str]:
+        if self.elastic is None:
+            return
+        if isinstance(self.engine, LocalEngineConfig):
+            yield "elastic is set, and engine is local, which has one rank; write engine: {type: fsdp2, ranks: ...}"
+        elif self.elastic.min_ranks > self.engine.ranks:
+            yield (
+                f"elastic.min_ranks ({self.elastic.min_ranks}) is more than engine.ranks ({self.engine.ranks}); "
+                "write a smaller number"
             )

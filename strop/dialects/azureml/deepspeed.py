@@ -1,7 +1,8 @@
 """Ledger rows and reader of the GRPO component's DeepSpeed file, which becomes the training engine.
 
 Training options must equal the component's inputs; all other options are placement, which `--here` overrides. The
-number of processes is that of DeepSpeed's own equation: train_batch_size divided by the batch of one process.
+number of processes is that of torchrun or, started without it, that of DeepSpeed's own equation: train_batch_size
+divided by the batch of one process.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.placement_notes import NO_DEEPSPEED
 from strop.dialects.ledger.value_types import ANY
 from strop.errors import ConfigError
+from strop.workers.torchrun import torchrun_process
 
 _OWN_ROWS = (
     "train_batch_size",
@@ -57,7 +59,10 @@ def read_deepspeed(path: Path) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def processes(foreign: ForeignValues) -> int:
-    """Number of processes, which multiply the batch; one if the file does not say."""
+    """Number of processes, which multiply the batch; one if neither a launcher nor the file says."""
+    launched = torchrun_process()
+    if launched is not None:
+        return launched.ranks
     whole = foreign["deepspeed_config.train_batch_size"]
     if not isinstance(whole, int):
         return 1

@@ -29,6 +29,7 @@ from strop.dialects.ledger.value_types import ANY, STRING
 from strop.dialects.verl import switches
 from strop.dialects.verl.file_keys import NO_REPLAY
 from strop.dialects.verl.gpus import DEVICE
+from strop.dialects.verl.layout import TIMEOUT
 from strop.dialects.verl.serving_engine import serving_option
 
 _NO_PROFILER = "Strop does not profile a run; the metrics have the time of every part of a step"
@@ -180,7 +181,7 @@ _CLUSTER = (
         value_type=STRING,
     ),
     *(placement_section(section, NO_RAY) for section in ("ray_kwargs", "ray_init", "transfer_queue")),
-    _where("actor_rollout_ref.nccl_timeout", 600, ONE_MACHINE),
+    TIMEOUT,
     DEVICE,
     _without_effect("global_profiler", _NO_PROFILER),
     *(

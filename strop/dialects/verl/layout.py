@@ -17,13 +17,14 @@ from strop.dialects.ledger.key_mapping import (
     ForeignValues,
     InactiveCheck,
     KeyMapping,
+    always,
     only,
     placement,
     unless,
     written_by,
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS
-from strop.dialects.ledger.value_types import INTEGER, STRING_OR_LIST, ValueType, nullable, one_of
+from strop.dialects.ledger.value_types import INTEGER, NUMBER, STRING_OR_LIST, ValueType, nullable, one_of
 from strop.dialects.verl import switches
 from strop.dialects.verl.gpus import gpus, uses_gpus
 
@@ -31,6 +32,7 @@ _ACTOR, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 _FSDP, _MEGATRON = f"{_ACTOR}.fsdp_config", f"{_ACTOR}.megatron"
 _ULYSSES = f"{_ACTOR}.ulysses_sequence_parallel_size"
 _REF_OFFLOAD = f"{_REF}.fsdp_config.param_offload"
+_TIMEOUT = "actor_rollout_ref.nccl_timeout"
 _SIZE = f"{_FSDP}.fsdp_size"
 _LAYERS, _MIN_PARAMETERS = (
     f"{_FSDP}.wrap_policy.{name}" for name in ("transformer_layer_cls_to_wrap", "min_num_params")
@@ -71,6 +73,7 @@ def write_layout(run: Run) -> Mapping[str, Any]:
     size = -1 if engine.replicate == 1 else engine.ranks // engine.replicate
     layers = list(engine.wrap.layers) or None
     return {
+        _TIMEOUT: engine.hang_timeout_seconds,
         _ULYSSES: engine.sequence_parallel,
         _SIZE: size,
         **dict.fromkeys(_OFFLOAD, engine.cpu_offload),
@@ -86,7 +89,10 @@ def write_layout(run: Run) -> Mapping[str, Any]:
 @written_by(write_layout)
 def layout(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the layout of the ranks; nothing where a single process trains."""
-    return layout_of_ranks(foreign, gpus(foreign).get("trainer.engine.ranks", 1))
+    ranks = gpus(foreign).get("trainer.engine.ranks", 1)
+    timeout = foreign[_TIMEOUT]
+    waits = {} if ranks == 1 or timeout == 600 else {"trainer.engine.hang_timeout_seconds": timeout}
+    return {**layout_of_ranks(foreign, ranks), **waits}
 
 
 def layout_of_ranks(foreign: ForeignValues, ranks: int) -> dict[str, Any]:
@@ -191,6 +197,11 @@ def _row(
     return replace(row, warn=warn) if key in STANDS_IN else row
 
 
+TIMEOUT = replace(
+    _row(_TIMEOUT, 600, "hang_timeout_seconds", value_type=NUMBER),
+    supported=always,
+    note="of collective operations",
+)
 ULYSSES = _row(_ULYSSES, 1, "sequence_parallel")
 MIN_PARAMETERS = _row(_MIN_PARAMETERS, 0, "wrap.min_parameters")
 OFFLOAD = tuple(_row(key, False, "cpu_offload") for key in _OFFLOAD)

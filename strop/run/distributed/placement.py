@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import assert_never
 
@@ -11,12 +12,14 @@ from strop.config.plan.table import plan_run
 from strop.config.schema import Run
 from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
 from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
+from strop.config.schema.training_engine import LocalEngineConfig
 from strop.run.distributed.role import RoleName
+from strop.run.distributed.torchrun import current_session
 from strop.runs.folder import RunFolder
 from strop.workers.network import LOOPBACK, node_address
 from strop.workers.ray_runtime import import_ray, is_on_ray
 from strop.workers.ray_worker import ActorLog
-from strop.workers.start import LOCAL, LocalPlacement, RayPlacement, WorkerPlacement
+from strop.workers.start import LOCAL, LocalPlacement, RankPlacement, RayPlacement, WorkerPlacement
 
 ROLE_CPUS: Mapping[RoleName, float] = {"buffer": 0, "explorer": 1, "trainer": 1}
 """CPUs reserved for each role; the buffer needs next to none."""
@@ -123,11 +126,23 @@ def engine_placement(run: Run) -> WorkerPlacement:
     return replace(placement, prefix=f"{section.explorer_name}-")
 
 
-def rank_placement(run: Run) -> WorkerPlacement:
-    """The placement of the trainer's ranks, except the first rank, which is the trainer itself."""
-    section = run.cluster
-    if not isinstance(section, RayClusterConfig) or not is_on_ray():
-        return LOCAL
+@contextmanager
+def open_rank_placement(run: Run) -> Iterator[RankPlacement]:
+    """The placement of the trainer's ranks, except the first rank, which is the trainer itself.
+
+    Under torchrun these are its processes, which are connected inside the context.
+    """
+    section, session = run.cluster, current_session()
+    if session is not None and not isinstance(run.trainer.engine, LocalEngineConfig):
+        with session.open_group(run) as agents:
+            yield agents
+    elif isinstance(section, RayClusterConfig) and is_on_ray():
+        yield _ray_rank_placement(run, section)
+    else:
+        yield LOCAL
+
+
+def _ray_rank_placement(run: Run, section: RayClusterConfig) -> RayPlacement:
     nodes = {
         name.removeprefix("trainer ").replace(" ", "-"): node for name, node in planned_nodes(run).items()
     }

@@ -16,6 +16,7 @@ from strop.config.schema.data import EvalTasksetConfig
 from strop.data.offline_dataset import OfflineDataset, is_offline_taskset, load_offline_dataset
 from strop.errors import ConfigError
 from strop.protocols import TrainingEngine
+from strop.run.distributed.placement import open_rank_placement
 from strop.run.optimize.reference_logprobs import ReferenceLogprobs, reference_logprobs
 from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.colocated_policy import ColocatedPolicy, make_colocated_policy, restore_engine
@@ -136,7 +137,8 @@ def open_offline_policy(
     interrupts them with `Interrupted`.
     """
     with ExitStack() as stack:
-        engine = stack.enter_context(open_training_engines(run)).policy()
+        placement = stack.enter_context(open_rank_placement(run))
+        engine = stack.enter_context(open_training_engines(run, placement)).policy()
         reference = None
         if isinstance(run.algorithm, DpoConfig):
             datasets = held_out.answers if train is None else (train, *held_out.answers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from strop.config.checks.engine import fixed_weights_fault
@@ -10,12 +11,13 @@ from strop.config.load.loader import LoadedRun
 from strop.config.plan.table import plan_run
 from strop.config.save import folder_mode
 from strop.config.schema import Run
-from strop.errors import ConfigError, Interrupted
+from strop.errors import ConfigError, Interrupted, RankLostError
 from strop.run.entry.result import RunResult
 from strop.run.state.resume import find_start
 from strop.runs.folder import RunFolder
 from strop.runs.lock import lock_run
 from strop.runs.status import all_finished, last_row
+from strop.workers.restarts import RestartBudget
 from strop.workers.signals import StopSignal
 
 
@@ -71,10 +73,20 @@ def start_run(
 def _train(
     loaded: LoadedRun, reward: Callable[..., Any] | None, stop: StopSignal, callbacks: Sequence[Any]
 ) -> RunResult:
+    """Train in this process; under `trainer.elastic` the loss of a rank continues from the last checkpoint."""
     from strop.run.entry.train import train
 
-    folder = RunFolder.of(loaded.run)
-    trained = train(loaded, reward, stop=stop, callbacks=callbacks)
+    folder, elastic = RunFolder.of(loaded.run), loaded.run.trainer.elastic
+    budget = RestartBudget(elastic.max_restarts if elastic else 0)
+    while True:
+        try:
+            trained = train(loaded, reward, stop=stop, callbacks=callbacks)
+            break
+        except RankLostError as error:
+            if elastic is None or not budget.spend():
+                raise
+            print(f"{error} The run continues from its last checkpoint ({budget}).", flush=True)
+        loaded = replace(loaded, run=loaded.run.model_copy(update={"resume": "auto"}))
     return RunResult(
         folder.path,
         folder.model,

@@ -23,7 +23,7 @@ from strop.data.offline_dataset import load_offline_dataset, mixed_dataset
 from strop.errors import CheckpointError
 from strop.protocols import EngineSnapshot, TrainingEngine
 from strop.run.distributed.off_policy_note import off_policy_note
-from strop.run.distributed.placement import local_address, rank_placement
+from strop.run.distributed.placement import local_address, open_rank_placement
 from strop.run.distributed.rendezvous import describe_rendezvous, rendezvous
 from strop.run.drivers.batch_source import BatchSource, OfflineSource, RolloutSource, WarmUpSource
 from strop.run.drivers.buffer_source import open_buffer_source
@@ -92,7 +92,8 @@ def open_rollout_setup(
     horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.tasks_sampled_per_step))
     clear_buffer(run.buffer, folder.path)
     with (
-        open_training_engines(run) as engines,
+        open_rank_placement(run) as placement,
+        open_training_engines(run, placement) as engines,
         open_colocated_policy(
             run, engines, tokenizer, reward_sources(run, reward), start.checkpoint, stop
         ) as policy,
@@ -192,7 +193,8 @@ def open_distributed_setup(
     with (
         rendezvous(run, tasks.train.fingerprint, "trainer"),
         stop,
-        open_training_engines(run, rank_placement(run)) as engines,
+        open_rank_placement(run) as placement,
+        open_training_engines(run, placement) as engines,
         closing(
             open_weight_sender(section, folder.path, host=host, device=device, checkpoint=start.checkpoint)
         ) as sender,

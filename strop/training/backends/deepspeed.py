@@ -14,11 +14,11 @@ from strop.training.device import find_rank_device_type
 from strop.training.ranks.group import RankGroup
 from strop.training.zero.library import import_deepspeed
 from strop.workers.cleanup import closing
-from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement
+from strop.workers.start import LOCAL, RankPlacement
 
 
 @contextmanager
-def open_deepspeed(run: Run, placement: WorkerPlacement = LOCAL) -> Iterator[Fsdp2Backend]:
+def open_deepspeed(run: Run, placement: RankPlacement = LOCAL) -> Iterator[Fsdp2Backend]:
     """The backend of `trainer.engine.type: deepspeed`; at the end of the context its ranks end.
 
     Ranks other than the first start at `placement`. Raises MissingExtraError without DeepSpeed, and PlacementError
@@ -26,8 +26,7 @@ def open_deepspeed(run: Run, placement: WorkerPlacement = LOCAL) -> Iterator[Fsd
     """
     section = run.trainer.engine
     assert isinstance(section, DeepSpeedEngineConfig)
-    local_ranks = 1 if isinstance(placement, RayPlacement) else section.ranks
-    device = find_rank_device_type(section.device, local_ranks)
+    device = find_rank_device_type(section.device, section.ranks, placement)
     if device == "cpu" and run.model.compute_dtype == "float16":
         raise PlacementError(
             "model.compute_dtype is float16, which DeepSpeed computes on GPUs only. Write bfloat16 or float32."
@@ -35,7 +34,13 @@ def open_deepspeed(run: Run, placement: WorkerPlacement = LOCAL) -> Iterator[Fsd
     import_deepspeed(device)
     section = resolved(section)  # other nodes do not have its file
     run = run.model_copy(update={"trainer": run.trainer.model_copy(update={"engine": section})})
-    group = RankGroup(section.ranks, device, placement, hang_timeout_seconds=section.hang_timeout_seconds)
+    group = RankGroup(
+        section.ranks,
+        device,
+        placement,
+        hang_timeout_seconds=section.hang_timeout_seconds,
+        network=section.network,
+    )
     with closing(group):
         yield Fsdp2Backend(run, group, describe_division(section, device))
 

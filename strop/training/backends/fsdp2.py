@@ -56,11 +56,13 @@ from strop.training.ranks.snapshot import ShardedSnapshot
 from strop.training.specs import CriticSpec, PolicySpec
 from strop.types import Experience, FloatArray, GlobalCounts, TrainingBatch
 from strop.workers.cleanup import closing
-from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement
+from strop.workers.start import LOCAL, RankPlacement
 
 
 def describe_mesh(dims: ParallelDims, kind: str) -> str:
     """Description of how a model is divided over ranks, which are `kind` (processes or GPUs)."""
+    if dims.shard_ranks == 1:
+        kind = {"processes": "process", "GPUs": "GPU"}[kind]
     parts = [f"sharded over {dims.shard_ranks} {kind} (FSDP2)"]
     if dims.replicate > 1:
         parts.append(f"{dims.replicate} replicas")
@@ -288,7 +290,7 @@ class Fsdp2Backend:
 
 
 @contextmanager
-def open_fsdp2(run: Run, placement: WorkerPlacement = LOCAL) -> Iterator[Fsdp2Backend]:
+def open_fsdp2(run: Run, placement: RankPlacement = LOCAL) -> Iterator[Fsdp2Backend]:
     """The backend of `trainer.engine.type: fsdp2`; at the end of the context its ranks end.
 
     Ranks other than the first start at `placement`. Raises PlacementError for devices that do not exist.
@@ -296,8 +298,13 @@ def open_fsdp2(run: Run, placement: WorkerPlacement = LOCAL) -> Iterator[Fsdp2Ba
     section = run.trainer.engine
     assert isinstance(section, Fsdp2EngineConfig)
     ParallelDims.of(section)  # raises for sizes that do not fit
-    local_ranks = 1 if isinstance(placement, RayPlacement) else section.ranks
-    device = find_rank_device_type(section.device, local_ranks)
-    group = RankGroup(section.ranks, device, placement, hang_timeout_seconds=section.hang_timeout_seconds)
+    device = find_rank_device_type(section.device, section.ranks, placement)
+    group = RankGroup(
+        section.ranks,
+        device,
+        placement,
+        hang_timeout_seconds=section.hang_timeout_seconds,
+        network=section.network,
+    )
     with closing(group):
         yield Fsdp2Backend(run, group)

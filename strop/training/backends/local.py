@@ -21,7 +21,7 @@ from strop.training.parallel.parallelize import single_device
 from strop.training.policy_model import PolicyModel
 from strop.training.specs import CriticSpec, PolicySpec
 from strop.types import Experience, FloatArray, GlobalCounts, MicroBatch, TrainingBatch
-from strop.workers.start import LOCAL, WorkerPlacement
+from strop.workers.start import LOCAL, RankPlacement
 
 
 class LocalEngine:
@@ -213,6 +213,6 @@ class LocalBackend:
 
 
 @contextmanager
-def open_local(run: Run, placement: WorkerPlacement = LOCAL) -> Iterator[LocalBackend]:
+def open_local(run: Run, placement: RankPlacement = LOCAL) -> Iterator[LocalBackend]:
     """The backend of `trainer.engine.type: local`; it has no other processes, so `placement` is not used."""
     yield LocalBackend(run)

@@ -13,7 +13,8 @@ from strop.protocols import CriticEngine, TrainingEngine
 from strop.training.backends.deepspeed import open_deepspeed
 from strop.training.backends.fsdp2 import open_fsdp2
 from strop.training.backends.local import open_local
-from strop.workers.start import LOCAL, WorkerPlacement
+from strop.training.ranks.available import on_available_ranks
+from strop.workers.start import LOCAL, RankPlacement
 
 
 class TrainingBackend(Protocol):
@@ -33,7 +34,7 @@ class TrainingBackend(Protocol):
         ...
 
 
-OpenBackend = Callable[[Run, WorkerPlacement], AbstractContextManager[TrainingBackend]]
+OpenBackend = Callable[[Run, RankPlacement], AbstractContextManager[TrainingBackend]]
 
 TRAINING_BACKENDS: Mapping[str, OpenBackend] = {
     "local": open_local,
@@ -44,10 +45,12 @@ TRAINING_BACKENDS: Mapping[str, OpenBackend] = {
 
 
 def open_training_engines(
-    run: Run, placement: WorkerPlacement = LOCAL
+    run: Run, placement: RankPlacement = LOCAL
 ) -> AbstractContextManager[TrainingBackend]:
     """The backend that `trainer.engine` selects; at the end of the context its processes end.
 
-    Ranks other than this process start at `placement`. Raises PlacementError for devices that do not exist.
+    Ranks other than this process start at `placement`. Raises PlacementError for devices that do not exist, and
+    TrainingError for fewer ranks than `trainer.engine.ranks`, or under `trainer.elastic` than its minimum.
     """
+    run = on_available_ranks(run, placement.ranks)
     return TRAINING_BACKENDS[run.trainer.engine.type](run, placement)

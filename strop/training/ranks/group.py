@@ -6,21 +6,36 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import distributed
 
+from strop.config.schema.rank_network import RankNetworkConfig
 from strop.models.dtensor import forget_meshes
 from strop.protocols import FileChecksum
 from strop.training.ranks.messages import RankMessage, RankSpec, SaveCheckpoint
 from strop.training.ranks.rank_worker import RankWorker
 from strop.training.ranks.remote_rank import RankWatch, RemoteRank, check_replies, gather_results, raise_cause
-from strop.training.ranks.rendezvous import cluster_init_method
+from strop.training.ranks.rendezvous import choose_init_method
 from strop.training.ranks.sharded_save import gather_written_files
 from strop.training.zero.library import close_deepspeed
-from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement
+from strop.workers.start import LOCAL, AgentPlacement, LocalPlacement, RankPlacement, RayPlacement
 from strop.workers.waiting import call_with_checks
+
+
+def _device_indices(placement: RankPlacement, ranks: int) -> list[int]:
+    """Index of each rank's GPU among those that its process sees."""
+    match placement:
+        case LocalPlacement():
+            return list(range(ranks))
+        case RayPlacement():
+            return [0] * ranks  # an actor sees its own GPU only
+        case AgentPlacement():
+            others = [placement.workers[f"rank-{rank}"].local_rank for rank in range(1, ranks)]
+            return [placement.local_rank, *others]
+        case _:
+            assert_never(placement)
 
 
 class RankGroup:
@@ -33,9 +48,10 @@ class RankGroup:
         self,
         ranks: int,
         device: Literal["cpu", "cuda"],
-        placement: WorkerPlacement = LOCAL,
+        placement: RankPlacement = LOCAL,
         *,
         hang_timeout_seconds: float = 600.0,
+        network: RankNetworkConfig = RankNetworkConfig(),  # noqa: B008  (frozen)
     ) -> None:
         """Starts the other ranks at `placement` and joins them.
 
@@ -46,13 +62,12 @@ class RankGroup:
         self._remote: list[RemoteRank] = []
         self._watch: RankWatch | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="strop-ranks-")
-        on_ray = isinstance(placement, RayPlacement)  # an actor sees its own GPU only
-        init_method = cluster_init_method() if on_ray else f"file://{self._folder.name}/store"
-        specs = [
-            RankSpec(rank, ranks, device, 0 if on_ray else rank, init_method, hang_timeout_seconds)
-            for rank in range(ranks)
-        ]
         try:
+            init_method = choose_init_method(placement, network, self._folder.name)
+            specs = [
+                RankSpec(rank, ranks, device, index, init_method, hang_timeout_seconds, network)
+                for rank, index in enumerate(_device_indices(placement, ranks))
+            ]
             self._start(placement, hang_timeout_seconds)
             self._watch = RankWatch(self._remote)
             with self._on_others(specs[1:]) as nodes:
@@ -118,7 +133,7 @@ class RankGroup:
         for rank in self._remote:
             rank.check()
 
-    def _start(self, placement: WorkerPlacement, hang_timeout_seconds: float) -> None:
+    def _start(self, placement: RankPlacement, hang_timeout_seconds: float) -> None:
         """Start all at the same time, since a node can take long to start one."""
         others = range(1, self.ranks)
         with ThreadPoolExecutor(self.ranks) as pool:

@@ -6,7 +6,7 @@ Every rank runs the same message at the same time (SPMD), the first one in the c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any, Literal, Protocol
@@ -18,6 +18,7 @@ from torch import Tensor, distributed
 
 from strop.algorithms.loss_spec import AnyLossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
+from strop.config.schema.rank_network import RankNetworkConfig
 from strop.models.formats.huggingface import join_export
 from strop.training.checkpoints.file_names import rng_file_name
 from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
@@ -53,11 +54,13 @@ class RankSpec:
     device: Literal["cpu", "cuda"]
     """`cuda` is one GPU for each rank."""
     device_index: int
-    """Index of the GPU in this process, for `cuda`."""
+    """Index of the GPU among those that the process sees, for `cuda`."""
     init_method: str
     """Rendezvous of the ranks: URL of a file that does not exist yet, or of an address on the first rank's node."""
     collective_timeout_seconds: float
     """Maximum time that the rank waits for the others in a collective operation."""
+    network: RankNetworkConfig = field(default_factory=RankNetworkConfig)
+    """Network between the ranks."""
 
 
 class Rank(Protocol):

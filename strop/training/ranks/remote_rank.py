@@ -12,6 +12,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from strop.errors import (
+    NodeLostError,
     RankLostError,
     StropError,
     TrainingError,
@@ -21,7 +22,7 @@ from strop.errors import (
 from strop.training.ranks.messages import RankFailure, RankResult
 from strop.training.ranks.rank_worker import run_rank_worker
 from strop.workers.silence import SilenceClock
-from strop.workers.start import WorkerPlacement, start_worker
+from strop.workers.start import RankPlacement, start_worker
 
 _POLL_SECONDS = 0.2
 _WATCH_SECONDS = 1.0
@@ -36,7 +37,7 @@ _RESUME = "The same command resumes from the last checkpoint."
 class RemoteRank:
     """A rank in another process, which sends one reply to each message."""
 
-    def __init__(self, rank: int, placement: WorkerPlacement, hang_timeout_seconds: float) -> None:
+    def __init__(self, rank: int, placement: RankPlacement, hang_timeout_seconds: float) -> None:
         self.rank = rank
         self.hang_timeout_seconds = hang_timeout_seconds
         """Longest silence of the process, and longest time for which the other ranks wait for this one."""
@@ -105,6 +106,8 @@ class RemoteRank:
     def _lost(self, death: WorkerDiedError) -> TrainingError:
         if self._hang is not None:
             return self._hang
+        if isinstance(death, NodeLostError):
+            return RankLostError(f"{self._name} ended {death.exit_reason}. {_RESUME}")
         if not death.killed:
             return TrainingError(f"{self._name} ended {death.exit_reason}.")
         return RankLostError(

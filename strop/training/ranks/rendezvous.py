@@ -4,38 +4,66 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import assert_never
 from urllib.parse import urlsplit
 
 import torch
 from torch import distributed
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store, _set_pg_timeout, _world
-from torch.distributed.rendezvous import rendezvous
 
+from strop.config.schema.rank_network import RankNetworkConfig
 from strop.training.ranks.messages import RankSpec
-from strop.workers.network import LOOPBACK, find_free_port, interface_of, node_address, source_address
+from strop.workers.network import (
+    LOOPBACK,
+    find_free_port,
+    interface_address,
+    interface_of,
+    node_address,
+    source_address,
+)
+from strop.workers.start import AgentPlacement, LocalPlacement, RankPlacement, RayPlacement
 
-JOIN_TIMEOUT_SECONDS = 1800.0
-"""Maximum time in which all ranks start and connect; the controller watches their processes meanwhile."""
 _GLOO_INTERFACE_ENV = "GLOO_SOCKET_IFNAME"
+_NCCL_INTERFACE_ENV = "NCCL_SOCKET_IFNAME"
 
 
 def init_process_group(spec: RankSpec) -> tuple[torch.device, Store]:
     """Join the process group, once all ranks are there; returns this rank's device, and the ranks' key-value
-    store, which any thread may use."""
+    store, which any thread may use. The controller watches the processes meanwhile."""
+    timeout = timedelta(seconds=spec.network.join_timeout_seconds)
+    os.environ.update(spec.network.environment)
     backend = "gloo" if spec.device == "cpu" else "cpu:gloo,cuda:nccl"
     device = torch.device(spec.device, *([spec.device_index] if spec.device == "cuda" else []))
     if spec.device == "cuda":
         torch.cuda.set_device(device)
-    set_gloo_interface(spec.init_method)
-    store, _, _ = next(rendezvous(spec.init_method, spec.rank, spec.ranks))
+    if spec.network.interface is None:
+        set_gloo_interface(spec.init_method)
+    else:
+        os.environ[_GLOO_INTERFACE_ENV] = os.environ[_NCCL_INTERFACE_ENV] = spec.network.interface
+    store = _open_store(spec, timeout)
     distributed.init_process_group(
         backend,
         store=store,
         rank=spec.rank,
         world_size=spec.ranks,
-        timeout=timedelta(seconds=JOIN_TIMEOUT_SECONDS),
+        timeout=timeout,
     )
     return device, store
+
+
+def _open_store(spec: RankSpec, timeout: timedelta) -> Store:
+    """The ranks' key-value store, which the first rank runs.
+
+    torch's own `rendezvous` would look for it in torchrun's process, if torchrun has started this one.
+    """
+    url = urlsplit(spec.init_method)
+    if url.scheme == "file":
+        return FileStore(url.path, spec.ranks)
+    assert url.hostname is not None and url.port is not None
+    return TCPStore(
+        url.hostname, url.port, spec.ranks, is_master=spec.rank == 0, timeout=timeout, multi_tenant=True
+    )
 
 
 def set_collective_timeout(seconds: float) -> None:
@@ -45,9 +73,20 @@ def set_collective_timeout(seconds: float) -> None:
         _set_pg_timeout(timedelta(seconds=seconds), group)
 
 
-def cluster_init_method() -> str:
-    """URL of a free address of this node."""
-    host = node_address()
+def choose_init_method(placement: RankPlacement, network: RankNetworkConfig, folder: str) -> str:
+    """URL of the rendezvous: a file in a folder of this machine, or a free address of this node if ranks are on others.
+
+    Raises PlacementError for an interface that this node does not have.
+    """
+    match placement:
+        case LocalPlacement():
+            return f"file://{folder}/store"
+        case RayPlacement():
+            host = node_address() if network.interface is None else interface_address(network.interface)
+        case AgentPlacement():
+            host = placement.hub.host
+        case _:
+            assert_never(placement)
     return f"tcp://{host}:{find_free_port(host)}"
 
 
