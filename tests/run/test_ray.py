@@ -21,7 +21,7 @@ from strop.run.distributed.placement import (
     engine_gpus,
     engine_placement,
     planned_nodes,
-    rank_placement,
+    ray_rank_placement,
     role_gpus,
 )
 from strop.run.distributed.ray_actor import CLUSTER_MARKER, RayRoleSpec
@@ -228,9 +228,10 @@ def test_actors_see_the_planned_gpus(values, cluster):
     )
     names = {"rank": [f"rank-{number}" for number in (1, 2, 3)], "engine": ["engine-0", "engine-1"]}
     with cluster.joined():
-        trainer = replace(rank_placement(run), nodes={"trainer": planned_nodes(run)["trainer"]})
+        ranks_at = ray_rank_placement(run, run.cluster)
+        trainer = replace(ranks_at, nodes={"trainer": planned_nodes(run)["trainer"]})
         workers = {"trainer": start_worker("trainer", report_gpus, trainer)}
-        for kind, placement in (("rank", rank_placement(run)), ("engine", engine_placement(run))):
+        for kind, placement in (("rank", ranks_at), ("engine", engine_placement(run))):
             workers |= {name: start_worker(name, report_gpus, placement) for name in names[kind]}
         seen = {name: worker.receive() for name, worker in workers.items()}
         for worker in workers.values():

@@ -137,12 +137,13 @@ def open_rank_placement(run: Run) -> Iterator[RankPlacement]:
         with session.open_group(run) as agents:
             yield agents
     elif isinstance(section, RayClusterConfig) and is_on_ray():
-        yield _ray_rank_placement(run, section)
+        yield ray_rank_placement(run, section)
     else:
         yield LOCAL
 
 
-def _ray_rank_placement(run: Run, section: RayClusterConfig) -> RayPlacement:
+def ray_rank_placement(run: Run, section: RayClusterConfig) -> RayPlacement:
+    """Actors of the ranks other than the first; each prefers the node of the plan, which fills one node after the other."""
     nodes = {
         name.removeprefix("trainer ").replace(" ", "-"): node for name, node in planned_nodes(run).items()
     }
