@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from strop.errors import ModelError
+from strop.models.formats.weight_shards import write_weight_shards
 from strop.models.loading import silence_transformers, without_deepspeed
 from strop.models.lora import adapter_weights, merged_weights
 from strop.models.packed_attention.forward import base_model
@@ -31,7 +32,9 @@ def export_model(model: nn.Module, add_files: Callable[[Path], object], folder: 
     _require_replaceable(folder)
     try:
         with atomic_folder(folder) as partial, silence_transformers(), without_deepspeed():
-            base_model(model).save_pretrained(partial, state_dict=dict(merged_weights(model)))
+            base = base_model(model)
+            base.save_pretrained(partial, state_dict={})  # the other files
+            write_weight_shards(base, merged_weights(model), partial)
             add_files(partial)
             if isinstance(model, PeftModel):
                 write_adapter(model, partial / ADAPTER_FOLDER)

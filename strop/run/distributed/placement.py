@@ -143,7 +143,7 @@ def open_rank_placement(run: Run) -> Iterator[RankPlacement]:
 
 
 def ray_rank_placement(run: Run, section: RayClusterConfig) -> RayPlacement:
-    """Actors of the ranks other than the first; each prefers the node of the plan, which fills one node after the other."""
+    """Actors of the ranks other than the first; each prefers its node of the plan, which fills the nodes in turn."""
     nodes = {
         name.removeprefix("trainer ").replace(" ", "-"): node for name, node in planned_nodes(run).items()
     }
