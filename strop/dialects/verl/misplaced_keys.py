@@ -16,6 +16,8 @@ _UNREAD = {
     f"{_ACTOR}.model_engine": f"{_ACTOR}.strategy and the config group model_engine name the engine",
     "actor_rollout_ref.model.enable_activation_offloading": "verl reads enable_activation_offload",
     "reward_model.param_offload": "verl has it in reward_model.megatron; a single process scores",
+    "trainer.tensorboard_dir": "verl reads the variable TENSORBOARD_DIR; the events are in the run folder",
+    "trainer.rl_logging_board_dir": "rollouts are recorded in the run folder",
     "trainer.log_freq": "metrics are written after every step",
     "trainer.worker_env.*": "set the variables in the shell that starts the run",
     **{
