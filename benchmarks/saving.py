@@ -1,9 +1,11 @@
 """Time and memory of saving a checkpoint, with one process and with two ranks, for each save concurrency.
 
     python benchmarks/saving.py [--repeats 3]
+    python benchmarks/saving.py --by-size 10 100 300
 
 Prints a table of the median time of a save and of the growth of the first rank's memory to its peak
-during the save. The model has 50 million parameters in float32, with AdamW's state.
+during the save. The model has 50 million parameters in float32, with AdamW's state. With `--by-size`, in millions of
+parameters, the table has a save, the part of an asynchronous save for which training waits, and an export.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,13 +38,25 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
     "two ranks": {"type": "fsdp2", "ranks": 2, "device": "cpu"},
 }
 TOKENS = 8
+SIZES: Mapping[int, Mapping[str, int]] = {
+    10: {"hidden_size": 512, "layers": 3, "heads": 8},
+    100: {"hidden_size": 1024, "layers": 8, "heads": 16},
+    300: {"hidden_size": 1536, "layers": 11, "heads": 16},
+    1000: {"hidden_size": 2048, "layers": 20, "heads": 16},
+}
+"""Sizes of models, by about their millions of parameters."""
 
 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--by-size", type=int, nargs="+", choices=list(SIZES))
+    arguments = parser.parse_args()
+    if arguments.by_size:
+        compare_sizes(arguments.by_size, arguments.repeats)
+        return
+    repeats = arguments.repeats
     print("| processes | `checkpoint.save_concurrency` | seconds | peak memory growth, MB |")
     print("| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as name:
@@ -56,6 +71,35 @@ def main() -> None:
                     saves = [save(policy, folder / "checkpoints") for _ in range(repeats)]
                 seconds, memory = (statistics.median(values) for values in zip(*saves, strict=True))
                 print(f"| {kind} | `{concurrency}` | {seconds:.2f} | {memory:.0f} |", flush=True)
+
+
+def compare_sizes(sizes: list[int], repeats: int) -> None:
+    """Print the table by size, with one process and with two ranks."""
+    print("| parameters | processes | save | asynchronous save: until training continues | export |")
+    print("| --- | --- | --- | --- | --- |")
+    for size in sizes:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            make_model(folder / "model", ["one two"], vocab_size=300, **SIZES[size])
+            for kind, engine in ENGINES.items():
+                run = run_of(folder / "model", engine, "all")
+                with open_training_engines(run) as engines:
+                    policy = engines.policy()
+                    train(policy, run)
+                    count = sum(weight.numel() for _, weight in policy.iter_weights())
+                    actions = (
+                        partial(save, policy, folder / "checkpoints"),
+                        partial(save, policy, folder / "checkpoints", copied=True),
+                        partial(measured, partial(policy.export, folder / "export")),
+                    )
+                    cells = [median_cell([action() for _ in range(repeats)]) for action in actions]
+                print(f"| {count / 1e6:.0f} million | {kind} | {' | '.join(cells)} |", flush=True)
+
+
+def median_cell(results: Sequence[tuple[float, float]]) -> str:
+    """Median of the seconds and of the memory, as a cell of the table."""
+    seconds, megabytes = (statistics.median(values) for values in zip(*results, strict=True))
+    return f"{seconds:.1f} s, {megabytes:.0f} MB"
 
 
 def run_of(model: Path, engine: Mapping[str, Any], concurrency: str) -> Run:
@@ -95,14 +139,29 @@ def train(engine: TrainingEngine, run: Run) -> None:
     engine.step()
 
 
-def save(engine: TrainingEngine, root: Path) -> tuple[float, float]:
-    """Write a checkpoint; return the seconds, and the growth of this process to its peak in MB."""
+def save(engine: TrainingEngine, root: Path, *, copied: bool = False) -> tuple[float, float]:
+    """Write a checkpoint; return the seconds, for a copied one those until it is copied, and the growth of this process
+    to its peak in MB."""
+    seconds = 0.0
+
+    def write() -> None:
+        nonlocal seconds
+        started = time.perf_counter()
+        draft = checkpoint.begin(root, 1)
+        finish = engine.snapshot().begin_write(draft.folder, copied=copied)
+        seconds = time.perf_counter() - started
+        checkpoint.commit(draft, lambda _: finish(), keep=1)
+
+    whole, growth = measured(write)
+    return seconds if copied else whole, growth
+
+
+def measured(action: Callable[[], object]) -> tuple[float, float]:
+    """The seconds of an action, and the growth of this process to its peak in MB."""
     ctypes.CDLL(None).malloc_trim(0)  # return free memory to the system, so that new allocations count
     Path("/proc/self/clear_refs").write_text("5")  # reset VmHWM
     before, started = memory("VmRSS"), time.perf_counter()
-    draft = checkpoint.begin(root, 1)
-    write = engine.snapshot().begin_write(draft.folder)
-    checkpoint.commit(draft, lambda _: write(), keep=1)
+    action()
     return time.perf_counter() - started, memory("VmHWM") - before
 
 

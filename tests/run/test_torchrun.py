@@ -130,7 +130,7 @@ def test_processes_of_a_launcher_train_what_own_processes_train(values, tmp_path
     ]
     first, second = (process.communicate()[0] for process in processes)
     assert [process.returncode for process in processes] == [0, 0], first + second
-    assert second == "", "the first process alone prints"
+    assert "step" in first and "step" not in second, "the first process alone prints"
     folder = tmp_path / "runs" / "strop" / "two"
     assert rows_of(folder) == rows_of(reference.folder)
     assert digest(folder / "model" / "model.safetensors") == digest(reference.model / "model.safetensors")
