@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from strop.config.schema import Run
 from strop.config.schema.optimizer import OptimizerConfig
 from strop.config.schema.trainer import TrainerConfig
-from strop.errors import CheckpointError, MissingExtraError, TrainingError
+from strop.errors import CheckpointError, MissingExtraError, PlacementError, TrainingError
 from strop.models.tiny import make_model
 from strop.training.optimizers.build import build_optimizer
 from strop.training.optimizers.fused_backward import FusedBackward
@@ -28,6 +28,7 @@ SLOW = {"lr": 0.01, "weight_decay": 0.1}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"type": "adamw", "fused": False},
     "adamw_torch_fused": {"type": "adamw"},
+    "adamw_bnb_8bit": {"type": "adamw_bnb"},
     "adafactor": {"type": "adafactor", "beta1": 0.9, "scale_parameter": True},
     "ademamix": {"type": "ademamix", "ramp_updates": 4},
     "sgd": {"type": "sgd", "momentum": 0.9, "nesterov": True},
@@ -39,7 +40,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "grokadamw": {"type": "grokadamw"},
     "schedule_free_sgd": {"type": "schedule_free_sgd"},
 }
-"""The names of the GRPO component's page."""
+"""Names in Hugging Face's trainer; `adamw_bnb_8bit` is not on the GRPO component's page."""
 MODELS: dict[str, dict[str, object]] = {
     "float32": {},
     "mixed": {"compute_dtype": "bfloat16"},
@@ -141,6 +142,35 @@ def ours(name: str, updates: int = 5, **options: object) -> list[Tensor]:
 def close(one: list[Tensor], other: list[Tensor]) -> None:
     for mine, theirs in zip(one, other, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-7)
+
+
+def test_moments_of_8_bits_are_near_adamw() -> None:
+    """bitsandbytes keeps 32 bits for tensors of fewer than 4,096 numbers, and 8 for larger ones."""
+    torch.manual_seed(0)
+    start = torch.randn(128, 64)
+    found = []
+    for section in ({"type": "adamw_bnb", **SLOW}, {"type": "adamw", **SLOW}):
+        parameter = nn.Parameter(start.clone())
+        optimizer = build_optimizer(TypeAdapter(OptimizerConfig).validate_python(section), {"w": parameter})
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(5):
+            parameter.grad = torch.randn(start.shape, generator=generator)
+            optimizer.step()
+        found.append((parameter.detach(), optimizer.state[parameter]))
+    (quantized, state), (exact, _) = found
+    assert state["state1"].dtype == state["state2"].dtype == torch.uint8
+    assert 0 < (quantized - exact).norm() < 0.05 * (exact - start).norm()
+
+
+def test_paged_moments_need_a_gpu() -> None:
+    section = TypeAdapter(OptimizerConfig).validate_python({"type": "adamw_bnb", "paged": True})
+    with pytest.raises(PlacementError, match="Write paged: false"):
+        build_optimizer(section, sample_parameters())
+
+
+def test_moments_of_32_bits_are_refused_unless_paged() -> None:
+    with pytest.raises(ValidationError, match="write type: adamw, or bits: 8"):
+        TypeAdapter(OptimizerConfig).validate_python({"type": "adamw_bnb", "bits": 32})
 
 
 def test_ademamix_matches_the_paper() -> None:

@@ -19,8 +19,9 @@ from strop.config.schema.training_engine import Fsdp2EngineConfig, TrainingEngin
 from strop.config.units import Amount
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-STATES_PER_PARAMETER: Mapping[str, int] = {
+STATES_PER_PARAMETER: Mapping[str, float] = {
     "adamw": 2,
+    "adamw_bnb": 0.5,  # two of 8 bits; with `bits: 32` they are paged, and need not be on the GPU
     "ademamix": 3,
     "adafactor": 0,
     "sgd": 1,
@@ -135,7 +136,7 @@ def trained_model(
     weights = trained * of_value
     copy = 0 if in_compute == of_value else trained * in_compute
     frozen = 0 if model.lora is None else size.parameters * in_compute
-    state = trained * of_value * STATES_PER_PARAMETER[optimizer]
+    state = int(trained * of_value * STATES_PER_PARAMETER[optimizer])
     on_device = 0 if layout.offloads_trained else 1
     gradient_parts = layout.tensor if layout.keeps_gradients else layout.parts
     parts = (
@@ -163,7 +164,7 @@ def zero_model(
     in_compute = BYTES[model.compute_dtype or model.dtype]
     trained = size.parameters if model.lora is None else _adapter_parameters(size, model.lora)
     parameters = size.parameters * in_compute // (ranks if zero.stage == 3 else 1)
-    masters_and_state = trained * BYTES["float32"] * (1 + STATES_PER_PARAMETER[optimizer]) // ranks
+    masters_and_state = int(trained * BYTES["float32"] * (1 + STATES_PER_PARAMETER[optimizer])) // ranks
     parts = (
         MemoryPart("parameters", 0 if zero.stage == 3 and zero.offload_parameters else parameters),
         MemoryPart("optimizer", 0 if zero.offload_optimizer else masters_and_state),
@@ -205,7 +206,7 @@ def total(needs: list[MemoryNeed]) -> MemoryNeed:
 def checkpoint_bytes(size: ModelSize, model: ModelConfig, optimizer: str) -> int:
     """Size on disk of one checkpoint: the trained parameters and the optimizer's state."""
     trained = size.parameters if model.lora is None else _adapter_parameters(size, model.lora)
-    return trained * BYTES[model.dtype] * (1 + STATES_PER_PARAMETER[optimizer])
+    return int(trained * BYTES[model.dtype] * (1 + STATES_PER_PARAMETER[optimizer]))
 
 
 def _of_microbatch(

@@ -40,6 +40,28 @@ class AdamWConfig(BaseOptimizerConfig):
     """Use one kernel for the whole update: the same formula, faster, with different rounding."""
 
 
+class BitsAndBytesAdamWConfig(BaseOptimizerConfig):
+    """AdamW whose moments are stored in 8 bits, in blocks with a scale each (arXiv 2110.02861); bitsandbytes'
+    implementation."""
+
+    type: Literal["adamw_bnb"] = "adamw_bnb"
+    bits: Literal[8, 32] = 8
+    """Size of each stored moment. Tensors of fewer than 4,096 numbers have moments in 32 bits."""
+    paged: bool = False
+    """Keep the moments in memory that the GPU's driver moves to the CPU when the GPU has too little; needs a GPU."""
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
+    """Decay rates of the first and the second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """Constant added to the square root of the second moment."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Fraction of a weight, times the learning rate, that each update subtracts from it."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.bits == 32 and not self.paged:
+            yield "bits is 32 without paged: true, which is torch's AdamW; write type: adamw, or bits: 8"
+
+
 class AdafactorConfig(BaseOptimizerConfig):
     """Adam with factored second moments of matrices (arXiv 1804.04235); transformers' implementation."""
 
@@ -195,6 +217,7 @@ class ScheduleFreeSgdConfig(BaseOptimizerConfig):
 
 OptimizerConfig = Annotated[
     AdamWConfig
+    | BitsAndBytesAdamWConfig
     | AdafactorConfig
     | AdemamixConfig
     | SgdConfig

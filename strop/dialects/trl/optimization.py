@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.optimizer import AdamWConfig
+from strop.config.schema.optimizer import AdamWConfig, BitsAndBytesAdamWConfig
 from strop.config.schema.schedule import (
     CosineScheduleConfig,
     CosineWithRestartsScheduleConfig,
@@ -18,7 +18,16 @@ from strop.dialects.ledger.key_mapping import ForeignValues, written_by
 OPTIMIZERS = (
     *("adamw_torch_fused", "adamw_torch", "adafactor", "ademamix", "sgd", "adagrad", "rmsprop"),
     *("galore_adamw", "lomo", "adalomo", "grokadamw", "schedule_free_sgd"),
+    *("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "paged_adamw"),
 )
+_BITSANDBYTES = {
+    "adamw_bnb_8bit": (8, False),
+    "adamw_8bit": (8, False),
+    "paged_adamw_8bit": (8, True),
+    "paged_adamw_32bit": (32, True),
+    "paged_adamw": (32, True),
+}
+"""Bits of the moments, and whether they are paged."""
 SCHEDULES = (
     *("linear", "cosine", "cosine_with_min_lr", "cosine_with_restarts", "polynomial", "constant"),
     *("constant_with_warmup", "inverse_sqrt"),
@@ -41,8 +50,12 @@ def write_optimizer(run: Run) -> Mapping[str, Any]:
         "weight_decay": section.weight_decay,
         "optim": section.type,
     }
-    if isinstance(section, AdamWConfig):
+    if isinstance(section, BitsAndBytesAdamWConfig):
+        kinds = {kind: name for name, kind in reversed(_BITSANDBYTES.items())}
+        values["optim"] = kinds[section.bits, section.paged]
+    elif isinstance(section, AdamWConfig):
         values["optim"] = "adamw_torch_fused" if section.fused else "adamw_torch"
+    if isinstance(section, AdamWConfig | BitsAndBytesAdamWConfig):
         values |= {"adam_beta1": section.betas[0], "adam_beta2": section.betas[1]}
         values["adam_epsilon"] = section.eps
     return values
@@ -52,24 +65,29 @@ def write_optimizer(run: Run) -> Mapping[str, Any]:
 def optimizer(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the optimizer; the Adam options apply to AdamW."""
     name = foreign["optim"]
+    kind = "adamw" if name.startswith("adamw_torch") else "adamw_bnb" if name in _BITSANDBYTES else name
     settings = {
-        "trainer.optimizer.type": "adamw" if name.startswith("adamw_torch") else name,
+        "trainer.optimizer.type": kind,
         "trainer.optimizer.lr": foreign["learning_rate"],
         "trainer.optimizer.weight_decay": foreign["weight_decay"],
     }
-    if not name.startswith("adamw_torch"):
+    if kind not in ("adamw", "adamw_bnb"):
         return settings
-    return settings | {
+    settings |= {
         "trainer.optimizer.betas": [foreign["adam_beta1"], foreign["adam_beta2"]],
         "trainer.optimizer.eps": foreign["adam_epsilon"],
-        "trainer.optimizer.fused": name == "adamw_torch_fused",
     }
+    if kind == "adamw":
+        return settings | {"trainer.optimizer.fused": name == "adamw_torch_fused"}
+    bits, paged = _BITSANDBYTES[name]
+    return settings | {"trainer.optimizer.bits": bits, "trainer.optimizer.paged": paged}
 
 
 def not_adamw(foreign: ForeignValues) -> str | None:
     """The Adam options have no effect on other optimizers."""
     name = foreign["optim"]
-    return None if name.startswith("adamw_torch") else f"optim is {name}"
+    is_adamw = name.startswith("adamw_torch") or name in _BITSANDBYTES
+    return None if is_adamw else f"optim is {name}"
 
 
 def write_grad_norm(run: Run) -> Mapping[str, Any]:

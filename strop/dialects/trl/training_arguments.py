@@ -187,6 +187,8 @@ def _optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
             "adamw_torch_fused",
             "trainer.optimizer.type",
             "trainer.optimizer.fused",
+            "trainer.optimizer.bits",
+            "trainer.optimizer.paged",
             read=optimization.optimizer,
             value_type=one_of(*optimization.OPTIMIZERS),
         ),

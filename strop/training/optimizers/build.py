@@ -15,6 +15,7 @@ from strop.config.schema.optimizer import (
     AdalomoConfig,
     AdamWConfig,
     AdemamixConfig,
+    BitsAndBytesAdamWConfig,
     GaloreAdamWConfig,
     GrokAdamWConfig,
     LomoConfig,
@@ -23,7 +24,7 @@ from strop.config.schema.optimizer import (
     ScheduleFreeSgdConfig,
     SgdConfig,
 )
-from strop.errors import MissingExtraError
+from strop.errors import MissingExtraError, PlacementError
 from strop.training.optimizers.grokadamw import GrokAdamW as GrokAdamWOptimizer
 
 _IN_A_LAYER = re.compile(r"\.\d+\.")
@@ -57,6 +58,8 @@ def build_optimizer(
     match section:
         case AdamWConfig() | SgdConfig() | AdagradConfig() | RmspropConfig() | LomoConfig():
             return _of_torch(section, params, common)
+        case BitsAndBytesAdamWConfig():
+            return _of_bitsandbytes(section, params, common)
         case AdafactorConfig() | AdalomoConfig():
             return _of_transformers(section, params, common)
         case GrokAdamWConfig():
@@ -113,6 +116,25 @@ def _of_torch(
             )
         case LomoConfig():
             return torch.optim.SGD(params, **common)
+
+
+def _of_bitsandbytes(
+    section: BitsAndBytesAdamWConfig, params: Sequence[nn.Parameter], common: dict[str, Any]
+) -> torch.optim.Optimizer:
+    if section.paged and any(parameter.device.type != "cuda" for parameter in params):
+        raise PlacementError(
+            "optimizer.paged is true, and paged memory is a GPU's, but the trained parameters are on the CPU. Write "
+            "paged: false."
+        )
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        raise MissingExtraError(
+            f"The optimizer {section.type} needs the package bitsandbytes, which cannot be imported ({error}): "
+            "pip install 'strop[optimizers]'"
+        ) from error
+    kind = f"{'Paged' if section.paged else ''}AdamW{section.bits}bit"
+    return getattr(bitsandbytes.optim, kind)(params, **common, betas=section.betas, eps=section.eps)
 
 
 def _of_transformers(
