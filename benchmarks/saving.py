@@ -38,7 +38,7 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
     "two ranks": {"type": "fsdp2", "ranks": 2, "device": "cpu"},
 }
 TOKENS = 8
-SIZES: Mapping[int, Mapping[str, int]] = {
+SIZES: Mapping[int, Mapping[str, Any]] = {
     10: {"hidden_size": 512, "layers": 3, "heads": 8},
     100: {"hidden_size": 1024, "layers": 8, "heads": 16},
     300: {"hidden_size": 1536, "layers": 11, "heads": 16},
