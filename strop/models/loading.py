@@ -35,6 +35,7 @@ from strop.models.formats.gguf import (
     progress_in_terminals_only,
     read_config,
 )
+from strop.models.fused_layers import fuse_layers
 from strop.models.hub import check_hub
 from strop.models.logprobs import check_logits
 from strop.models.packed_attention.forward import enable_packed_attention
@@ -211,6 +212,7 @@ def _import_user_modules(section: ModelConfig) -> None:
 def _prepare_for_training(
     model: PreTrainedModel, section: ModelConfig, *, trainable: bool
 ) -> PreTrainedModel:
+    fuse_layers(model)
     enable_packed_attention(model)
     if trainable:
         enable_gradient_checkpointing(model, section)

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from strop.config.schema.model import LoraConfig
 from strop.errors import ModelError
 from strop.models.dtensor import full_tensor
+from strop.models.fused_layers import fuse_layers
 from strop.models.packed_attention.forward import base_model
 from strop.models.shared_weights import plain_name
 from strop.models.vision.embedding import takes_images, vision_modules
@@ -66,6 +67,7 @@ def add_lora(model: PreTrainedModel, section: LoraConfig, dtype: torch.dtype) ->
             ) from error
         raise ModelError(f"model.lora.targets: {error}") from error
     _check_targets(wrapped)
+    fuse_layers(wrapped)
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)

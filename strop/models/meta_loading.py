@@ -24,6 +24,7 @@ from strop.config.paths import gguf_file
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
 from strop.models.dtensor import Block
+from strop.models.fused_layers import fuse_layers
 from strop.models.loading import (
     LOAD_ERRORS,
     language_model_class,
@@ -119,6 +120,7 @@ def build_on_meta(
     if not headless:
         _read_generation_config(model, folder)
     set_trained_parameters(model, section, trainable=trainable)
+    fuse_layers(model)
     model.eval()  # type: ignore[no-untyped-call]
     return model, weights
 

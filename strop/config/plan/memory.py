@@ -216,7 +216,7 @@ def _of_microbatch(
     in_compute = BYTES[model.compute_dtype or model.dtype]
     tokens = int(microbatch.count) * (longest if microbatch.unit == "sequences" else 1)
     tokens = -(-tokens // layout.sequence)
-    of_layer = _kept_values(size, in_compute, layout.tensor)
+    of_layer = _kept_values(size, layout.tensor)
     values = size.layers * of_layer
     if model.gradient_checkpointing:  # the input of each layer, and one layer's values with their gradients
         values = size.layers * size.hidden + 2 * of_layer
@@ -229,16 +229,16 @@ def _of_microbatch(
     return MemoryPart("activations", activations), MemoryPart("logits", logits)
 
 
-def _kept_values(size: ModelSize, of_value: int, tensor: int) -> int:
+def _kept_values(size: ModelSize, tensor: int) -> int:
     """Values of a token that a layer keeps for its backward pass, for a decoder with RMS norms and a gated MLP.
 
-    Each norm keeps its input, the normalized values and its output, in two-byte types with a float32 copy; attention
-    keeps queries, keys, values, its output and the input of the output projection; the MLP keeps the two projections,
-    the activation and their product. Tensor parallelism divides all but the norms.
+    Each norm keeps its input and its output (`strop.models.fused_layers`); attention keeps queries, keys, values, its
+    output and the input of the output projection; the MLP keeps the two projections and the product that its last
+    projection multiplies. Tensor parallelism divides all but the norms.
     """
-    norms = 2 * (3 if of_value == BYTES["float32"] else 4) * size.hidden
+    norms = 4 * size.hidden
     attention = 4 * size.heads * size.head_dim + 2 * size.kv_heads * size.head_dim
-    return norms + (attention + 4 * size.mlp_width) // tensor
+    return norms + (attention + 3 * size.mlp_width) // tensor
 
 
 def with_libraries(need: MemoryNeed) -> MemoryNeed:

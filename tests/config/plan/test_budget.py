@@ -52,7 +52,7 @@ def test_the_parts_of_a_trained_model() -> None:
     )
     parts = {part.name: part.bytes for part in need.parts}
     assert parts["parameters"] == parts["gradients"] == 2 * GIB and parts["optimizer"] == 4 * GIB
-    assert parts["activations"] == 1024 * 16 * (6 + 6 + 16) * 2048 * 4  # norms, attention, MLP of 4 x 2048
+    assert parts["activations"] == 1024 * 16 * (4 + 6 + 12) * 2048 * 4  # norms, attention, MLP of 4 x 2048
     assert parts["logits"] == 256 * 32768 * 3 * 4 + 2 * 32768 * 2048 * 4
     assert need.needed == sum(parts.values())
 
@@ -78,7 +78,7 @@ def test_the_layout_of_the_ranks_divides_the_parts() -> None:
 
     found = parts()
     assert found["parameters"] == found["gradients"] == GIB and found["optimizer"] == 2 * GIB
-    assert found["activations"] == 512 * 16 * (6 + (6 + 16) // 2) * 2048 * 4
+    assert found["activations"] == 512 * 16 * (4 + (6 + 12) // 2) * 2048 * 4
     assert parts(gradient_sync="last_microbatch")["gradients"] == 2 * GIB
     offloaded = parts(cpu_offload=True)
     assert [offloaded[name] for name in ("parameters", "optimizer", "gradients")] == [0, 0, 0]
@@ -92,7 +92,10 @@ def test_a_sampler_in_the_trainers_process_has_no_weights_of_its_own(folder: Pat
 
 
 def test_disk_and_tokens(folder: Path) -> None:
-    tokens, disk = step_lines(run(folder, data={"train": {"path": "o/d"}, "max_response_tokens": 100}))
+    tokens, microbatch, disk = step_lines(
+        run(folder, data={"train": {"path": "o/d"}, "max_response_tokens": 100})
+    )
+    assert microbatch == "Micro-batch: at most 16384 tokens."
     assert "at most 51,200 sampled (512 responses of 100)" in tokens
     assert "12.0 GiB per checkpoint, 3 kept, 4.00 GiB for the model; together 40.0 GiB" in disk
 

@@ -83,7 +83,7 @@ def test_memory_of_a_seven_billion_model_by_hand() -> None:
     model = ModelConfig(path="m", compute_dtype="bfloat16", gradient_checkpointing=True)
     need = memory.trained_model(size, model, "adamw", memory.RankLayout(8), Amount(16384, "tokens"), 4096)
     assert need.resident == 7_600_000_000 * (4 + 2 + 8) // 8  # weights, copy, two moments
-    of_layer = 2 * 4 * 3584 + 4 * 3584 + 2 * 512 + 4 * 18944  # norms, attention, KV, MLP
+    of_layer = 4 * 3584 + 4 * 3584 + 2 * 512 + 3 * 18944  # norms, attention, KV, MLP
     values = 28 * 3584 + 2 * of_layer  # inputs of the layers, and one layer with its gradients
     assert need.working == 7_600_000_000 * 4 // 8 + 16384 * values * 2
     engine = memory.engine(size, "bfloat16", 2, 4096)

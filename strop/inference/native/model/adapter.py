@@ -48,10 +48,11 @@ class AppliedAdapter:
             yield name, weight
 
     def add_to(self, output: torch.Tensor, x: torch.Tensor, weight: StackedWeight) -> torch.Tensor:
-        """Add the updates of a weight to its product with `x` [n, in], in place; the rounding is PEFT's."""
+        """Add the updates of a weight to its product with `x` [n, in], in place; rounded as in training."""
         for each in self._updates.get(weight, _NONE).values():
-            added = F.linear(F.linear(x, each.update.a), each.update.b) * each.update.scale
-            output[:, each.first : each.first + each.rows] += added
+            low = F.linear(x, each.update.a)
+            rows = output[:, each.first : each.first + each.rows]
+            rows.addmm_(low, each.update.b.T, alpha=each.update.scale)
         return output
 
 
