@@ -47,6 +47,8 @@ NON_LEARNING_FIELDS = (
     "reward.judges.*.url",
     "reward.judges.*.api_key_env",
     "rollout.max_error_fraction",
+    "rollout.engine.merge_lora",
+    "rollout.engine.native.merge_lora",
     "rollout.pool",
     "rollout.max_concurrent_rollouts",
     "trainer.elastic",

@@ -94,7 +94,12 @@ def run_both(loaded, *, explorer=None, explorer_first=False):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model__lora": {"rank": 4}, "algorithm__kl_loss": {"coef": 0.01}, "trainer__epochs_per_step": 2},
+        {
+            "model__lora": {"rank": 4},
+            "algorithm__kl_loss": {"coef": 0.01},
+            "trainer__epochs_per_step": 2,
+            "rollout__engine": {"type": "native", "merge_lora": True},
+        },
         {"algorithm": {"type": "remax", "rollouts_per_task": 2}},
         {
             "algorithm": {"type": "grpo", "rollouts_per_task": 4, "dynamic_sampling": {"max_tries": 2}},

@@ -196,14 +196,15 @@ def _split(engine: ServingEngineConfig) -> tuple[str, ...]:
 
 
 def _native_memory(run: Run, engine: NativeEngineConfig) -> MemoryNeed | None:
-    """In the trainer's process the weights are shared where the data type is the same."""
+    """In the trainer's process the weights are shared where the data type is the same and no adapter is merged."""
     size = read_model_size(run.model.path)
     if size is None:
         return None
     dtype = engine.dtype if engine.dtype != "model" else run.model.compute_dtype or run.model.dtype
     need = memory.engine(size, dtype, 1, engine.kv_cache_tokens)
     is_separate = run.is_distributed or run.rollout.pool is not None
-    has_weights = dtype in (run.model.dtype, run.model.compute_dtype)
+    is_merged = run.model.lora is not None and engine.merge_lora
+    has_weights = dtype in (run.model.dtype, run.model.compute_dtype) and not is_merged
     return need if is_separate or not has_weights else memory.sharing_weights(need)
 
 

@@ -32,9 +32,10 @@ class NativeEngineConfig(ProcessTimeoutsConfig):
     """Capacity of the KV cache, in tokens; sequences that do not fit wait, and none is dropped."""
     max_sequences: int = Field(256, gt=0)
     """Maximum number of concurrent completions; further requests queue."""
-    merge_lora: bool = True
+    merge_lora: bool = False
     """Sample from a copy of the adapted weights with the LoRA adapter merged: the samples are, bit for bit, those of an
-    explorer in a separate process. False applies the adapter without a copy, in the trainer's process."""
+    explorer in a separate process; the rounding of the merged weights is not the trainer's. False applies the
+    adapter without a copy, in the trainer's process."""
 
 
 class ServingEngineConfig(ProcessTimeoutsConfig):
