@@ -1,10 +1,10 @@
-"""Peak memory and time of a GRPO step with LoRA, for a random model of the size of Qwen2.5-0.5B.
+"""Peak memory and time of a GRPO step with LoRA, for random models of the sizes of Qwen2.5-0.5B and 1.5B.
 
-    .venv/bin/python benchmarks/lora_memory.py [--tree FOLDER] [--merged] [--layers 24]
+    .venv/bin/python benchmarks/lora_memory.py [--size 1.5B] [--tree FOLDER] [--merged] [--microbatch "16384 tokens"]
 
-494M parameters in bfloat16, rank 16 on all linear layers, 4 tasks x 8 responses of 64 tokens, prompts of about 60
-tokens, two steps on the CPU with one thread; the micro-batch is the default. The peak is the resident memory (VmHWM) of
-the run's process. `--tree` runs the code of another working tree.
+494M or 1,544M parameters in bfloat16, rank 16 on all linear layers, 4 tasks x 8 responses of 64 tokens, prompts of
+about 60 tokens, two steps on the CPU with one thread; the micro-batch is the default. The peak is the resident memory
+(VmHWM) of the run's process. `--tree` runs the code of another working tree.
 """
 
 from __future__ import annotations
@@ -17,12 +17,22 @@ from pathlib import Path
 from peak_memory import make_model, measure_run
 
 STEPS = 2
-MODEL = {"hidden": 896, "vocabulary": 151_936, "intermediate_size": 4864, "num_key_value_heads": 2}
-"""Qwen2.5-0.5B without its number of layers; its head is its embedding."""
+SIZES = {
+    "0.5B": {"hidden": 896, "layers": 24, "intermediate_size": 4864},
+    "1.5B": {
+        "hidden": 1536,
+        "layers": 28,
+        "intermediate_size": 8960,
+        "num_attention_heads": 12,
+        "head_dim": 128,
+    },
+}
+"""Qwen2.5's sizes; the head is the embedding."""
+VOCABULARY, KEY_HEADS = 151_936, 2
 
 
-def write_run(folder: Path, engine: dict[str, object]) -> None:
-    """Write the run file and its data; `engine` is `rollout.engine`."""
+def write_run(folder: Path, engine: dict[str, object], trainer: dict[str, object]) -> None:
+    """Write the run file and its data; `engine` is `rollout.engine`, `trainer` entries of that section."""
     rows = [json.dumps({"prompt": f"{n}: " + "one and one is two; " * 6, "answer": "2"}) for n in range(8)]
     (folder / "data.jsonl").write_text("\n".join(rows) + "\n")
     (folder / "rewards.py").write_text(
@@ -45,7 +55,7 @@ def write_run(folder: Path, engine: dict[str, object]) -> None:
         "rollout": {"sampling": {"ignore_eos": True}, "engine": engine},
         "reward": f"{folder / 'rewards.py'}:reward",
         "algorithm": {"type": "grpo", "rollouts_per_task": 8},
-        "trainer": {"duration": f"{STEPS} steps", "tasks_per_step": 4},
+        "trainer": {"duration": f"{STEPS} steps", "tasks_per_step": 4, **trainer},
         "checkpoint": {"every": "never"},
         "record": {"monitors": [], "report": False},
     }
@@ -57,12 +67,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tree", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--merged", action="store_true", help="sample from merged weights")
-    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--size", choices=SIZES, default="0.5B")
+    parser.add_argument("--microbatch", help="trainer.microbatch, in place of the default")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_model(folder / "model", layers=args.layers, **MODEL)
-        write_run(folder, {"type": "native"} | ({} if args.merged else {"merge_lora": False}))
+        make_model(folder / "model", vocabulary=VOCABULARY, num_key_value_heads=KEY_HEADS, **SIZES[args.size])
+        write_run(
+            folder,
+            {"type": "native", "merge_lora": args.merged},
+            {"microbatch": args.microbatch} if args.microbatch else {},
+        )
         found = measure_run(folder, args.tree, STEPS)
     seconds = [found.last_step[f"time/{name}_seconds"] for name in ("sample", "update", "publish")]
     print("| peak MB after the last step | peak MB with the export | sample s | update s | publish s |")

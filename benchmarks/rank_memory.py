@@ -123,8 +123,10 @@ def current_peaks(pid: int) -> dict[str, float]:
         found["controller (rank 0)"] = peak
     children = Path(f"/proc/{pid}/task/{pid}/children")
     for child in children.read_text().split() if children.exists() else ():
-        command = Path(f"/proc/{child}/cmdline")
-        rank = re.search(rb"rank-(\d+)", command.read_bytes()) if command.exists() else None
+        try:
+            rank = re.search(rb"rank-(\d+)", Path(f"/proc/{child}/cmdline").read_bytes())
+        except OSError:  # it has ended
+            continue
         peak = peak_mb(int(child)) if rank else None
         if rank and peak is not None:
             found[f"rank {rank[1].decode()}"] = peak
