@@ -12,6 +12,7 @@ from strop.config.checks.advice import unusual_values
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import OverriddenKey
 from strop.config.paths import existing_path
+from strop.config.plan.fit import with_default_microbatch
 from strop.config.plan.machine import described_machine
 from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
 from strop.config.schema import Run
@@ -164,7 +165,7 @@ def print_plan(run: Run) -> None:
     """
     if run.mode == "bench":
         return
-    plan = plan_run(run)
+    plan = plan_run(with_default_microbatch(run))
     if not (machine_of(run).gpus or described_machine()):
         return
     echo(describe_plan(plan))

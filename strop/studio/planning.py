@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from strop.config.explain.summary import summarize
 from strop.config.load.loader import LoadedRun
 from strop.config.plan import budget
-from strop.config.plan.fit import MemoryFit, memory_fit
+from strop.config.plan.fit import MemoryFit, memory_fit, with_default_microbatch
 from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
 from strop.errors import PlacementError
 
@@ -31,7 +31,7 @@ class ShownPlan:
 
 def plan_for(loaded: LoadedRun) -> ShownPlan:
     """The plan of a run on this machine, or on the nodes that it requires."""
-    run = loaded.run
+    run = with_default_microbatch(loaded.run)
     machine = machine_of(run)
     try:
         placed = plan_run(run)

@@ -55,17 +55,13 @@ def test_init_writes_what_makes_the_run_fit(tmp_path: Path, monkeypatch: pytest.
     make_model(tmp_path / "model", ["what is one and one"], hidden_size=512, layers=6)
     Path("sums.csv").write_text("prompt,answer\n" + "What is 1 + 1?,2\n" * 20)
     options = ("--model", "model", "--train", "sums.csv", "--reward", "exact", "--force")
-    said = {size: invoke("init", *options, "--machine", f"1xT4-{size}GB")[1] for size in (16, 4)}
-    assert "Written into the file" not in said[16] and "does not fit" not in said[16] + said[4]
-    assert (
-        "Written into the file, so that the run fits into 4 GiB:\n  trainer.microbatch='4096 tokens'"
-        in said[4]
+    said = {size: invoke("init", *options, "--machine", f"1xT4-{size}GB")[1] for size in (16, 1)}
+    assert "Written into the file" not in said[16] and "does not fit" not in said[16] + said[1]
+    assert "Written into the file, so that the run fits into 1 GiB:\n  model.dtype=bfloat16" in said[1]
+    assert "  dtype: bfloat16  # to fit into 1 GiB: small updates are lost to rounding\n" in (
+        Path("run.yaml").read_text()
     )
-    assert (
-        "  microbatch: 4096 tokens  # to fit into 4 GiB: smaller matrix products\n"
-        in Path("run.yaml").read_text()
-    )
-    assert str(load_run("run.yaml").run.trainer.microbatch) == "4096 tokens"
+    assert load_run("run.yaml").run.model.dtype == "bfloat16"
 
 
 def test_init_without_a_terminal_names_the_missing_option(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def step_lines(run: Run) -> Iterator[str]:
             f"Tokens per step: at most {rollouts * data.max_response_tokens:,} sampled ({rollouts} responses of "
             f"{data.max_response_tokens:,}), {rollouts * longest:,} with their prompts."
         )
+    yield f"Micro-batch: at most {trainer.microbatch}."
     size = read_model_size(run.model.path)
     if size is not None:
         each = memory.checkpoint_bytes(size, run.model, trainer.optimizer.type)

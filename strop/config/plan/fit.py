@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from strop.config.plan.budget import Proposal, fits, needed_memory, propose
 from strop.config.plan.machine import GIB, Machine, described_machine
+from strop.config.plan.microbatch import with_fitting_microbatch
 from strop.config.plan.request import shares_host_memory
 from strop.config.plan.table import machine_of
 from strop.config.schema.run import Run
@@ -46,10 +47,20 @@ def memory_fit(run: Run) -> MemoryFit | None:
     capacity = _capacity(run, machine)
     if capacity is None:
         return None
+    run = with_fitting_microbatch(run, machine, capacity)
     needed = needed_memory(run, machine)
     if fits(run, machine, capacity):
         return MemoryFit(needed, capacity, fits=True)
     return MemoryFit(needed, capacity, fits=False, proposal=propose(run, machine, capacity))
+
+
+def with_default_microbatch(run: Run) -> Run:
+    """The run with the micro-batch that it uses on its machine, see `with_fitting_microbatch`.
+
+    Raises PlacementError as `memory_fit` does.
+    """
+    machine = machine_of(run)
+    return with_fitting_microbatch(run, machine, _capacity(run, machine))
 
 
 def _capacity(run: Run, machine: Machine) -> int | None:

@@ -50,7 +50,9 @@ class TrainerConfig(Section):
     batch_selection: BatchSelectionConfig = DefaultSelectionConfig()
     """Choice of the experiences that a step learns from."""
     microbatch: MicroBatchSize = Amount(16384, "tokens")
-    """Size of a micro-batch, in `tokens` or `sequences`; it changes memory, never the gradient."""
+    """Size of a micro-batch, in `tokens` or `sequences`; it changes memory, never the gradient. If omitted
+    it is half, a quarter, and so on, down to 1024 tokens, where the default would not fit into the machine's memory,
+    and on a CPU where activations would take more memory than weights, gradients and optimizer state."""
     skip_zero_advantages: bool = True
     """Leave rollouts whose advantages are all 0 out of the updates' forward and backward passes, where the loss has no
     term but the policy loss. They still count in its denominators, so that the gradient is the same; metrics of

@@ -8,6 +8,7 @@ from typing import Any
 
 from strop.config.checks.engine import fixed_weights_fault
 from strop.config.load.loader import LoadedRun
+from strop.config.plan.fit import with_default_microbatch
 from strop.config.plan.table import plan_run
 from strop.config.save import folder_mode
 from strop.config.schema import Run
@@ -52,7 +53,9 @@ def start_run(
     if callbacks:
         _require_training_loop(run)
     if run.mode != "bench":
+        run = with_default_microbatch(run)
         plan_run(run)
+        loaded = replace(loaded, run=run)
     folder = RunFolder.of(run)
     try:
         permissions = folder_mode(run)
