@@ -131,7 +131,7 @@ def _of_bitsandbytes(
     except ImportError as error:
         raise MissingExtraError(
             f"The optimizer {section.type} needs the package bitsandbytes, which cannot be imported ({error}): "
-            "pip install 'strop[optimizers]'"
+            "pip install 'strop[bitsandbytes]'"
         ) from error
     kind = f"{'Paged' if section.paged else ''}AdamW{section.bits}bit"
     return getattr(bitsandbytes.optim, kind)(params, **common, betas=section.betas, eps=section.eps)
