@@ -115,10 +115,38 @@ def test_one_varlen_call_equals_blocks(segments: PackedSegments, window: int | N
     softcap=st.none() | st.just(1.5),
     shared=st.sampled_from([1, 3]),
 )
-def test_flex_attention_equals_blocks(
+def test_the_scores_and_mask_of_flex_attention_equal_blocks(
     segments: PackedSegments, window: int | None, softcap: float | None, shared: int
 ) -> None:
+    """With a softmax over all scores in place of flex attention's blocks."""
+    inputs, options = projections(segments, shared), AttentionOptions(0.4, window, softcap)
+    expected = attention(*inputs, PackedLayout(segments, CPU), options)
+    query, key, value = inputs[0], *(each.repeat_interleave(shared, 1) for each in inputs[1:])
+    scores = torch.einsum("qhd,khd->hqk", query, key) * options.scale
+    if softcap is not None:
+        scores = flex_kernel._softcap(softcap)(scores)
+    p = scores.masked_fill(~visible(segments, window), -torch.inf).softmax(-1)
+    torch.testing.assert_close(torch.einsum("hqk,khd->qhd", p, value), expected)
+
+
+def visible(segments: PackedSegments, window: int | None) -> Tensor:
+    """[T, T] Whether a query sees a key, by the function that flex attention gets."""
+    sees = flex_kernel._mask_function(TokenBounds.of(segments), window, CPU)
+    tokens = torch.arange(segments.tokens)
+    return sees(tokens[:0], tokens[:0], tokens[:, None], tokens[None, :])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("window", "softcap", "shared"), [(None, None, 1), (5, 1.5, 3)])
+@pytest.mark.parametrize("images", [False, True])
+def test_flex_attention_equals_blocks(
+    window: int | None, softcap: float | None, shared: int, images: bool
+) -> None:
     """Without a gradient: torch's flex attention has no backward pass on the CPU."""
+    segments = PackedSegments(
+        (0, 4, 7, 12, 14, 20), (-1, 0, 0, 2, -1), np.arange(20) % 3 != 0 if images else None
+    )
     inputs = [each.detach() for each in projections(segments, shared, torch.float32)]
     options = AttentionOptions(scale=0.4, window=window, softcap=softcap)
     expected = attention(*inputs, PackedLayout(segments, CPU), options)
@@ -136,10 +164,7 @@ def test_flex_attention_computes_every_block_with_a_visible_score(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex_kernel, "BLOCK", 3)
         partial, full = flex_kernel._blocks(bounds, window)
-    tokens = torch.arange(segments.tokens)
-    sees = flex_kernel._mask_function(bounds, window, CPU)(
-        tokens[:0], tokens[:0], tokens[:, None], tokens[None, :]
-    ).numpy()
+    sees = visible(segments, window).numpy()
     for row, column in np.ndindex(partial.shape):
         block = sees[3 * row : 3 * row + 3, 3 * column : 3 * column + 3]
         assert not (partial[row, column] and full[row, column])
