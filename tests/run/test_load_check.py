@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from strop import load
 from strop.errors import InferenceError
+from strop.run.rollout.inference_engines import max_logprob_gap
 from strop.run.rollout.load_check import LoadCheck, ProbedLoader, ProbedWeights, probe_tokens
 from strop.types import Completion, SampleRequest
 from strop.workers.event_loop_thread import EventLoopThread
@@ -55,6 +57,30 @@ def test_a_small_gap_is_a_metric():
 def test_a_large_gap_is_an_error(gap: float):
     with pytest.raises(InferenceError, match=r"version 7 of the weights.*engine: native"):
         check(gap)
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "expected"),
+    [
+        ({"type": "native"}, {}, None),
+        ({"type": "vllm"}, {}, 0.05),
+        ({"type": "vllm", "dtype": "float32"}, {"compute_dtype": "bfloat16"}, 0.2),
+        ({"type": "vllm", "dtype": "bfloat16"}, {}, 0.2),
+        ({"type": "sglang_server", "base_url": "http://localhost:1"}, {"dtype": "bfloat16"}, 0.2),
+        ({"type": "vllm", "dtype": "bfloat16", "max_logprob_gap": 0.01}, {}, 0.01),
+    ],
+)
+def test_half_precision_may_round_more(engine: dict[str, Any], model: dict[str, str], expected: float | None):
+    loaded = load(
+        {
+            "name": "gap",
+            "model": {"path": "model", **model},
+            "data": {"train": {"path": "train.jsonl"}},
+            "reward": "exact",
+            "rollout": {"engine": engine},
+        }
+    )
+    assert max_logprob_gap(loaded.run) == expected
 
 
 class PublishingTrainer(Trainer):

@@ -65,9 +65,10 @@ class ServingEngineConfig(ProcessTimeoutsConfig):
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the library's own class of arguments, by name: vLLM's `AsyncEngineArgs`, SGLang's
     `ServerArgs`."""
-    max_logprob_gap: float = Field(0.05, gt=0)
+    max_logprob_gap: float | None = Field(None, gt=0)
     """Maximum mean difference, in nats, between the engine's and the trainer's log-probs of a probe after each
-    load of weights; above it the run stops with an error."""
+    load of weights; above it the run stops with an error. Null is 0.05 in float32, and 0.2 where one of the two
+    computes in half precision."""
 
     @property
     def devices(self) -> int:
@@ -176,9 +177,10 @@ class SglangServerConfig(ServerConnectionConfig):
     machine's shared memory, which it must be able to read."""
 
     type: Literal["sglang_server"] = "sglang_server"
-    max_logprob_gap: float = Field(0.05, gt=0)
+    max_logprob_gap: float | None = Field(None, gt=0)
     """Maximum mean difference, in nats, between the engine's and the trainer's log-probs of a probe after each
-    load of weights; above it the run stops with an error."""
+    load of weights; above it the run stops with an error. Null is 0.05 in float32, and 0.2 where one of the two
+    computes in half precision."""
 
 
 class OpenAiEngineConfig(ServerConnectionConfig):
@@ -198,9 +200,10 @@ class OpenAiEngineConfig(ServerConnectionConfig):
     holder: str | None = Field(None, pattern=r"^[^:]+$")
     """Name of the run in the labels of its weights at the server, by which two runs that update one server are
     noticed; `project/name` if omitted."""
-    max_logprob_gap: float = Field(0.05, gt=0)
+    max_logprob_gap: float | None = Field(None, gt=0)
     """Maximum mean difference, in nats, between the server's and the trainer's log-probs of a probe after each
-    update of the weights; above it the run stops with an error."""
+    update of the weights; above it the run stops with an error. Null is 0.05 in float32, and 0.2 where the trainer
+    computes in half precision."""
 
     def faults(self) -> Iterator[str]:
         """Faults between the fields."""
