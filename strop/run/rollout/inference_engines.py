@@ -119,7 +119,7 @@ def _loads_merged_weights(run: Run) -> bool:
 _MAX_GAP = 0.05
 """Nats, where rounding gives about 1e-6."""
 _MAX_GAP_IN_HALF_PRECISION = 0.2
-"""Nats: three times what rounding gave for SmolLM2-135M, of which improbable tokens of a probe have most."""
+"""Nats: twice what rounding gave for SmolLM2-135M at most; improbable tokens of a probe differ most."""
 
 
 def max_logprob_gap(run: Run) -> float | None:
