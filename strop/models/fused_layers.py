@@ -62,8 +62,10 @@ def adapted_linear(
 ) -> Tensor:
     """[..., out] Product of x [..., in] with a frozen weight [out, in], plus scale * B (A x) of a LoRA adapter (arXiv
     2106.09685) with A [rank, in] and B [out, rank]."""
-    out: Tensor = _AdaptedLinear.apply(x, weight, bias, a, b, scale)  # type: ignore[no-untyped-call]
-    return out
+    rows = x.reshape(-1, x.shape[-1])
+    out: Tensor = _AdaptedLinear.apply(rows, weight, bias, a, b, scale)  # type: ignore[no-untyped-call]
+    # A view that the function itself returned could not be changed in place, which Llama 4 does.
+    return out.view(*x.shape[:-1], len(weight))
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -117,26 +119,24 @@ class _SiluProduct(torch.autograd.Function):
 class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
     ) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
         low = rows @ a.T
         out = F.linear(rows, weight, bias).addmm_(low, b.T, alpha=scale)
-        ctx.save_for_backward(x, weight, a, b, low)
+        ctx.save_for_backward(rows, weight, a, b, low)
         ctx.scale = scale
-        return out.view(*x.shape[:-1], len(weight))
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, a, b, low = ctx.saved_tensors
-        grad = grad.reshape(-1, grad.shape[-1])
+        rows, weight, a, b, low = ctx.saved_tensors
         grad_low = (grad @ b).mul_(ctx.scale)
-        grad_x = None
+        grad_rows = None
         if ctx.needs_input_grad[0]:
-            grad_x = (grad @ weight).addmm_(grad_low, a).view(x.shape)
-        grad_a = grad_low.T @ x.reshape(-1, x.shape[-1])
-        return grad_x, None, None, grad_a, (grad.T @ low).mul_(ctx.scale), None
+            grad_rows = (grad @ weight).addmm_(grad_low, a)
+        grad_a = grad_low.T @ rows
+        return grad_rows, None, None, grad_a, (grad.T @ low).mul_(ctx.scale), None
 
 
 @cache

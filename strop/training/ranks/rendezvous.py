@@ -60,7 +60,8 @@ def _open_store(spec: RankSpec, timeout: timedelta) -> Store:
     url = urlsplit(spec.init_method)
     if url.scheme == "file":
         return FileStore(url.path, spec.ranks)
-    assert url.hostname is not None and url.port is not None
+    if url.scheme != "tcp" or url.hostname is None or url.port is None:
+        raise ValueError(f"the rendezvous {spec.init_method!r} is neither a file nor an address")
     return TCPStore(
         url.hostname, url.port, spec.ranks, is_master=spec.rank == 0, timeout=timeout, multi_tenant=True
     )
