@@ -9,8 +9,7 @@
 | suites | tests of models and training, with torch's own choice of devices |
 | kernels | attention of each kernel, forward and gradient, against blocks of scores in float32; milliseconds |
 | update | forward and backward of a packed micro-batch: no wait for the device, FLOP utilization, peak memory |
-| sampler | tokens per second of the native engine, and of vLLM where it is installed |
-| step | phases of a GRPO step by engine, weight update seconds, the engine's log-prob gap |
+| step | phases of a GRPO step, sampled tokens per second, log-prob gap: native, and vLLM where it is installed |
 | learning | reward by step of `--model` on `--data`, such as Qwen2.5-0.5B-Instruct on GSM8K; left out without them |
 
 Models are random unless `--model` names a folder. Each part runs in a process of its own, so that one that fails does
@@ -43,7 +42,6 @@ from strop.models.packed_attention.options import AttentionOptions
 from strop.models.packed_attention.segments import PackedSegments
 
 HERE = Path(__file__).resolve().parent.parent
-PARTS = ("suites", "kernels", "update", "sampler", "step", "learning")
 DENSE_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12}
 """Peak of dense bfloat16 products, by a part of the GPU's name, from NVIDIA's data sheets."""
 
@@ -204,7 +202,7 @@ def model_folder(options: Options, folder: Path) -> Path:
 
 
 def run_update(options: Options) -> None:
-    """Forward and backward passes of packed micro-batches, none of which may wait for the GPU."""
+    """Forward and backward of packed micro-batches, with an error at every wait for the GPU."""
     from transformers import AutoModelForCausalLM
 
     from strop.algorithms.registry import make_loss_fn
@@ -227,7 +225,7 @@ def run_update(options: Options) -> None:
                 sys.exit(
                     f"packed attention on {options.device} does not give the model's own states: {obstacle}"
                 )
-            experiences = made_up_experiences(groups, rollouts, prompt, response)
+            experiences = random_experiences(groups, rollouts, prompt, response)
             batch = TrainingBatch(experiences, advantages=[1.0] * len(experiences))
             (micro_batch,) = pack(
                 batch, Amount(1_000_000, "tokens"), share_prompts=True, device=options.device
@@ -241,6 +239,8 @@ def run_update(options: Options) -> None:
                 outputs = token_outputs(model, micro_batch, entropy=False)
                 loss_fn(micro_batch, outputs, counts).loss.backward()
 
+            if options.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
             step()
             with no_waits(options.device):
                 step()
@@ -251,11 +251,12 @@ def run_update(options: Options) -> None:
             memory = torch.cuda.max_memory_allocated() / 2**30 if options.device.type == "cuda" else 0.0
             utilization = f"{flops / (took / 1000) / peak:.0%}" if peak and dtype == torch.bfloat16 else "-"
             rows.append((str(dtype)[6:], tokens, f"{took:.1f}", utilization, f"{memory:.2f}"))
+            del model, step  # the next row's peak is without them
     header = ("dtype", "tokens", "ms", "model FLOP utilization, without attention", "peak GiB")
     print_table("Forward and backward of one micro-batch, with no wait for the device", header, rows)
 
 
-def made_up_experiences(groups: int, rollouts: int, prompt: int, response: int) -> list[Any]:
+def random_experiences(groups: int, rollouts: int, prompt: int, response: int) -> list[Any]:
     """Random tokens with shared prompts."""
     from strop.types import Experience
 
@@ -333,7 +334,7 @@ def quickstart_run(options: Options, folder: Path, engine: Any, steps: int) -> d
 
 
 def run_step(options: Options) -> None:
-    """Phases of a step by engine, the time of a weight update, and the log-prob gap of every load."""
+    """Phases of a step by engine, sampled tokens per second, and the log-prob gap of every load."""
     rows = []
     for engine in ("native", *(["vllm"] if installed("vllm") else [])):
         with tempfile.TemporaryDirectory() as name:
@@ -341,24 +342,14 @@ def run_step(options: Options) -> None:
             phases = [statistics.median(each[f"time/{phase}_seconds"] for each in steps) for phase in PHASES]
             gap = max(each.get("engine/logprob_gap", 0.0) for each in steps)
             difference = max(each.get("logprob_diff/mean_abs", 0.0) for each in steps)
-            rows.append((engine, *(f"{each:.3f}" for each in phases), f"{gap:.1e}", f"{difference:.1e}"))
-    print_table(
-        "A GRPO step", ("engine", *(f"{each} s" for each in PHASES), "probe's gap", "logprob_diff"), rows
-    )
+            rate = statistics.median(each["sampled_tokens"] / each["time/sample_seconds"] for each in steps)
+            times = (f"{each:.3f}" for each in phases)
+            rows.append((engine, *times, f"{rate:.0f}", f"{gap:.1e}", f"{difference:.1e}"))
+    seconds = (f"{each} s" for each in PHASES)
+    print_table("A GRPO step", ("engine", *seconds, "tokens/s", "probe's gap", "logprob_diff"), rows)
 
 
 PHASES = ("sample", "reward", "update", "publish")
-
-
-def run_sampler(options: Options) -> None:
-    """Tokens per second of each engine, in the last steps of a run that samples only."""
-    rows = []
-    for engine in ("native", *(["vllm"] if installed("vllm") else [])):
-        with tempfile.TemporaryDirectory() as name:
-            steps = run_command(Path(name), quickstart_run(options, Path(name), engine, steps=3))[1:]
-            rates = [each["sampled_tokens"] / each["time/sample_seconds"] for each in steps]
-            rows.append((engine, f"{statistics.median(rates):.0f}"))
-    print_table("Sampled tokens per second, with scoring", ("engine", "tokens/s"), rows)
 
 
 def installed(package: str) -> bool:
@@ -369,7 +360,7 @@ def installed(package: str) -> bool:
 
 
 def run_learning(options: Options) -> None:
-    """Held-out reward of `--model` on `--data`, a file with the columns `question` and `answer`."""
+    """Training reward of `--model` on `--data`, a file with the columns `question` and `answer`."""
     if options.model is None or options.data is None:
         print("\nlearning: left out, since --model and --data are not both given.")
         return
@@ -388,7 +379,6 @@ RUNNERS = {
     "suites": run_suites,
     "kernels": run_kernels,
     "update": run_update,
-    "sampler": run_sampler,
     "step": run_step,
     "learning": run_learning,
 }
@@ -397,13 +387,15 @@ RUNNERS = {
 def main() -> None:
     """Run the parts, each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("parts", nargs="*", choices=[*RUNNERS, []], help="all without any")
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(RUNNERS)}; all without any")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parser.add_argument("--model", type=Path, help="folder of a real model")
     parser.add_argument("--data", type=Path, help="JSON Lines file with the columns question and answer")
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if unknown := [part for part in args.parts if part not in RUNNERS]:
+        parser.error(f"unknown part {unknown[0]!r}; the parts are {', '.join(RUNNERS)}")
     options = Options(torch.device(args.device), args.small, args.model, args.data)
     if args.in_this_process:
         RUNNERS[args.parts[0]](options)

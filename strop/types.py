@@ -506,14 +506,14 @@ class MicroBatch:
         """[T] int64: number of each token's segment."""
         return self.token_ids.new_tensor(self.segment_numbers())
 
-    def sequences_of_token(self) -> torch.Tensor:
-        """[T] float32: number of sequences that each token belongs to, which is above 1 in a shared prompt."""
-        counts = np.zeros(self.num_segments)
+    def sequence_counts(self) -> FloatArray:
+        """[T] Number of sequences that each token belongs to, which is above 1 in a shared prompt; on the host."""
+        counts = np.zeros(self.num_segments, dtype=np.float32)
         for number, experience in enumerate(self.experience):
             while experience >= 0 and number >= 0:
                 counts[number] += 1
                 number = self.prefix_of[number]
-        return self.weight.new_tensor(counts[self.segment_numbers()])
+        return counts[self.segment_numbers()]
 
     def longest_sequence(self) -> int:
         """Largest number of tokens of a sequence, with those of its prefixes."""

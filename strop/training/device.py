@@ -32,16 +32,16 @@ def find_rank_device_type(
     gpus = torch.cuda.device_count()
     match placement:
         case LocalPlacement():
-            here = ranks
+            here, advice = ranks, f"Write ranks: {gpus}"
         case RayPlacement():
-            here = 1
+            here, advice = 1, "Give the cluster's nodes GPUs"
         case AgentPlacement():
-            here = placement.local_ranks
+            here, advice = placement.local_ranks, f"Start {gpus} processes per node"
         case _:
             assert_never(placement)
     if gpus < here:
         raise PlacementError(
             f"{here} of the ranks (trainer.engine.ranks is {ranks}) are on this machine, which has {gpus} GPUs, and "
-            f"each rank needs its own. Write ranks: {gpus}, or device: cpu."
+            f"each rank needs its own. {advice}, or write device: cpu."
         )
     return "cuda"

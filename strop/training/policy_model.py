@@ -39,6 +39,7 @@ from strop.training.optimized_model import OptimizedModel, mark_last
 from strop.training.parallel.parallelize import ModelCall, Parallelizer
 from strop.training.specs import PolicySpec
 from strop.training.teachers import Teachers
+from strop.transfers import to_device
 from strop.types import GlobalCounts, MicroBatch, TokenOutputs
 
 
@@ -119,7 +120,7 @@ class PolicyModel(OptimizedModel):
             )
             result = loss_fn(micro_batch, outputs, counts)
             if self._router_loss is not None:
-                weights = micro_batch.sequences_of_token()
+                weights = to_device(micro_batch.sequence_counts(), self.device)
                 routers = self._router_loss(outputs.router_logits, weights, expert_load, counts)
                 result = add_losses(result, routers)
             pending.append(self.backward(result, micro_batch, counts, is_last=is_last))
@@ -138,7 +139,7 @@ class PolicyModel(OptimizedModel):
         counts = [
             expert_counts(
                 self._call(router_logits, micro_batch),
-                micro_batch.sequences_of_token(),
+                to_device(micro_batch.sequence_counts(), self.device),
                 self._router_loss.top_k,
             )
             for micro_batch in micro_batches

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from strop.models.family_traits import check_rope_limit
 from strop.models.logprobs import frozen_states, sampled_logprobs
 from strop.models.packed_attention.forward import base_model, can_share_prompts
 from strop.training.parallel.parallelize import ModelCall, Parallelizer
+from strop.transfers import to_device
 from strop.types import MicroBatch
 
 
@@ -89,8 +91,6 @@ class Teachers:
     def _numbers(self, micro_batch: MicroBatch) -> Tensor:
         """[T] Number of each position's teacher; with sequence parallelism of this rank's positions."""
         numbers = [self._section.teacher_of(source) for source in micro_batch.source]
-        by_segment = torch.tensor(
-            [-1 if number is None else number for number in numbers], device=micro_batch.token_ids.device
-        )
-        numbers_of_tokens = by_segment[micro_batch.segment_of_token()]
+        by_segment = np.array([-1 if number is None else number for number in numbers])
+        numbers_of_tokens = to_device(by_segment[micro_batch.segment_numbers()], micro_batch.token_ids.device)
         return numbers_of_tokens if self._group is None else self._group.share(numbers_of_tokens)

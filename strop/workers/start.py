@@ -42,8 +42,11 @@ class RayPlacement:
     """Ray's id of the preferred node, by the worker's name; if that node is lost or full, another one is used."""
     log: ActorLog | None = None
     """The log file for the actor's output; None leaves its output to Ray."""
-    ranks: int | None = None
-    """Number of ranks for which the cluster has resources, with the first one; None for as many as the run wants."""
+
+    @property
+    def ranks(self) -> None:
+        """None: Ray starts as many ranks as the run wants, or says that it cannot."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from strop.errors import ModelError
 from strop.models.packed_attention import flex_kernel, varlen_kernel
 from strop.models.packed_attention.attention import PackedLayout, attention, choose_kernel
-from strop.models.packed_attention.flex_kernel import FlexLayout, TokenBounds, flex_kernel_attention
+from strop.models.packed_attention.flex_kernel import TokenBounds, flex_attention, plan_mask
 from strop.models.packed_attention.options import AttentionOptions
 from strop.models.packed_attention.segments import PackedSegments
 from strop.models.packed_attention.varlen_kernel import VarlenLayout, varlen_attention
@@ -150,7 +150,7 @@ def test_flex_attention_equals_blocks(
     inputs = [each.detach() for each in projections(segments, shared, torch.float32)]
     options = AttentionOptions(scale=0.4, window=window, softcap=softcap)
     expected = attention(*inputs, PackedLayout(segments, CPU), options)
-    found = flex_kernel_attention(*inputs, FlexLayout.of(segments, window, CPU), options)
+    found = flex_attention(*inputs, plan_mask(segments, window, CPU), options)
     torch.testing.assert_close(found, expected)
 
 
@@ -174,7 +174,7 @@ def test_flex_attention_computes_every_block_with_a_visible_score(
 
 def test_blocks_of_other_prompts_are_not_computed() -> None:
     segments = PackedSegments((0, 256, 384, 512, 768), (-1, 0, 0, -1))
-    mask = FlexLayout.of(segments, None, CPU).mask
+    mask = plan_mask(segments, None, CPU)
     assert mask.to_dense()[0, 0].tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],

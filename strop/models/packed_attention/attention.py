@@ -15,10 +15,11 @@ from typing import Literal, assert_never
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from strop.models.packed_attention.block_kernel import block_attention
 from strop.models.packed_attention.block_layout import SegmentLayout, plan_layout
-from strop.models.packed_attention.flex_kernel import FlexLayout, flex_kernel_attention
+from strop.models.packed_attention.flex_kernel import flex_attention, plan_mask
 from strop.models.packed_attention.options import AttentionOptions
 from strop.models.packed_attention.segments import PackedSegments
 from strop.models.packed_attention.varlen_kernel import VarlenLayout, varlen_attention
@@ -38,7 +39,7 @@ class PackedLayout:
 
     segments: PackedSegments
     device: torch.device
-    _flex: dict[int | None, FlexLayout] = field(default_factory=dict, compare=False)
+    _flex_masks: dict[int | None, BlockMask] = field(default_factory=dict, compare=False)
     """By window."""
 
     @cached_property
@@ -51,11 +52,11 @@ class PackedLayout:
         """The layout of `varlen_kernel`."""
         return VarlenLayout.of(self.segments, self.device)
 
-    def flex(self, window: int | None) -> FlexLayout:
-        """The layout of `flex_kernel` for a window."""
-        if window not in self._flex:
-            self._flex[window] = FlexLayout.of(self.segments, window, self.device)
-        return self._flex[window]
+    def flex_mask(self, window: int | None) -> BlockMask:
+        """The mask of `flex_kernel` for a window."""
+        if window not in self._flex_masks:
+            self._flex_masks[window] = plan_mask(self.segments, window, self.device)
+        return self._flex_masks[window]
 
 
 def attention(
@@ -69,7 +70,7 @@ def attention(
         case "varlen":
             return varlen_attention(query, key, value, layout.varlen, options)
         case "flex":
-            return flex_kernel_attention(query, key, value, layout.flex(options.window), options)
+            return flex_attention(query, key, value, layout.flex_mask(options.window), options)
         case _:
             assert_never(kernel)
 

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention import flex_attention as torch_flex
+from torch.nn.attention.flex_attention import BlockMask
 
 from strop.errors import ModelError
 from strop.models.packed_attention.options import AttentionOptions
@@ -68,30 +69,22 @@ class TokenBounds:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FlexLayout:
-    """The mask of a micro-batch, for one window."""
-
-    mask: BlockMask
-
-    @classmethod
-    def of(cls, segments: PackedSegments, window: int | None, device: torch.device) -> FlexLayout:
-        """The mask of a micro-batch's segments. Raises as `TokenBounds.of`."""
-        bounds = TokenBounds.of(segments)
-        partial, full = _blocks(bounds, window)
-        counts, blocks, full_counts, full_blocks = (
-            to_device(each, device) for each in (*_indices(partial), *_indices(full))
-        )
-        mask = BlockMask.from_kv_blocks(
-            counts,
-            blocks,
-            full_counts,
-            full_blocks,
-            BLOCK_SIZE=BLOCK,
-            mask_mod=_mask_function(bounds, window, device),
-            seq_lengths=(segments.tokens, segments.tokens),
-        )
-        return cls(mask)
+def plan_mask(segments: PackedSegments, window: int | None, device: torch.device) -> BlockMask:
+    """The mask of a micro-batch's segments, for one window. Raises as `TokenBounds.of`."""
+    bounds = TokenBounds.of(segments)
+    partial, full = _blocks(bounds, window)
+    counts, blocks, full_counts, full_blocks = (
+        to_device(each, device) for each in (*_indices(partial), *_indices(full))
+    )
+    return BlockMask.from_kv_blocks(
+        counts,
+        blocks,
+        full_counts,
+        full_blocks,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=_mask_function(bounds, window, device),
+        seq_lengths=(segments.tokens, segments.tokens),
+    )
 
 
 def _blocks(bounds: TokenBounds, window: int | None) -> tuple[BoolArray, BoolArray]:
@@ -133,8 +126,8 @@ def _mask_function(
     return sees
 
 
-def flex_kernel_attention(
-    query: Tensor, key: Tensor, value: Tensor, layout: FlexLayout, options: AttentionOptions
+def flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, options: AttentionOptions
 ) -> Tensor:
     """[T, H, D] from query [T, H, D], key and value [T, K, D]."""
     q, k, v = (each.transpose(0, 1)[None] for each in (query, key, value))
@@ -143,7 +136,7 @@ def flex_kernel_attention(
         k,
         v,
         score_mod=None if options.softcap is None else _softcap(options.softcap),
-        block_mask=layout.mask,
+        block_mask=mask,
         scale=options.scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -153,7 +146,7 @@ def flex_kernel_attention(
 @cache
 def _function(device_type: str) -> Callable[..., Any]:
     """Compiled for a GPU, once for all lengths: without compilation every score would be stored."""
-    plain: Callable[..., Any] = flex_attention
+    plain: Callable[..., Any] = torch_flex.flex_attention
     return torch.compile(plain, dynamic=True) if device_type == "cuda" else plain
 
 

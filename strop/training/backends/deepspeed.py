@@ -34,13 +34,7 @@ def open_deepspeed(run: Run, placement: RankPlacement = LOCAL) -> Iterator[Fsdp2
     import_deepspeed(device)
     section = resolved(section)  # other nodes do not have its file
     run = run.model_copy(update={"trainer": run.trainer.model_copy(update={"engine": section})})
-    group = RankGroup(
-        section.ranks,
-        device,
-        placement,
-        hang_timeout_seconds=section.hang_timeout_seconds,
-        network=section.network,
-    )
+    group = RankGroup.of(section, device, placement)
     with closing(group):
         yield Fsdp2Backend(run, group, describe_division(section, device))
 

@@ -299,12 +299,6 @@ def open_fsdp2(run: Run, placement: RankPlacement = LOCAL) -> Iterator[Fsdp2Back
     assert isinstance(section, Fsdp2EngineConfig)
     ParallelDims.of(section)  # raises for sizes that do not fit
     device = find_rank_device_type(section.device, section.ranks, placement)
-    group = RankGroup(
-        section.ranks,
-        device,
-        placement,
-        hang_timeout_seconds=section.hang_timeout_seconds,
-        network=section.network,
-    )
+    group = RankGroup.of(section, device, placement)
     with closing(group):
         yield Fsdp2Backend(run, group)

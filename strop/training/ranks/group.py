@@ -11,7 +11,9 @@ from typing import Any, Literal, assert_never
 import torch
 from torch import distributed
 
+from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.rank_network import RankNetworkConfig
+from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.models.dtensor import forget_meshes
 from strop.protocols import FileChecksum
 from strop.training.ranks.messages import RankMessage, RankSpec, SaveCheckpoint
@@ -43,6 +45,22 @@ class RankGroup:
 
     A rank that dies or hangs is noticed at any time, also while the others wait for it. It raises RankLostError.
     """
+
+    @classmethod
+    def of(
+        cls,
+        section: Fsdp2EngineConfig | DeepSpeedEngineConfig,
+        device: Literal["cpu", "cuda"],
+        placement: RankPlacement,
+    ) -> RankGroup:
+        """The ranks of a training engine. Raises as the constructor does."""
+        return cls(
+            section.ranks,
+            device,
+            placement,
+            hang_timeout_seconds=section.hang_timeout_seconds,
+            network=section.network,
+        )
 
     def __init__(
         self,
