@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+
 from torch import nn
+from torch.utils import cpp_extension
 from transformers import PreTrainedModel
 
 from strop.config.schema.model import ModelConfig
@@ -27,6 +30,7 @@ def compile_layers(decoder: nn.Module, section: ModelConfig) -> None:
             f"model.compile is true, but the layers of {type(base).__name__} would be compiled again for every length: "
             f"{obstacle}. Write compile: false."
         )
+    _quote_library_folder()
     for layer in layers_of(base):
         layer.compile(dynamic=True)
 
@@ -35,3 +39,11 @@ def layers_of(base: PreTrainedModel) -> list[nn.Module]:
     """The modules of a decoder that follow each other, as its class names them."""
     names = set(base._no_split_modules or ())
     return [module for module in decoder_of(base).modules() if type(module).__name__ in names]
+
+
+def _quote_library_folder() -> None:
+    """Quote the folder of torch's libraries once: torch 2.13 does not in the command that links a kernel for the CPU,
+    and splits it at the spaces of the folder's name."""
+    folder = cpp_extension.TORCH_LIB_PATH
+    if " " in folder and not folder.startswith("'"):
+        cpp_extension.TORCH_LIB_PATH = shlex.quote(folder)
