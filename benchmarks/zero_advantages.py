@@ -66,7 +66,7 @@ def mixed_groups(vocabulary: int) -> list[Any]:
     return groups
 
 
-def measure_mix(model: Path, tasks_per_update: int) -> dict[bool, float]:
+def measure_mix(model: Path, tasks_per_update: int, kl_loss: Mapping[str, Any] | None) -> dict[bool, float]:
     """CPU seconds of a step's updates, by `skip_zero_advantages`."""
     from strop.algorithms.loss_spec import LossSpec
     from strop.config.schema import Run
@@ -84,7 +84,7 @@ def measure_mix(model: Path, tasks_per_update: int) -> dict[bool, float]:
                 "model": {"path": str(model), "compute_dtype": "bfloat16"},
                 "data": {"train": {"path": "none.jsonl"}},
                 "reward": "exact",
-                "algorithm": {"type": "grpo", "rollouts_per_task": ROLLOUTS},
+                "algorithm": {"type": "grpo", "rollouts_per_task": ROLLOUTS, "kl_loss": kl_loss},
                 "trainer": {
                     "tasks_per_step": GROUPS,
                     "tasks_per_update": tasks_per_update,
@@ -116,14 +116,15 @@ def compare_mix() -> None:
     import torch
 
     torch.set_num_threads(1)
-    print("| updates per step | full, CPU-seconds | skipped, CPU-seconds | ratio |")
-    print("| --- | --- | --- | --- |")
+    print("| loss | updates per step | full, CPU-seconds | skipped, CPU-seconds | ratio |")
+    print("| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as name:
         prepare(Path(name), words=16)
-        for per_update in (GROUPS, GROUPS // 4):
-            found = measure_mix(Path(name) / "model", per_update)
-            ratio = found[True] / found[False]
-            print(f"| {GROUPS // per_update} | {found[False]:.2f} | {found[True]:.2f} | {ratio:.2f} |")
+        for label, kl_loss in (("policy loss", None), ("policy loss and KL", {"coef": 0.001})):
+            for per_update in (GROUPS, GROUPS // 4):
+                found = measure_mix(Path(name) / "model", per_update, kl_loss)
+                cells = (label, GROUPS // per_update, *(f"{found[skip]:.2f}" for skip in (False, True)))
+                print(f"| {' | '.join(map(str, cells))} | {found[True] / found[False]:.2f} |")
 
 
 def compare_quickstart(steps: int) -> None:

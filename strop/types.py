@@ -369,8 +369,9 @@ class TrainingBatch:
     experiences: Sequence[Experience]
     advantages: Sequence[float | FloatArray] | None = None
     """[L] of each experience, or one number for all its tokens; None is 0."""
-    old_logprobs: Sequence[FloatArray] | None = None
-    """[L] each: the trainer's log-probs at the start of the step; None where the current ones are used."""
+    old_logprobs: Sequence[FloatArray | None] | None = None
+    """[L] each: the trainer's log-probs at the start of the step; None, of all or of an experience, where the current
+    ones are used."""
     ref_logprobs: Sequence[FloatArray] | None = None
     """[L] each: the reference model's log-probs."""
     teacher_logprobs: Sequence[FloatArray] | None = None
@@ -472,7 +473,8 @@ class MicroBatch:
     """[T] float32 The sampler's log-prob of the token under softmax(logits / temperature); None unless known for
     all experiences of the update."""
     old_logprobs: torch.Tensor | None = None
-    """[T] float32 The trainer's log-probs at the start of the step; None where the current ones are used."""
+    """[T] float32 The trainer's log-probs at the start of the step; None, or NaN at the targets of a sequence, where
+    the current ones are used."""
     ref_logprobs: torch.Tensor | None = None
     """[T] float32 The reference model's log-probs."""
     teacher_logprobs: torch.Tensor | None = None
@@ -577,6 +579,8 @@ class GlobalCounts:
     """Mean of the importance weights, which they are divided by."""
     computed_tokens: int | None = None
     """Number of `tokens` in the sequences that the update computes; None for all of them. See `measured_tokens`."""
+    compared_tokens: int | None = None
+    """Number of `measured_tokens` in the sequences that are compared with the old policy; None for all of them."""
 
     @property
     def measured_tokens(self) -> int:

@@ -274,14 +274,13 @@ def needs_reference_logprobs(config: RolloutAlgorithmConfig) -> bool:
 
 
 def needs_start_logprobs(config: RolloutAlgorithmConfig) -> bool:
-    """Whether the trainer's log-probs at the start of the step are needed before its first update."""
-    if config.old_policy == "sampler":
-        return False
+    """Whether the old policy's log-probs of all experiences are needed before the step's first update."""
     selects = isinstance(config.policy_loss, ClipCovLossConfig | KlCovLossConfig)
     if selects or config.entropy_filter is not None or isinstance(config, OptimalTokenBaselineConfig):
         return True
     correction = config.importance_correction
-    return bool(config.rejection) or (correction is not None and correction.normalize)
+    rejects = bool(config.rejection) and config.old_policy == "trainer"
+    return rejects or (correction is not None and correction.normalize)
 
 
 def needs_divergence(config: AlgorithmConfig) -> bool:
@@ -322,11 +321,18 @@ def vanishes_at_zero_advantage(config: RolloutAlgorithmConfig) -> bool:
 
     A divergence, an entropy bonus and a user's own loss function do not depend on advantages alone.
     """
-    if isinstance(config, CustomConfig) and config.loss is not None:
-        return False
     from_teacher = config.distillation is not None and config.distillation.loss is not None
     others = config.kl_loss is not None or config.entropy_coef > 0 or from_teacher
-    return policy_loss_vanishes(config.policy_loss) and not others
+    return ratio_vanishes_at_zero_advantage(config) and not others
+
+
+def ratio_vanishes_at_zero_advantage(config: RolloutAlgorithmConfig) -> bool:
+    """Whether the ratio to the old policy adds nothing to the loss and its gradient in a rollout whose advantages are
+    all 0: a divergence that is not weighted by it, an entropy bonus and a teacher's loss do not read it."""
+    if isinstance(config, CustomConfig) and config.loss is not None:
+        return False
+    weighted = config.kl_loss is not None and config.kl_loss.weight_by_ratio
+    return policy_loss_vanishes(config.policy_loss) and not weighted
 
 
 def needs_greedy_baseline(config: AlgorithmConfig) -> bool:

@@ -13,6 +13,7 @@ lengths and the limit only; the same input gives the same plan.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -132,7 +133,9 @@ def build_micro_batch(
         pairs = zip(plan, is_target, strict=True)
         return gather((np.where(mask, cut(value_of(s.source), s), 0.0) for s, mask in pairs), np.float32)
 
-    advantages, selected = batch.advantages, batch.selected
+    advantages, selected, old = batch.advantages, batch.selected, None
+    if batch.old_logprobs is not None:
+        old = [math.nan if each is None else each for each in batch.old_logprobs]
     policy = [e.policy_logprobs for e in experiences if e.policy_logprobs is not None]
     return MicroBatch(
         token_ids=gather(tokens, np.int64),
@@ -152,7 +155,7 @@ def build_micro_batch(
         sampler_logprobs=masked(lambda number: experiences[number].sampler_logprobs),
         advantages=masked(lambda number: 0.0 if advantages is None else advantages[number]),
         policy_logprobs=optional(policy if len(policy) == len(experiences) else None),
-        old_logprobs=optional(batch.old_logprobs),
+        old_logprobs=optional(old),
         ref_logprobs=optional(batch.ref_logprobs),
         teacher_logprobs=optional(batch.teacher_logprobs),
         values=optional(batch.values),

@@ -727,7 +727,10 @@ def metrics_page() -> str:
         "",
         "Targets are the tokens that have a loss. Means over targets of log-probs, ratios, importance weights and "
         "entropies, and fractions of targets that a bound or a rejection applies to, are over the targets that an "
-        "update computes, so without those of `skipped_sequences`; losses are divided by the counts of all.",
+        "update computes, so without those of `skipped_sequences`; losses are divided by the counts of all. Ratios, "
+        "their bounds, `approx_kl`, `logprob_diff` and `importance` are means over sequences with an advantage other "
+        "than 0 in the second and later updates of a step, where log-probs of the old policy are not computed for "
+        "others (`trainer.skip_zero_advantages`).",
         "",
         "This page is generated from `strop/runs/metrics.py`: `python -m strop.runs.metrics > docs/metrics.md`.",
     ]

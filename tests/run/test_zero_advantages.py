@@ -38,9 +38,22 @@ LOSSES: dict[str, dict[str, Any]] = {
 }
 COMPUTED = {
     "kl loss": {"kl_loss": {"coef": 0.1}},
+    "kl loss, gspo": {
+        "kl_loss": {"coef": 0.1},
+        "policy_loss": "gspo",
+        "aggregation": "seq-mean-token-mean",
+        "importance_correction": {},
+    },
+    "full kl loss": {"kl_loss": {"coef": 0.1, "estimator": "full"}},
     "entropy bonus": {"entropy_coef": 0.1},
-    "regularizer": {"policy_loss": {"type": "dro"}},
 }
+RATIOS_READ = {
+    "kl loss by the ratio": {"kl_loss": {"coef": 0.1, "weight_by_ratio": True}},
+    "regularizer": {"policy_loss": {"type": "dro"}},
+    "kl loss and rejection": {"kl_loss": {"coef": 0.1}, "rejection": [{"low": 0.7, "high": 1.4}]},
+}
+OF_OLD_POLICY = ("ratio/", "approx_kl", "clip_fraction", "logprob_diff/", "importance/")
+"""Metrics that are means over the targets that are compared with the old policy."""
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +65,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class CountingEngine(LocalEngine):
     """Counts the sequences of its passes."""
 
-    trained = scored = 0
+    trained = scored = of_reference = 0
 
     def forward_backward(self, batch: Any, *args: Any) -> Mapping[str, float]:
         self.trained += len(batch.experiences)
         return super().forward_backward(batch, *args)
 
     def logprobs(self, experiences: Sequence[Experience], **keywords: Any) -> list[FloatArray]:
-        self.scored += len(experiences)
+        if keywords.get("reference"):
+            self.of_reference += len(experiences)
+        else:
+            self.scored += len(experiences)
         return super().logprobs(experiences, **keywords)
 
 
 def updated(
-    folder: Path, algorithm: dict[str, Any], *, skip: bool, microbatch: str = "60 tokens", epochs: int = 2
+    folder: Path,
+    algorithm: dict[str, Any],
+    *,
+    skip: bool,
+    microbatch: str = "60 tokens",
+    epochs: int = 2,
+    known: bool = True,
 ) -> tuple[CountingEngine, Mapping[str, float]]:
     trainer = {
         "optimizer": {"type": "adamw", "lr": 0.01, "weight_decay": 0.1},
@@ -74,7 +96,7 @@ def updated(
     }
     run = make_run(folder, algorithm={"type": "grpo", "rollouts_per_task": 4, **algorithm}, trainer=trainer)
     engine = CountingEngine(run)
-    return engine, update_on_groups(engine, run, skip=skip)
+    return engine, update_on_groups(engine, run, skip=skip, known=known)
 
 
 def close(first: LocalEngine, second: LocalEngine) -> None:
@@ -111,16 +133,53 @@ def test_old_logprobs_are_those_of_computed_rollouts_only(folder: Path) -> None:
     assert full.scored == 2 * (4 + 4)
 
 
+def without(metrics: Mapping[str, float], *prefixes: str) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith(("time/", *prefixes))}
+
+
 @pytest.mark.parametrize("algorithm", COMPUTED.values(), ids=COMPUTED)
-def test_another_term_of_the_loss_computes_everything(folder: Path, algorithm: dict[str, Any]) -> None:
+def test_another_term_of_the_loss_computes_all_but_old_logprobs(
+    folder: Path, algorithm: dict[str, Any]
+) -> None:
+    """The second and third of a step's three updates compare 1 and 4 of their sequences with the old policy, and the
+    weights are equal bit for bit."""
     full, expected = updated(folder, algorithm, skip=False, epochs=1)
     engine, metrics = updated(folder, algorithm, skip=True, epochs=1)
     assert same(weights(engine.policy), weights(full.policy))
-    assert engine.trained == full.trained
-    timed = {name for name in metrics if name.startswith("time/")}
-    assert {n: metrics[n] for n in metrics.keys() - timed} == {
-        n: expected[n] for n in expected.keys() - timed
-    }
+    assert (engine.trained, engine.of_reference) == (full.trained, full.of_reference)
+    assert full.scored == 2 * (4 + 4)
+    assert engine.scored == 2 * (1 + 4)
+    assert without(metrics, *OF_OLD_POLICY) == without(expected, *OF_OLD_POLICY)
+    assert metrics["skipped_sequences"] == 0
+    assert metrics.keys() == expected.keys()
+
+
+@pytest.mark.parametrize("algorithm", RATIOS_READ.values(), ids=RATIOS_READ)
+def test_a_term_that_reads_the_ratio_computes_everything(folder: Path, algorithm: dict[str, Any]) -> None:
+    full, expected = updated(folder, algorithm, skip=False, epochs=1)
+    engine, metrics = updated(folder, algorithm, skip=True, epochs=1)
+    assert same(weights(engine.policy), weights(full.policy))
+    assert (engine.trained, engine.scored) == (full.trained, full.scored)
+    assert without(metrics) == without(expected)
+
+
+def test_the_reference_computes_what_updates_compute(folder: Path) -> None:
+    """Groups that are dropped for equal rewards need no reference; a penalty in the reward needs it of all."""
+    dropping = {"kl_loss": {"coef": 0.1}, "min_reward_std": 0.1}
+    assert updated(folder, dropping, skip=True, epochs=1)[0].of_reference == 2 * 8
+    in_reward = {"kl_reward": {"coef": 0.1}, "min_reward_std": 0.1}
+    assert updated(folder, in_reward, skip=True, epochs=1)[0].of_reference == 2 * 12
+
+
+def test_an_unknown_old_policy_is_computed_where_it_is_compared(folder: Path) -> None:
+    """Under `old_policy: sampler` the first update is compared, too, where the sampler gave no log-probs."""
+    algorithm = {"old_policy": "sampler"}
+    full, expected = updated(folder, algorithm, skip=False, epochs=1, known=False)
+    engine, metrics = updated(folder, algorithm, skip=True, epochs=1, known=False)
+    close(engine, full)
+    assert full.scored == 2 * 12
+    assert engine.scored == 2 * (2 + 1 + 4)
+    assert metrics["policy_loss"] == pytest.approx(expected["policy_loss"], rel=1e-3, abs=1e-6)
 
 
 def test_metrics_are_means_over_computed_targets(folder: Path) -> None:
@@ -136,6 +195,7 @@ def planned(advantages: Sequence[Sequence[float]], *experiences: Experience | No
         experiences,
         [np.array(each, dtype=np.float32) for each in advantages],
         skip_zero_advantages=True,
+        skip_zero_ratios=True,
     )
     return found
 
@@ -146,7 +206,7 @@ WITH_IMAGE = replace(LONG, media=(ImageReference("digest", Path("image.png"), 8,
 
 def test_members_count_and_only_a_gradient_is_computed() -> None:
     found = planned([[0, 0], [0, 0, -0.0], [0, 0, 0.5]], SHORT, None, LONG)
-    assert found == Minibatch(members=(0, 1, 2), trained=(0, 2), computed=(2,))
+    assert found == Minibatch(members=(0, 1, 2), trained=(0, 2), computed=(2,), compared=(2,))
 
 
 def test_an_advantage_outside_the_loss_mask_gives_no_gradient() -> None:
@@ -167,4 +227,13 @@ def test_the_shortest_sequence_with_images_is_computed_where_none_has_a_gradient
 
 def test_an_update_without_a_target_is_left_out() -> None:
     advantages = [np.ones(2, dtype=np.float32)]
-    assert make_minibatches([[0]], [None], advantages, skip_zero_advantages=True) == []
+    skips = {"skip_zero_advantages": True, "skip_zero_ratios": True}
+    assert make_minibatches([[0]], [None], advantages, **skips) == []
+
+
+def test_a_sequence_that_is_computed_need_not_be_compared() -> None:
+    advantages = [np.array(each, dtype=np.float32) for each in ([0, 0], [0, 0, 0.5])]
+    (found,) = make_minibatches(
+        [[0, 1]], [SHORT, LONG], advantages, skip_zero_advantages=False, skip_zero_ratios=True
+    )
+    assert (found.computed, found.compared) == ((0, 1), (1,))

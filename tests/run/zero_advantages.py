@@ -24,8 +24,9 @@ REWARDS = ((0.0, 1.0, 0.5, 0.5), (1.0, 1.0, 1.0, 1.0), (0.0, 0.0, 1.0, 0.0))
 ZERO_ADVANTAGES = 6
 
 
-def groups() -> list[ExperienceGroup]:
-    """Rollouts whose sampler was near the model: its log-probs are about -log(vocabulary)."""
+def groups(*, known: bool = True) -> list[ExperienceGroup]:
+    """Rollouts whose sampler was near the model: its log-probs are about -log(vocabulary). `known` is whether it gave
+    those of its policy."""
     random = np.random.default_rng(0)
     found = []
     for number, rewards in enumerate(REWARDS):
@@ -33,12 +34,15 @@ def groups() -> list[ExperienceGroup]:
         scored = []
         for reward, each in zip(rewards, members, strict=True):
             sampler = random.normal(-5.6, 0.2, len(each.token_ids)).astype(np.float32)
-            scored.append(replace(each, reward=reward, sampler_logprobs=sampler, policy_logprobs=sampler))
+            policy = sampler if known else None
+            scored.append(replace(each, reward=reward, sampler_logprobs=sampler, policy_logprobs=policy))
         found.append(ExperienceGroup(str(number), tuple(scored)))
     return found
 
 
-def update_on_groups(engine: TrainingEngine, run: Run, *, skip: bool) -> Mapping[str, float]:
+def update_on_groups(
+    engine: TrainingEngine, run: Run, *, skip: bool, known: bool = True
+) -> Mapping[str, float]:
     """Train two steps on `groups`; returns the metrics of the second."""
     trainer = run.trainer.model_copy(
         update={"tasks_per_step": len(REWARDS), "tasks_per_update": 1, "skip_zero_advantages": skip}
@@ -52,5 +56,5 @@ def update_on_groups(engine: TrainingEngine, run: Run, *, skip: bool) -> Mapping
         max_response_tokens=16,
         seed=1,
     )
-    updater.update(StepBatch(groups()), step=1, updates_done=0)
-    return updater.update(StepBatch(groups()), step=2, updates_done=6).metrics
+    updater.update(StepBatch(groups(known=known)), step=1, updates_done=0)
+    return updater.update(StepBatch(groups(known=known)), step=2, updates_done=6).metrics

@@ -24,7 +24,8 @@ class PolicyObjective:
     """The objective of RL algorithms as a `LossFn`; with the clipped loss, GRPO's (arXiv 2402.03300, eq. 3).
 
     All terms are aggregated in the same way; `policy_loss + kl_loss + distillation_loss - entropy_bonus` is the
-    loss. Other metrics are means over the targets that the update computes.
+    loss. Other metrics are means over the targets that the update computes, and those of the old policy over the
+    targets that are compared with it.
     """
 
     config: RolloutAlgorithmConfig
@@ -35,7 +36,11 @@ class PolicyObjective:
         """Raises ValueError where the reference's log-probs, a divergence or the entropy are needed and missing."""
         targets = TargetTokens.of(micro_batch)
         logprobs = targets.take(outputs.logprobs)
-        old = None if micro_batch.old_logprobs is None else targets.take(micro_batch.old_logprobs)
+        old, compared = None, None
+        if micro_batch.old_logprobs is not None:
+            old = targets.take(micro_batch.old_logprobs)
+            compared = ~old.isnan()
+            old = torch.where(compared, old, logprobs.detach())
         reference = None if micro_batch.ref_logprobs is None else targets.take(micro_batch.ref_logprobs)
         entropy = None if outputs.entropy is None else targets.take(outputs.entropy)
 
@@ -75,12 +80,13 @@ class PolicyObjective:
             loss = loss - parts["entropy_bonus"]
 
         with torch.no_grad():
-            means = _ratio_means(ratio, terms)
+            of_old = _ratio_means(ratio, terms)
             if micro_batch.policy_logprobs is not None:
-                means |= _sampler_trainer_difference(targets.take(micro_batch.policy_logprobs), start)
+                of_old |= _sampler_trainer_difference(targets.take(micro_batch.policy_logprobs), start)
             if correction is not None:
-                means["importance/mean"] = correction.weights
-                means["importance/capped_fraction"] = correction.capped.float()
+                of_old["importance/mean"] = correction.weights
+                of_old["importance/capped_fraction"] = correction.capped.float()
+            means = {}
             if kept is not None:
                 means["rejection/token_fraction"] = (~kept).float()
             if outputs.divergence is not None:
@@ -92,6 +98,9 @@ class PolicyObjective:
             if entropy is not None:
                 means["entropy"] = entropy
             shares = {name: each.sum() / counts.measured_tokens for name, each in means.items()}
+            number = counts.measured_tokens if counts.compared_tokens is None else counts.compared_tokens
+            for name, each in of_old.items():
+                shares[name] = (each if compared is None else each * compared).sum() / number
         return LossOutput(loss, {name: part.detach() for name, part in parts.items()} | shares)
 
     def _kept(

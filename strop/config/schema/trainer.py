@@ -55,7 +55,8 @@ class TrainerConfig(Section):
     and on a CPU where activations would take more memory than weights, gradients and optimizer state."""
     skip_zero_advantages: bool = True
     """Leave rollouts whose advantages are all 0 out of the updates' forward and backward passes, where the loss has no
-    term but the policy loss. They still count in its denominators, so that the gradient is the same; metrics of
+    term but the policy loss; with a KL penalty or an entropy bonus, out of the forward pass for log-probs of the old
+    policy, which these do not read. They still count in its denominators, so that the gradient is the same; metrics of
     log-probs are means over the other rollouts."""
     optimizer: Annotated[OptimizerConfig, type_shorthand("adamw")] = AdamWConfig()
     """Optimizer of the policy."""

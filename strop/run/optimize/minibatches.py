@@ -113,6 +113,8 @@ class Minibatch:
     """Members with targets that the loss reads; their targets count as tokens."""
     computed: tuple[int, ...]
     """Members of `trained` that the update computes."""
+    compared: tuple[int, ...]
+    """Members of `computed` whose ratio to the old policy the loss reads."""
 
 
 def make_minibatches(
@@ -121,6 +123,7 @@ def make_minibatches(
     advantages: Sequence[FloatArray],
     *,
     skip_zero_advantages: bool,
+    skip_zero_ratios: bool,
 ) -> list[Minibatch]:
     """The minibatches of the planned updates; an update without a target is left out.
 
@@ -129,14 +132,18 @@ def make_minibatches(
         trained: the experiences as `trained_experiences` returns them.
         advantages: [L] of each experience.
         skip_zero_advantages: whether to compute only experiences with an advantage other than 0.
+        skip_zero_ratios: whether to compare only these with the old policy.
     """
     found = []
     for members in planned:
         with_loss = {i: e for i in members if (e := trained[i]) is not None}
         if with_loss:
-            computed = _with_gradient(with_loss, advantages) if skip_zero_advantages else set(with_loss)
-            indices = tuple(i for i in members if i in with_loss)
-            found.append(Minibatch(tuple(members), indices, tuple(i for i in indices if i in computed)))
+            some = _with_gradient(with_loss, advantages)
+            trained_members = tuple(i for i in members if i in with_loss)
+            of_some = tuple(i for i in trained_members if i in some)
+            computed = of_some if skip_zero_advantages else trained_members
+            compared = of_some if skip_zero_ratios else computed
+            found.append(Minibatch(tuple(members), trained_members, computed, compared))
     return found
 
 

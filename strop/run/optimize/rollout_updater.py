@@ -48,7 +48,7 @@ from strop.run.optimize.off_policy_counts import count_kept, importance_weights,
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
 from strop.run.optimize.process_reward import ProcessRewardModel
 from strop.run.optimize.staleness_metrics import staleness_metrics
-from strop.run.optimize.step_logprobs import StepLogprobs, add_old_logprobs, compute_step_logprobs
+from strop.run.optimize.step_logprobs import StepLogprobs, add_update_logprobs, compute_step_logprobs
 from strop.run.optimize.teachers import require_teachers
 from strop.run.optimize.token_selection import select_update_tokens
 from strop.run.optimize.update_batch import make_update_batch
@@ -103,6 +103,9 @@ class RolloutUpdater:
             and trainer.router_loss is None
             and registry.vanishes_at_zero_advantage(algorithm)
         )
+        self._skip_zero_ratios = trainer.skip_zero_advantages and registry.ratio_vanishes_at_zero_advantage(
+            algorithm
+        )
 
     def load_state(self, state: RunState) -> None:
         """Continue with the saved KL coefficient and expert position."""
@@ -148,11 +151,15 @@ class RolloutUpdater:
             metrics["entropy_filter/token_fraction"] = float((~kept).double().mean())
         trained = trained_experiences(self._algorithm, experiences, kept)
         minibatches = make_minibatches(
-            planned, trained, by_experience, skip_zero_advantages=self._skip_zero_advantages
+            planned,
+            trained,
+            by_experience,
+            skip_zero_advantages=self._skip_zero_advantages,
+            skip_zero_ratios=self._skip_zero_ratios and logprobs.old is None,
         )
         old_started = time.perf_counter()
-        logprobs = add_old_logprobs(
-            logprobs, self._policy.engine, experiences, [each.computed for each in minibatches]
+        logprobs = add_update_logprobs(
+            logprobs, self._policy.engine, self._algorithm, experiences, minibatches
         )
         updates_started = time.perf_counter()
         compared = self._algorithm.old_policy == "sampler" or registry.needs_start_logprobs(self._algorithm)
@@ -341,6 +348,9 @@ class RolloutUpdater:
         def current() -> list[FloatArray]:
             return self._policy.engine.logprobs(rollouts)
 
+        compared = None
+        if start is not None:
+            compared = sum(each.response_tokens for i in minibatch.compared if (each := experiences[i]))
         own = add_implicit_rewards(
             self._algorithm, rollouts, [advantages[i] for i in minibatch.trained], start, current
         )
@@ -349,7 +359,7 @@ class RolloutUpdater:
             rollouts,
             own,
             start,
-            current,
+            self._policy.engine.logprobs,
             seed=derive_seed(self._seed, "token_selection", update),
         )
         batch = make_update_batch(
@@ -361,6 +371,7 @@ class RolloutUpdater:
             GlobalCounts.of([*rollouts, *expert]),
             sequences=len(minibatch.members),
             computed_tokens=sum(each.response_tokens for each in computed),
+            compared_tokens=compared,
             kept_tokens=count_kept(self._algorithm, rollouts, start),
             mean_importance_weight=mean_weight,
         )

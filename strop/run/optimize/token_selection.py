@@ -10,7 +10,7 @@ from strop.algorithms.losses.covariance_losses import select_tokens
 from strop.algorithms.losses.second_moment import excess_tokens
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig, M2poLossConfig
-from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience
+from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience, zeros_for
 from strop.types import BoolArray, Experience, FloatArray
 
 
@@ -19,7 +19,7 @@ def select_update_tokens(
     rollouts: Sequence[Experience],
     advantages: Sequence[FloatArray],
     old_logprobs: Sequence[FloatArray] | None,
-    current_logprobs: Callable[[], Sequence[FloatArray]],
+    current_logprobs: Callable[[Sequence[Experience]], Sequence[FloatArray]],
     *,
     seed: int,
 ) -> list[BoolArray] | None:
@@ -30,7 +30,7 @@ def select_update_tokens(
         rollouts: the experiences of the update.
         advantages: [L] of each.
         old_logprobs: [L] of each, under the old policy; None where it is the current one.
-        current_logprobs: computes [L] of each, under the current weights.
+        current_logprobs: computes [L] of each of some rollouts, under the current weights.
         seed: seed of the random choice among the tokens of high covariance.
     """
     loss = algorithm.policy_loss
@@ -43,8 +43,13 @@ def select_update_tokens(
             flat = gather_targets(advantages, rollouts)
             ratio = torch.zeros_like(flat)
             if old_logprobs is not None:
-                current = gather_targets(current_logprobs(), rollouts)
-                ratio = current - gather_targets(old_logprobs, rollouts)
+                # A token whose advantage is 0 is not selected, whatever its ratio.
+                moving = [i for i, e in enumerate(rollouts) if advantages[i][e.loss_mask].any()]
+                differences = [zeros_for(each) for each in rollouts]
+                current = current_logprobs([rollouts[i] for i in moving]) if moving else []
+                for i, now in zip(moving, current, strict=True):
+                    differences[i] = now - old_logprobs[i]
+                ratio = gather_targets(differences, rollouts)
             selected = excess_tokens(ratio, flat, max_second_moment=loss.max_second_moment)
         case _:
             return None
