@@ -18,11 +18,13 @@ import sys
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from strop.config.schema.distillation import ReverseKlConfig
 from strop.models.chunked_head import Comparison, FrozenStates, LogitTransform, head_outputs
+from strop.transfers import Positions
 
 VARIANTS = ("plain logits", "Strop", "Strop with full KL")
 RELATIVE_TOLERANCE = 1e-3
@@ -39,7 +41,7 @@ def chunked_pass(
     hidden: Tensor, weight: Tensor, labels: Tensor, comparisons: Sequence[Comparison]
 ) -> tuple[Tensor, Tensor]:
     """[T] Log-probs and [T] entropies by Strop, plus the divergence if there is a comparison."""
-    rows, temperature = torch.arange(len(hidden)), torch.ones(len(hidden))
+    rows, temperature = Positions.of(np.arange(len(hidden)), "cpu"), torch.ones(len(hidden))
     logprobs, entropy, divergences = head_outputs(
         make_head(weight),
         hidden,

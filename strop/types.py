@@ -417,10 +417,10 @@ class VisionInputs:
 
     pixel_values: torch.Tensor
     """float32: [patches, values of a patch], or [tiles, channels, height, width]; of all images."""
-    grid: torch.Tensor | None = None
-    """[images, 3] int64 Number of patches in time, height and width of each image; None for tiles."""
-    pixel_mask: torch.Tensor | None = None
-    """[tiles, height, width] 0 for padding; None for patches, and for tiles without padding."""
+    grid: IndexArray | None = None
+    """[images, 3] Number of patches in time, height and width of each image; None for tiles."""
+    pixel_mask: BoolArray | None = None
+    """[tiles, height, width] False for padding; None for patches, and for tiles without padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,8 +428,8 @@ class PackedImages:
     """Images of a micro-batch, in the order of their tokens; those of a shared prompt once."""
 
     media: tuple[ImageReference, ...]
-    is_image: torch.Tensor
-    """[T] bool Pad tokens of the images. A pad token that the model sampled is an ordinary token."""
+    is_image: BoolArray
+    """[T] Pad tokens of the images, on the host. A pad token that the model sampled is an ordinary token."""
     load: Callable[[], VisionInputs]
     """Reads and processes the images, in the forward pass that needs them."""
 

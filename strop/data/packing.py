@@ -165,7 +165,7 @@ def build_micro_batch(
         else gather(
             (cut(selected[s.source], s) & mask for s, mask in zip(plan, is_target, strict=True)), np.bool_
         ),
-        images=None if segment_images is None else segment_images.packed(device),
+        images=None if segment_images is None else segment_images.packed(),
     )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from strop.errors import DataError
 from strop.protocols import ImageProcessor
+from strop.transfers import to_device
 from strop.types import Experience, ImageReference, IntArray, PackedImages
 
 SegmentTokens = tuple[Experience, int, int | None]
@@ -23,19 +24,18 @@ class SegmentImages:
         self._processor = processor
         self._media = tuple(reference for segment in segments for reference in _images_in(segment, processor))
 
-    def packed(self, device: torch.device | str) -> PackedImages:
+    def packed(self) -> PackedImages:
         """The images, with a mask of their pad tokens."""
         pieces = [
             image_mask(experience, self._processor)[start:stop] for experience, start, stop in self._segments
         ]
         processor, media = self._processor, self._media
-        is_image = torch.from_numpy(np.concatenate(pieces)).to(device)
-        return PackedImages(media, is_image, lambda: processor.process(media))
+        return PackedImages(media, np.concatenate(pieces), lambda: processor.process(media))
 
     def position_ids(self, device: torch.device | str) -> torch.Tensor:
         """[T] or [3, T] int64"""
         pieces = [self._positions(experience)[..., start:stop] for experience, start, stop in self._segments]
-        return torch.from_numpy(np.concatenate(pieces, axis=-1, dtype=np.int64)).to(device)
+        return to_device(np.concatenate(pieces, axis=-1, dtype=np.int64), device)
 
     def _positions(self, experience: Experience) -> IntArray:
         # A pad token that the model sampled has the position of text.

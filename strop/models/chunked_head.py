@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from strop.config.schema.distillation import DivergenceConfig
 from strop.models.divergences import Slopes, divergence_slopes, token_divergences
 from strop.models.dtensor import whole_parameter
+from strop.transfers import Positions
 
 CHUNK_ROWS = 256
 """Positions per chunk: enough for fast matrix products, with little memory for any vocabulary."""
@@ -54,7 +55,7 @@ class LogitTransform:
 class FrozenDistribution(Protocol):
     """Distribution of a frozen model at the positions of a micro-batch."""
 
-    def logprobs(self, rows: Tensor, temperature: Tensor) -> Tensor:
+    def logprobs(self, rows: Positions, temperature: Tensor) -> Tensor:
         """[n, V] float32 Log-probs of the next token at each of these n positions."""
         ...
 
@@ -71,9 +72,9 @@ class FrozenStates:
     """Divisor of the logits; None for that of the policy's."""
 
     @torch.no_grad()
-    def logprobs(self, rows: Tensor, temperature: Tensor) -> Tensor:
+    def logprobs(self, rows: Positions, temperature: Tensor) -> Tensor:
         """[n, V] float32 Log-probs of the next token at each of these n positions."""
-        logits = self._head_output(self.hidden[rows])
+        logits = self._head_output(self.hidden[rows.on_device])
         logits = self.transform.apply(logits.float())
         divisor = temperature[:, None] if self.temperature is None else self.temperature
         return logits.div_(divisor).log_softmax(-1)
@@ -110,7 +111,9 @@ class Comparison:
 
 
 @torch.no_grad()
-def squared_probability_sums(distribution: FrozenDistribution, rows: Tensor, temperature: Tensor) -> Tensor:
+def squared_probability_sums(
+    distribution: FrozenDistribution, rows: Positions, temperature: Tensor
+) -> Tensor:
     """[N] Sum over the vocabulary of the squared probabilities of the next token at N positions `rows`."""
     sums = torch.empty_like(temperature)
     for c in _chunks(len(rows)):
@@ -119,7 +122,7 @@ def squared_probability_sums(distribution: FrozenDistribution, rows: Tensor, tem
 
 
 @torch.no_grad()
-def entropy_effects(distribution: FrozenDistribution, rows: Tensor, temperature: Tensor) -> Tensor:
+def entropy_effects(distribution: FrozenDistribution, rows: Positions, temperature: Tensor) -> Tensor:
     """[N] Sum over the vocabulary of p^2 (H + log p) at N positions `rows`, with the probabilities p of the next token
     and their entropy H."""
     sums = torch.empty_like(temperature)
@@ -134,7 +137,7 @@ def entropy_effects(distribution: FrozenDistribution, rows: Tensor, temperature:
 def head_outputs(
     head: nn.Module,
     hidden: Tensor,
-    rows: Tensor,
+    rows: Positions,
     labels: Tensor,
     temperature: Tensor,
     transform: LogitTransform,
@@ -176,7 +179,7 @@ class _Linear(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        rows: Tensor,
+        rows: Positions,
         labels: Tensor,
         temperature: Tensor,
         transform: LogitTransform,
@@ -187,13 +190,13 @@ class _Linear(torch.autograd.Function):
             torch.empty_like(temperature) for _ in range(3 + len(comparisons))
         )
         for c in _chunks(len(rows)):
-            logits = _logits(hidden[rows[c]], weight, bias, transform).div_(temperature[c, None])
+            logits = _logits(hidden[rows[c].on_device], weight, bias, transform).div_(temperature[c, None])
             logprobs[c], entropies[c], totals[c] = _statistics(logits, labels[c], entropy)
             for compared, found in zip(comparisons, divergences, strict=True):
                 other = compared.other.logprobs(rows[c], temperature[c])
                 found[c] = token_divergences(logits, other, compared.divergence)
-        ctx.save_for_backward(hidden, weight, bias, rows, labels, temperature, entropies, totals)
-        ctx.transform, ctx.comparisons = transform, comparisons
+        ctx.save_for_backward(hidden, weight, bias, labels, temperature, entropies, totals)
+        ctx.rows, ctx.transform, ctx.comparisons = rows, transform, comparisons
         ctx.set_materialize_grads(False)
         return logprobs, entropies if entropy else None, *divergences
 
@@ -204,8 +207,8 @@ class _Linear(torch.autograd.Function):
         grad_entropy: Tensor | None,
         *grad_divergences: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, rows, labels, temperature, entropies, totals = ctx.saved_tensors
-        wants = ctx.needs_input_grad
+        hidden, weight, bias, labels, temperature, entropies, totals = ctx.saved_tensors
+        rows, wants = ctx.rows, ctx.needs_input_grad
         grad_hidden = torch.zeros_like(hidden) if wants[0] else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants[1] else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants[2] else None
@@ -217,7 +220,7 @@ class _Linear(torch.autograd.Function):
             if each is not None
         ]
         for c in _chunks(len(rows)):
-            states, divisor = hidden[rows[c]], temperature[c, None]
+            states, divisor = hidden[rows[c].on_device], temperature[c, None]
             logits = _logits(states, weight, bias, ctx.transform)
             slope = ctx.transform.slope(logits)
             every = logits.div_(divisor).sub_(totals[c, None])
@@ -234,7 +237,7 @@ class _Linear(torch.autograd.Function):
             grad = _gradient(every, labels[c], grad_logprobs[c], through_entropy, slopes)
             grad = grad.div_(divisor).mul_(slope).to(weight.dtype)
             if grad_hidden is not None:
-                grad_hidden[rows[c]] = grad @ weight
+                grad_hidden[rows[c].on_device] = grad @ weight
             if grad_weight is not None:
                 grad_weight += grad.T @ states
             if grad_bias is not None:
@@ -250,7 +253,7 @@ class _Linear(torch.autograd.Function):
 def _through_module(
     head: nn.Module,
     hidden: Tensor,
-    rows: Tensor,
+    rows: Positions,
     labels: Tensor,
     temperature: Tensor,
     transform: LogitTransform,
@@ -258,7 +261,7 @@ def _through_module(
 ) -> tuple[Tensor, ...]:
     """`head_outputs` for any other head, such as one with an adapter, by checkpointed chunks."""
 
-    def outputs(states: Tensor, rows: Tensor, labels: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
+    def outputs(states: Tensor, rows: Positions, labels: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
         logits = transform.apply(head(states).float()) / temperature[:, None]
         logprobs = torch.log_softmax(logits, -1)
         divergences = (
@@ -269,7 +272,9 @@ def _through_module(
         return logprobs.gather(-1, labels[:, None])[:, 0], entropies, *divergences
 
     parts = [
-        checkpoint(outputs, hidden[rows[c]], rows[c], labels[c], temperature[c], use_reentrant=False)
+        checkpoint(
+            outputs, hidden[rows[c].on_device], rows[c], labels[c], temperature[c], use_reentrant=False
+        )
         for c in _chunks(len(labels))
     ]
     return tuple(torch.cat(each) for each in zip(*parts, strict=True))

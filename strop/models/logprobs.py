@@ -26,6 +26,7 @@ from strop.models.packed_attention.forward import base_model, decoder_of, packed
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.packed_attention.targets import TargetRows, head_rows
 from strop.models.packed_attention.tensor_parallel import TensorGroup
+from strop.transfers import Positions
 from strop.types import MicroBatch, TokenOutputs
 
 UNKNOWN_LOGPROB = -1e4
@@ -66,7 +67,7 @@ def expected_entropy_effects(model: nn.Module, micro_batch: MicroBatch) -> Tenso
 def _vocabulary_sums(
     model: nn.Module,
     micro_batch: MicroBatch,
-    sum_over: Callable[[FrozenDistribution, Tensor, Tensor], Tensor],
+    sum_over: Callable[[FrozenDistribution, Positions, Tensor], Tensor],
 ) -> Tensor:
     base, found = base_model(model), head_rows(model, micro_batch)
     head = gathered_head(_head(base))

@@ -68,7 +68,7 @@ def token_values(model: ValueModel, micro_batch: MicroBatch) -> Tensor:
     """
     hidden = packed_forward(model.decoder, micro_batch)
     found = target_rows(model.decoder, micro_batch)
-    states = hidden[found.rows].float()
+    states = hidden[found.rows.on_device].float()
     weight, bias = (whole_parameter(p).float() for p in (model.head.weight, model.head.bias))
     values = nn.functional.linear(states, weight, bias)[:, 0]
     return found.spread(values)

@@ -16,8 +16,8 @@ from strop.models.family_traits import check_rope_limit
 from strop.models.logprobs import frozen_states, sampled_logprobs
 from strop.models.packed_attention.forward import base_model, can_share_prompts
 from strop.training.parallel.parallelize import ModelCall, Parallelizer
-from strop.transfers import to_device
-from strop.types import MicroBatch
+from strop.transfers import Positions
+from strop.types import IndexArray, MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +25,22 @@ class RoutedStates:
     """A micro-batch's hidden states from several teachers, each for its own positions."""
 
     states: tuple[FrozenStates, ...]
-    teacher: Tensor
-    """[T] Number of the teacher of each position of the hidden states; -1 where none is needed."""
+    teacher: IndexArray
+    """[T] Number of the teacher of each position of the hidden states, on the host; -1 where none is needed."""
 
-    def logprobs(self, rows: Tensor, temperature: Tensor) -> Tensor:
+    def logprobs(self, rows: Positions, temperature: Tensor) -> Tensor:
         """[n, V] float32 Log-probs of the next token at each position, by its teacher.
 
         V is the smallest of the teachers' vocabularies; the tokens of one tokenizer are in each of them.
         """
-        parts = [
-            (chosen, states.logprobs(rows[chosen], temperature[chosen]))
-            for number, states in enumerate(self.states)
-            for chosen in [(self.teacher[rows] == number).nonzero()[:, 0]]
-        ]
+        numbers, parts = self.teacher[rows.on_host], []
+        for number, states in enumerate(self.states):
+            chosen = Positions.of(np.flatnonzero(numbers == number), temperature.device)
+            own = Positions(rows.on_host[chosen.on_host], rows.on_device[chosen.on_device])
+            parts.append((chosen, states.logprobs(own, temperature[chosen.on_device])))
         result = temperature.new_zeros(len(rows), min(each.shape[1] for _, each in parts))
         for chosen, each in parts:
-            result[chosen] = each[:, : result.shape[1]]
+            result[chosen.on_device] = each[:, : result.shape[1]]
         return result
 
 
@@ -88,9 +88,9 @@ class Teachers:
             check()
         return found
 
-    def _numbers(self, micro_batch: MicroBatch) -> Tensor:
+    def _numbers(self, micro_batch: MicroBatch) -> IndexArray:
         """[T] Number of each position's teacher; with sequence parallelism of this rank's positions."""
         numbers = [self._section.teacher_of(source) for source in micro_batch.source]
         by_segment = np.array([-1 if number is None else number for number in numbers])
-        numbers_of_tokens = to_device(by_segment[micro_batch.segment_numbers()], micro_batch.token_ids.device)
-        return numbers_of_tokens if self._group is None else self._group.share(numbers_of_tokens)
+        of_tokens: IndexArray = by_segment[micro_batch.segment_numbers()]
+        return of_tokens if self._group is None else self._group.share(torch.from_numpy(of_tokens)).numpy()

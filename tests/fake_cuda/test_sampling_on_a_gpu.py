@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from strop.inference.native.model.adapter import is_applicable
 from strop.inference.native.model.attention import PromptSharing
 from strop.inference.native.model.decoder import NativeModelRunner
 from strop.inference.native.model.runner import Prompt
 from strop.inference.native.pending_request import PendingRequest, SampleCall, prompt_key
 from strop.inference.native.sequences import SequenceBatch
 from strop.inference.native.stopping import StopStringMatcher
+from strop.models.lora import low_rank_updates
+from strop.models.packed_attention.forward import base_model
+from strop.models.shared_weights import named_weights
+from strop.protocols import LowRankUpdate
 from strop.types import SampleRequest, SamplingParams
-from tests.fake_cuda.fake_models import SIZES, fake_model
+from tests.fake_cuda.fake_models import SIZES, fake_adapted, fake_model
 
 SAMPLINGS = {
     "plain": [SamplingParams(max_tokens=9), SamplingParams(max_tokens=5)],
@@ -28,15 +34,28 @@ SAMPLINGS = {
 }
 
 
-def runner_of(model: PreTrainedModel) -> NativeModelRunner:
+def runner_of(
+    model: PreTrainedModel, adapter: Mapping[str, LowRankUpdate] | None = None
+) -> NativeModelRunner:
     return NativeModelRunner(
-        model.config, model.state_dict().items(), device=torch.device("cuda"), dtype=torch.bfloat16
+        model.config, named_weights(model), device=torch.device("cuda"), dtype=torch.bfloat16, adapter=adapter
     )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
 def test_prefill_and_decoding(gpu: torch.device, family: str) -> None:
-    runner = runner_of(fake_model(family))
+    check_prefill_and_decoding(runner_of(fake_model(family)))
+
+
+def test_prefill_and_decoding_with_an_unmerged_adapter(gpu: torch.device) -> None:
+    adapted = fake_adapted(fake_model("qwen2"), "all-linear")
+    adapter = low_rank_updates(adapted)
+    assert adapter is not None
+    assert is_applicable(adapter, torch.bfloat16)
+    check_prefill_and_decoding(runner_of(base_model(adapted), adapter))
+
+
+def check_prefill_and_decoding(runner: NativeModelRunner) -> None:
     logits = runner.prefill([Prompt(np.arange(5, dtype=np.int32)), Prompt(np.arange(9, dtype=np.int32))])
     assert (logits.device.type, logits.shape) == ("cuda", (2, SIZES["vocab_size"]))
     runner.add_rows([0, 0, 1])

@@ -1,10 +1,13 @@
-"""Packing, forward passes, losses and updates on the fake GPU: one device, and no wait for it."""
+"""Packing, forward and backward passes, losses and updates on the fake GPU: one device, and no wait for it."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from transformers import masking_utils
 
 from strop.algorithms.losses.preference_losses import DpoLoss
 from strop.algorithms.losses.sft import MixedLoss, SftLoss
@@ -21,15 +24,18 @@ from strop.models.chunked_head import Comparison
 from strop.models.logprobs import (
     expected_entropy_effects,
     frozen_states,
+    sampled_logprobs,
     squared_probabilities,
     token_outputs,
 )
+from strop.models.lora import without_adapter
 from strop.models.value_model import ValueModel, token_values
 from strop.training.optimized_model import PendingMetrics
 from strop.training.optimizers.build import build_optimizer
-from strop.types import GlobalCounts, MicroBatch, TokenOutputs
+from strop.training.teachers import RoutedStates
+from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 from tests.algorithms.test_policy_objective import CORRECTIONS, LOSSES, REJECTIONS, with_parts
-from tests.fake_cuda.fake_models import fake_micro_batch, fake_model
+from tests.fake_cuda.fake_models import check_gradients, fake_adapted, fake_micro_batch, fake_model
 from tests.models.models import FAMILIES, experience
 
 COUNTS = GlobalCounts(tokens=50, sequences=9, expert_tokens=3, pairs=1)
@@ -42,7 +48,19 @@ def micro_batch(gpu: torch.device) -> MicroBatch:
 
 @pytest.fixture
 def outputs(micro_batch: MicroBatch) -> TokenOutputs:
-    return token_outputs(fake_model("qwen2"), micro_batch, entropy=True)
+    """Outputs of a model as leaves: the backward pass of the model has tests of its own."""
+    with torch.no_grad():
+        found = token_outputs(fake_model("qwen2"), micro_batch, entropy=True)
+    assert found.entropy is not None
+    return replace(found, logprobs=found.logprobs.requires_grad_(), entropy=found.entropy.requires_grad_())
+
+
+def gradient_at(outputs: TokenOutputs, result: LossOutput) -> None:
+    """Run the backward pass of a loss."""
+    outputs.logprobs.grad = None
+    result.loss.backward()
+    assert outputs.logprobs.grad is not None
+    assert outputs.logprobs.grad.device.type == "cuda"
 
 
 def test_the_device_refuses_to_be_waited_for(gpu: torch.device) -> None:
@@ -65,35 +83,64 @@ def test_a_micro_batch_is_copied_from_pinned_memory(gpu: torch.device, pinned: l
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {"gemma2"}))
 def test_token_outputs(micro_batch: MicroBatch, family: str) -> None:
     """With FlashAttention; Gemma 2 has a softcap."""
-    found = token_outputs(fake_model(family), micro_batch, entropy=True)
+    model = fake_model(family)
+    found = token_outputs(model, micro_batch, entropy=True)
     assert found.entropy is not None
     assert found.logprobs.device.type == found.entropy.device.type == "cuda"
     assert found.logprobs.shape == micro_batch.token_ids.shape
+    (found.logprobs + found.entropy).sum().backward()
+    check_gradients(model)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_token_outputs_with_flex_attention(micro_batch: MicroBatch, family: str) -> None:
-    """Without a gradient: uncompiled, flex attention asks for a real device when it records one."""
-    dtype = torch.bfloat16 if family == "gemma2" else torch.float32
+    """The backward pass of flex attention itself needs a real device: that of dense attention stands in for it."""
+    model = fake_model(family, torch.bfloat16 if family == "gemma2" else torch.float32)
     with torch.no_grad():
-        found = token_outputs(fake_model(family, dtype), micro_batch, entropy=True)
+        found = token_outputs(model, micro_batch, entropy=True)
     assert found.logprobs.device.type == "cuda"
+    token_outputs(model, micro_batch, entropy=False).logprobs.sum().backward()
+    check_gradients(model)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]], ids=["all-linear", "two"])
+def test_token_outputs_with_an_adapter(micro_batch: MicroBatch, targets: str | list[str]) -> None:
+    """With its gradient, the reference by disabled adapters, and an update of the adapter alone."""
+    model = fake_adapted(fake_model("qwen2"), targets)
+    with without_adapter(model):
+        reference = frozen_states(model, micro_batch)
+    found = token_outputs(model, micro_batch, entropy=True, reference=reference)
+    assert found.divergence is not None
+    (found.logprobs + found.divergence).sum().backward()
+    check_gradients(model)
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    assert all("lora" in name for name in parameters)
+    build_optimizer(AdamWConfig(lr=1e-3), parameters).step()
+
+
+def test_token_outputs_through_an_adapted_head(micro_batch: MicroBatch) -> None:
+    model = fake_adapted(fake_model("qwen2"), ["lm_head"])
+    token_outputs(model, micro_batch, entropy=True).logprobs.sum().backward()
+    check_gradients(model)
 
 
 def test_token_outputs_of_a_mixture_of_experts(gpu: torch.device) -> None:
     model = fake_model("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
     found = token_outputs(model, fake_micro_batch(), entropy=True, router_logits=True)
     assert [each.device.type for each in found.router_logits] == ["cuda", "cuda"]
+    found.logprobs.sum().backward()
+    check_gradients(model)
 
 
 def test_divergences_from_frozen_models(micro_batch: MicroBatch) -> None:
+    model = fake_model("qwen2")
     reference = frozen_states(fake_model("qwen2"), micro_batch)
     teacher = Comparison(frozen_states(fake_model("qwen2"), micro_batch), ReverseKlConfig())
-    found = token_outputs(
-        fake_model("qwen2"), micro_batch, entropy=True, reference=reference, teacher=teacher
-    )
+    found = token_outputs(model, micro_batch, entropy=True, reference=reference, teacher=teacher)
     assert found.divergence is not None
     assert found.teacher_divergence is not None
+    (found.divergence + found.teacher_divergence).sum().backward()
+    check_gradients(model)
 
 
 @pytest.mark.parametrize("function", [squared_probabilities, expected_entropy_effects])
@@ -105,14 +152,16 @@ def test_values(micro_batch: MicroBatch) -> None:
     model = fake_model("qwen2")
     critic = ValueModel(model.get_decoder(), model.config, "zero", torch.bfloat16, torch.device("cuda"))
     values = token_values(critic, micro_batch)
-    assert ValueLoss(0.2)(micro_batch, values, COUNTS).loss.device.type == "cuda"
+    ValueLoss(0.2)(micro_batch, values, COUNTS).loss.backward()
+    check_gradients(critic)
 
 
 @pytest.mark.parametrize("policy_loss", LOSSES, ids=lambda each: each.type)
 def test_policy_losses(micro_batch: MicroBatch, outputs: TokenOutputs, policy_loss: PolicyLossConfig) -> None:
     loss = make_loss_fn(with_parts(policy_loss=policy_loss), max_response_tokens=64)
-    pending = PendingMetrics.of(loss(micro_batch, outputs, COUNTS), micro_batch)
-    assert pending.values.device.type == "cuda"
+    result = loss(micro_batch, outputs, COUNTS)
+    assert PendingMetrics.of(result, micro_batch).values.device.type == "cuda"
+    gradient_at(outputs, result)
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
@@ -128,19 +177,19 @@ def test_corrections(
     aggregation: str,
 ) -> None:
     config = with_parts(importance_correction=correction, rejection=rejection, aggregation=aggregation)
-    make_loss_fn(config, max_response_tokens=64)(micro_batch, outputs, COUNTS)
+    gradient_at(outputs, make_loss_fn(config, max_response_tokens=64)(micro_batch, outputs, COUNTS))
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
 def test_kl_estimators(micro_batch: MicroBatch, outputs: TokenOutputs, estimator: str) -> None:
     config = with_parts(kl_loss=KlLossConfig(estimator=estimator, coef=0.1))
-    make_loss_fn(config, max_response_tokens=64)(micro_batch, outputs, COUNTS)
+    gradient_at(outputs, make_loss_fn(config, max_response_tokens=64)(micro_batch, outputs, COUNTS))
 
 
 def test_supervised_and_mixed_losses(micro_batch: MicroBatch, outputs: TokenOutputs) -> None:
     rollouts = make_loss_fn(with_parts(), max_response_tokens=64)
     for loss in (SftLoss(), MixedLoss(0.1, rollouts), ProcessRewardLoss(0.05)):
-        assert loss(micro_batch, outputs, COUNTS).loss.device.type == "cuda"
+        gradient_at(outputs, loss(micro_batch, outputs, COUNTS))
 
 
 def test_preference_pairs(gpu: torch.device) -> None:
@@ -149,16 +198,43 @@ def test_preference_pairs(gpu: torch.device) -> None:
         for answer, role in (([6, 7], "chosen"), ([8, 9, 10], "rejected"))
     ]
     micro_batch = fake_micro_batch(pair)
-    outputs = token_outputs(fake_model("qwen2"), micro_batch, entropy=False)
-    assert DpoLoss(DpoConfig())(micro_batch, outputs, COUNTS).loss.device.type == "cuda"
+    model = fake_model("qwen2")
+    outputs = token_outputs(model, micro_batch, entropy=False)
+    DpoLoss(DpoConfig())(micro_batch, outputs, COUNTS).loss.backward()
+    check_gradients(model)
 
 
-def test_a_model_that_needs_padding(gpu: torch.device) -> None:
-    """Here the mask of real tokens is an index: the one wait in a forward pass that is left, for such models only."""
+def test_a_model_that_needs_padding(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers reads once whether a mask has padding; there is no other wait."""
     model = fake_model("qwen2")
     model.set_attn_implementation("sdpa")
-    with pytest.raises(Exception, match=r"aten\.nonzero|aten\.index"):
-        token_outputs(model, fake_micro_batch(share_prompts=False), entropy=False)
+    reads: list[torch.Size] = []
+
+    def has_no_padding(mask: torch.Tensor) -> bool:
+        reads.append(mask.shape)
+        return False
+
+    monkeypatch.setattr(masking_utils, "fast_all", has_no_padding)
+    micro_batch = fake_micro_batch(share_prompts=False)
+    token_outputs(model, micro_batch, entropy=True).logprobs.sum().backward()
+    check_gradients(model)
+    assert {len(shape) for shape in reads} == {2}
+
+
+def test_several_teachers(micro_batch: MicroBatch) -> None:
+    """Each position has the teacher of its segment's data source, or none."""
+    model = fake_model("qwen2")
+    teachers = RoutedStates(
+        tuple(frozen_states(fake_model("qwen2"), micro_batch) for _ in range(2)),
+        micro_batch.segment_numbers() % 3 - 1,
+    )
+    found = token_outputs(
+        model, micro_batch, entropy=False, teacher=Comparison(teachers, ReverseKlConfig())
+    ).teacher_divergence
+    assert found is not None
+    found.sum().backward()
+    check_gradients(model)
+    assert sampled_logprobs(teachers, micro_batch).device.type == "cuda"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from strop.models import chunked_head, logprobs
 from strop.models.chunked_head import FrozenStates
 from strop.models.logprobs import frozen_states, logit_transform, token_outputs
 from strop.models.packed_attention.forward import enable_packed_attention
+from strop.transfers import Positions
 from strop.types import MicroBatch
 from tests.models.models import make, packed, some_experiences
 from tests.models.test_logprobs import Loud
@@ -48,7 +49,7 @@ def test_values_and_gradients(
     temperature = micro_batch.temperature[targets]
     every = plain(model, hidden[targets - 1], temperature)
     with torch.no_grad():
-        other = reference.logprobs(targets - 1, temperature)
+        other = reference.logprobs(Positions.of(targets.numpy() - 1, "cpu"), temperature)
     expected = (
         every.gather(-1, micro_batch.token_ids[targets, None])[:, 0],
         -(every.exp() * every).sum(-1),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from strop.config.schema.model import ModelConfig
 from strop.inference.native.stopping import StopStringMatcher
 from strop.inference.request_validation import validate_request
@@ -48,7 +50,8 @@ class RequestConverter:
         # The pixels as the trainer gets them: SGLang would otherwise scale the images itself, and write the prompt as
         # text and tokenize it again.
         inputs = self._images.processor().process(request.media)
-        pixels = {"pixel_values": inputs.pixel_values, "image_grid_thw": inputs.grid}
+        assert inputs.grid is not None
+        pixels = {"pixel_values": inputs.pixel_values, "image_grid_thw": torch.from_numpy(inputs.grid)}
         return arguments | {"image_data": [{"format": "processor_output", **pixels}]}
 
     def completion(

@@ -7,15 +7,14 @@ micro-batch is padded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from strop.errors import ModelError
 from strop.models.family_traits import check_rope_limit, rope_token_limit
@@ -25,7 +24,8 @@ from strop.models.packed_attention.segments import PackedSegments
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.packed_attention.tensor_parallel import TensorGroup
 from strop.models.vision.embedding import decoder_mask, embed_images, sees_whole_images
-from strop.types import MicroBatch
+from strop.transfers import to_device
+from strop.types import BoolArray, MicroBatch
 
 PACKED_ATTENTION = "strop_packed"
 """The name of the attention in a model's configuration."""
@@ -57,10 +57,13 @@ def packed_outputs(
     if _text_attention(base) == PACKED_ATTENTION:
         group, tokens = SequenceGroup.of_model(base), len(micro_batch.token_ids)
         bounds, prefix_of = tuple(micro_batch.cu_seqlens.tolist()), micro_batch.prefix_of
-        inputs = _decoder_inputs(base, micro_batch, lambda tokens: tokens[None])
+        images = micro_batch.images
+        inputs = _decoder_inputs(
+            base, micro_batch, micro_batch.token_ids[None], None if images is None else images.is_image[None]
+        )
         positions = micro_batch.position_ids[..., None, :]
         if group is not None:
-            inputs, positions = _share_inputs(inputs, group), group.share(positions)
+            inputs, positions = _share_inputs(inputs, micro_batch, group), group.share(positions)
             if padding := group.padding(tokens):
                 bounds, prefix_of = (*bounds, tokens + padding), (*prefix_of, -1)
         hidden, logits = _decoder_outputs(
@@ -90,8 +93,8 @@ def can_share_prompts(model: nn.Module) -> tuple[bool, str]:
 
 def enable_packed_attention(model: PreTrainedModel) -> None:
     """Switch the model to Strop's attention if that gives the same hidden states as its own."""
+    # Without a function for masks: transformers would wait for the device to look at the positions.
     AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
-    AttentionMaskInterface.register(PACKED_ATTENTION, _no_mask)
     if _unsupported_reason(model) is None:
         _set_text_attention(model, PACKED_ATTENTION)
 
@@ -145,36 +148,32 @@ def _set_text_attention(base: PreTrainedModel, name: str) -> None:
 
 
 def _decoder_inputs(
-    base: PreTrainedModel, micro_batch: MicroBatch, arrange: Callable[[Tensor], Tensor]
+    base: PreTrainedModel, micro_batch: MicroBatch, token_ids: Tensor, is_image: BoolArray | None
 ) -> dict[str, Any]:
-    """Tokens of a micro-batch as arguments of the decoder; `arrange` makes rows [B, L] of [T]."""
-    token_ids, images = arrange(micro_batch.token_ids), micro_batch.images
-    if images is None:
+    """Tokens of a micro-batch, arranged as rows [B, L], as arguments of the decoder."""
+    if micro_batch.images is None or is_image is None:
         return {"input_ids": token_ids}
-    return embed_images(base, token_ids, arrange(images.is_image), images.load())
+    return embed_images(base, token_ids, is_image, micro_batch.images.load())
 
 
-def _whole_images(
-    base: PreTrainedModel, micro_batch: MicroBatch, tokens: int
-) -> npt.NDArray[np.bool_] | None:
+def _whole_images(base: PreTrainedModel, micro_batch: MicroBatch, tokens: int) -> BoolArray | None:
     """[tokens] Pad tokens of images, if each attends to all tokens of its image."""
     if micro_batch.images is None or not sees_whole_images(base.config):
         return None
-    is_image = micro_batch.images.is_image.cpu().numpy()
+    is_image = micro_batch.images.is_image
     return np.pad(is_image, (0, tokens - len(is_image)))
 
 
-def _share_inputs(inputs: Mapping[str, Any], group: SequenceGroup) -> dict[str, Any]:
+def _share_inputs(inputs: Mapping[str, Any], micro_batch: MicroBatch, group: SequenceGroup) -> dict[str, Any]:
     """The part of a rank of `_decoder_inputs` [1, T, ...]."""
     shared: dict[str, Any] = {
-        name: group.share(inputs[name], dim=1)
-        for name in ("input_ids", "inputs_embeds", "visual_pos_masks")
-        if name in inputs
+        name: group.share(inputs[name], dim=1) for name in ("input_ids", "inputs_embeds") if name in inputs
     }
     if "deepstack_visual_embeds" in inputs:
-        is_image = inputs["visual_pos_masks"]
-        first = int(is_image[:, : group.bounds(is_image.shape[1])[0]].sum())
-        last = first + int(shared["visual_pos_masks"].sum())
+        assert micro_batch.images is not None
+        start, end = group.bounds(len(micro_batch.token_ids))
+        first, last = (int(micro_batch.images.is_image[:token].sum()) for token in (start, end))
+        shared["visual_pos_masks"] = inputs["visual_pos_masks"][first:last] - start
         shared["deepstack_visual_embeds"] = [each[first:last] for each in inputs["deepstack_visual_embeds"]]
     return shared
 
@@ -236,10 +235,6 @@ def _packed_attention(
     return strop_sequence_group.to_tokens(out)[None], None
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Mask function for transformers: `_packed_attention` takes no mask."""
-
-
 def _padded_outputs(
     base: PreTrainedModel, micro_batch: MicroBatch, *, router_logits: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -248,32 +243,30 @@ def _padded_outputs(
             f"{type(base).__name__} cannot share prompts ({can_share_prompts(base)[1]}), but a "
             "micro-batch shares one. Pack it with share_prompts=False."
         )
-    lengths = micro_batch.token_ids.new_tensor(np.diff(micro_batch.cu_seqlens))
-    columns = torch.arange(int(np.diff(micro_batch.cu_seqlens).max()), device=lengths.device)
+    lengths, device = np.diff(micro_batch.cu_seqlens), micro_batch.token_ids.device
+    columns = np.arange(lengths.max())
     real = columns < lengths[:, None]
+    cells = to_device(np.flatnonzero(real), device)
 
     def pad(tokens: Tensor) -> Tensor:
-        padded = tokens.new_zeros(*tokens.shape[:-1], *real.shape)
-        padded[..., real] = tokens
-        return padded
+        padded = tokens.new_zeros(*tokens.shape[:-1], real.size)
+        return padded.index_copy(-1, cells, tokens).view(*tokens.shape[:-1], *real.shape)
 
-    positions = columns.expand(real.shape)
+    positions = to_device(np.tile(columns, (len(real), 1)), device)
     if micro_batch.position_ids.dim() > 1:
         positions = pad(micro_batch.position_ids)
-    inputs, mask = _decoder_inputs(base, micro_batch, pad), real.long()
+    is_image = None
     if micro_batch.images is not None:
-        mask = decoder_mask(
-            base,
-            inputs,
-            mask,
-            pad(micro_batch.images.is_image),
-            position_ids=positions,
-            past_key_values=None,
-        )
+        is_image = np.zeros(real.shape, dtype=np.bool_)
+        is_image[real] = micro_batch.images.is_image
+    inputs = _decoder_inputs(base, micro_batch, pad(micro_batch.token_ids), is_image)
+    mask = to_device(real.astype(np.int64), device)
+    if is_image is not None:
+        mask = decoder_mask(base, inputs, mask, is_image, position_ids=positions, past_key_values=None)
     hidden, logits = _decoder_outputs(
         base, inputs, positions, router_logits=router_logits, attention_mask=mask
     )
-    return hidden[real], tuple(each[real.flatten()] for each in logits)
+    return hidden.flatten(0, 1).index_select(0, cells), tuple(each.index_select(0, cells) for each in logits)
 
 
 def _unsupported_reason(base: PreTrainedModel) -> str | None:

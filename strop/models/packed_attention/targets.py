@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from strop.models.packed_attention.forward import base_model
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.packed_attention.tensor_parallel import TensorGroup
-from strop.transfers import to_device
+from strop.transfers import Positions, to_device
 from strop.types import MicroBatch
 
 
@@ -19,8 +19,8 @@ class TargetRows:
 
     targets: Tensor
     """[N] int64 Positions of the targets in the micro-batch."""
-    rows: Tensor
-    """[N] int64 Rows of this rank's hidden states that predict them."""
+    rows: Positions
+    """[N] Rows of this rank's hidden states that predict them."""
     tokens: int
     """Number of tokens of the micro-batch."""
     groups: tuple[SequenceGroup | TensorGroup, ...]
@@ -39,7 +39,8 @@ class TargetRows:
             targets = tensor.share(targets)
         groups = tuple(group for group in (sequence, tensor) if group is not None)
         on_device = to_device(targets, micro_batch.token_ids.device)
-        return cls(on_device, on_device - 1 - first, tokens, groups)
+        rows = Positions(targets - 1 - first, on_device - 1 - first)
+        return cls(on_device, rows, tokens, groups)
 
     def spread(self, values: Tensor) -> Tensor:
         """[T] Values [N] of all ranks' targets at their positions, and 0 at other tokens."""

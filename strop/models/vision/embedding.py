@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from strop.config.image_families import IMAGE_FAMILIES
 from strop.errors import ModelError
-from strop.types import VisionInputs
+from strop.models.vision.tower_plans import grid_arguments, tile_states, use_positions
+from strop.transfers import to_device
+from strop.types import BoolArray, VisionInputs
 
 _PROJECTIONS = ("connector", "multi_modal_projector")
 """Names of the projection to the decoder's width, where it is a module of its own."""
@@ -43,13 +46,14 @@ def sees_whole_images(config: PretrainedConfig) -> bool:
 
 
 def decoder_mask(
-    base: PreTrainedModel, inputs: Mapping[str, Any], mask: Tensor, is_image: Tensor, **context: Any
+    base: PreTrainedModel, inputs: Mapping[str, Any], mask: Tensor, is_image: BoolArray, **context: Any
 ) -> Any:
     """Attention mask of the decoder for padded sequences with images.
 
     Args:
         inputs: what `embed_images` returns.
         mask: [n, L] 0 for padding.
+        is_image: [n, L] the pad tokens of the images.
         context: `position_ids` and `past_key_values` of the decoder.
     """
     if not sees_whole_images(base.config):
@@ -58,13 +62,13 @@ def decoder_mask(
         config=base.config,
         inputs_embeds=inputs["inputs_embeds"],
         attention_mask=mask,
-        token_type_ids=is_image.long(),
+        token_type_ids=to_device(is_image.astype(np.int64), mask.device),
         **context,
     )
 
 
 def embed_images(
-    base: PreTrainedModel, token_ids: Tensor, is_image: Tensor, images: VisionInputs
+    base: PreTrainedModel, token_ids: Tensor, is_image: BoolArray, images: VisionInputs
 ) -> dict[str, Any]:
     """Arguments of the decoder in place of `input_ids`.
 
@@ -73,7 +77,7 @@ def embed_images(
 
     Args:
         token_ids: [n, L]
-        is_image: [n, L] bool, the pad tokens of the images.
+        is_image: [n, L] the pad tokens of the images, on the host.
 
     Raises `ModelError` for a model without a vision tower.
     """
@@ -87,10 +91,13 @@ def embed_images(
     if not is_image.any():
         unused = sum(each.sum() for each in (features, *deepstack))
         return {"inputs_embeds": embeddings + 0.0 * unused}
-    embedded = embeddings.masked_scatter(is_image[..., None], features.to(embeddings.dtype))
+    positions = to_device(np.flatnonzero(is_image), embeddings.device)
+    flat = embeddings.flatten(0, 1).index_copy(0, positions, features.to(embeddings.dtype))
+    embedded = flat.view_as(embeddings)
     if not deepstack:
         return {"inputs_embeds": embedded}
-    return {"inputs_embeds": embedded, "visual_pos_masks": is_image, "deepstack_visual_embeds": deepstack}
+    use_positions(base.get_decoder())  # type: ignore[no-untyped-call]
+    return {"inputs_embeds": embedded, "visual_pos_masks": positions, "deepstack_visual_embeds": deepstack}
 
 
 def _features(base: PreTrainedModel, images: VisionInputs) -> tuple[Tensor, list[Tensor]]:
@@ -99,22 +106,20 @@ def _features(base: PreTrainedModel, images: VisionInputs) -> tuple[Tensor, list
     A frozen tower runs without a gradient.
     """
     device = base.device
-    pixels = images.pixel_values.to(device)
+    pixels = to_device(images.pixel_values, device)
     inner = _inner_model(base)
     frozen = not any(p.requires_grad for module in vision_modules(base) for p in module.parameters())
     with torch.no_grad() if frozen else nullcontext():
         if images.grid is not None:
-            found = inner.get_image_features(pixels, images.grid.to(device), return_dict=True)
+            arguments = grid_arguments(vision_tower(base), images.grid, device)
+            found = inner.get_image_features(pixels, images.grid, return_dict=True, **arguments)
             features = torch.cat(tuple(found.pooler_output))
-        elif images.pixel_mask is None:
-            found = inner.get_image_features(pixels, return_dict=True)
-            features = found.pooler_output.flatten(0, 1)
-        else:
-            mask = images.pixel_mask.to(device).bool()
-            found = inner.get_image_features(pixels[None], mask[None], return_dict=True)
-            features = found.pooler_output.flatten(0, 1)
-        layers = getattr(found, "deepstack_features", None) or ()
-        return features, [torch.cat(tuple(layer)) for layer in layers]
+            layers = getattr(found, "deepstack_features", None) or ()
+            return features, [torch.cat(tuple(layer)) for layer in layers]
+        if images.pixel_mask is None:
+            return inner.get_image_features(pixels, return_dict=True).pooler_output.flatten(0, 1), []
+        states = tile_states(vision_tower(base), pixels.to(inner.dtype), images.pixel_mask)
+        return inner.connector(states).flatten(0, 1), []
 
 
 def _inner_model(base: PreTrainedModel) -> Any:

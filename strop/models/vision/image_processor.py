@@ -156,4 +156,4 @@ class GridImageProcessor:
 
     def _pixels(self, image: Image.Image) -> VisionInputs:
         found = self._processor(images=[image], size=self._size, return_tensors="pt")
-        return VisionInputs(found["pixel_values"], grid=found["image_grid_thw"])
+        return VisionInputs(found["pixel_values"], grid=found["image_grid_thw"].numpy())

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image, ImageOps
 
@@ -36,9 +39,9 @@ def decode_image(reference: ImageReference) -> Image.Image:
 def concatenate_inputs(inputs: Sequence[VisionInputs]) -> VisionInputs:
     """The inputs of several images as one."""
 
-    def joined(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-        present = [tensor for tensor in tensors if tensor is not None]
-        return torch.cat(present) if present else None
+    def joined(arrays: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+        present = [array for array in arrays if array is not None]
+        return np.concatenate(present) if present else None
 
     return VisionInputs(
         torch.cat([each.pixel_values for each in inputs]),

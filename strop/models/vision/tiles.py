@@ -88,7 +88,9 @@ class IdeficsImageProcessor(TileImageProcessor):
 
     def _pixels(self, image: Image.Image) -> VisionInputs:
         found = self._processor(images=[[image]], return_tensors="pt")
-        return VisionInputs(found["pixel_values"][0], pixel_mask=found["pixel_attention_mask"][0])
+        return VisionInputs(
+            found["pixel_values"][0], pixel_mask=found["pixel_attention_mask"][0].bool().numpy()
+        )
 
 
 class GemmaImageProcessor(TileImageProcessor):

@@ -103,7 +103,7 @@ class IdleSafeLoss:
 
 def _placeholder(micro_batch: MicroBatch, processor: ImageProcessor) -> PackedImages:
     """An image without tokens, for a micro-batch without images: the tower's forward pass is collective, too."""
-    return PackedImages((), torch.zeros_like(micro_batch.token_ids, dtype=torch.bool), processor.placeholder)
+    return PackedImages((), np.zeros(len(micro_batch.token_ids), np.bool_), processor.placeholder)
 
 
 def _idle_micro_batch(device: torch.device) -> MicroBatch:

@@ -51,10 +51,10 @@ def transformers_inputs(
     found = processor.process(media)
     is_image = (token_ids == processor.image_token_id).int()
     if found.grid is not None:
-        own = {"image_grid_thw": found.grid, "mm_token_type_ids": is_image}
+        own = {"image_grid_thw": torch.from_numpy(found.grid), "mm_token_type_ids": is_image}
         return {"pixel_values": found.pixel_values, **own}
     if found.pixel_mask is not None:
-        own = {"pixel_attention_mask": found.pixel_mask[None].bool()}
+        own = {"pixel_attention_mask": torch.from_numpy(found.pixel_mask)[None]}
         return {"pixel_values": found.pixel_values[None], **own}
     own = {"token_type_ids": is_image} if family == "gemma3" else {}
     return {"pixel_values": found.pixel_values, **own}

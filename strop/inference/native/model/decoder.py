@@ -247,7 +247,8 @@ class NativeModelRunner:
                 attended.append(causal_attention(query, key, own_values, arch.sliding_windows[number]))
             x = self._output_and_mlp(layer, x, torch.cat(attended))
             if number < len(embedded.layer_features):
-                x[embedded.is_image] += embedded.layer_features[number]
+                assert embedded.image_rows is not None
+                x.index_add_(0, embedded.image_rows, embedded.layer_features[number])
         last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
         return self._norm(x[last], self._weights.norm)
 

@@ -15,7 +15,8 @@ from strop.inference.native.model.runner import Prompt
 from strop.models.packed_attention.forward import decoder_of
 from strop.models.vision.embedding import decoder_mask, embed_images
 from strop.protocols import ImageProcessor
-from strop.types import VisionInputs
+from strop.transfers import to_device
+from strop.types import BoolArray, VisionInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,8 @@ class PromptImages:
 
     inputs: VisionInputs
     """Pixels of all images, in the order of the rows."""
-    is_image: torch.Tensor
-    """[n, T] bool"""
+    is_image: BoolArray
+    """[n, T]"""
     positions: torch.Tensor
     """[1 or 3, n, T] int64"""
 
@@ -35,16 +36,15 @@ def prompt_images(prompts: Sequence[Prompt], batch: LeftPadded, processor: Image
     rows, width = batch.token_ids.shape
     pieces = [np.atleast_2d(processor.positions(prompt.token_ids, prompt.media)) for prompt in prompts]
     positions = np.zeros((len(pieces[0]), rows, width), np.int64)
-    has_image = np.zeros((rows, 1), np.bool_)
+    is_image = np.zeros((rows, width), np.bool_)
     for row, (prompt, own) in enumerate(zip(prompts, pieces, strict=True)):
         positions[:, row, width - own.shape[1] :] = own
-        has_image[row] = bool(prompt.media)
-    device = batch.token_ids.device
-    is_pad = batch.token_ids == processor.image_token_id
+        if prompt.media:
+            is_image[row, width - own.shape[1] :] = prompt.token_ids == processor.image_token_id
     return PromptImages(
         processor.process([reference for prompt in prompts for reference in prompt.media]),
-        is_pad & torch.from_numpy(has_image).to(device) & batch.mask.bool(),
-        torch.from_numpy(positions).to(device),
+        is_image,
+        to_device(positions, batch.token_ids.device),
     )
 
 

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from strop.transfers import to_device
 
 
 class RotaryTable:
@@ -44,12 +47,12 @@ def _dimensions(config: PretrainedConfig, device: torch.device) -> torch.Tensor 
     sections = config.get_text_config().rope_parameters.get("mrope_section")
     if sections is None:
         return None
-    half = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
+    half = np.repeat(np.arange(3), sections)
     if config.model_type == "qwen3_vl":
-        half = torch.zeros_like(half)
+        half = np.zeros_like(half)
         for dimension in (1, 2):
             half[dimension : 3 * sections[dimension] : 3] = dimension
-    return torch.cat((half, half)).to(device)
+    return to_device(np.concatenate((half, half)), device)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

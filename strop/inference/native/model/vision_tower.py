@@ -16,7 +16,9 @@ from strop.inference.native.model.runner import Prompt
 from strop.inference.native.model.weights import StackedWeight
 from strop.models.loading import language_model_class
 from strop.models.vision.embedding import vision_tower
+from strop.models.vision.tower_plans import grid_arguments
 from strop.protocols import ImageProcessor
+from strop.transfers import to_device
 from strop.types import IntArray
 
 _PREFIX = "model.visual."
@@ -30,8 +32,8 @@ class EmbeddedPrompts:
     """[tokens, hidden]"""
     positions: Sequence[IntArray]
     """[L] or [3, L] of each prompt."""
-    is_image: torch.Tensor | None = None
-    """[tokens] bool, where `layer_features` are added."""
+    image_rows: torch.Tensor | None = None
+    """[features] int64 Tokens to which `layer_features` are added."""
     layer_features: Sequence[torch.Tensor] = ()
     """[features, hidden] after each of the first layers (arXiv 2406.04334)."""
 
@@ -64,16 +66,16 @@ class NativeVisionTower:
         """Put the features of the prompts' images into the embeddings [tokens, hidden] of their pad tokens."""
         inputs = processor.process([reference for prompt in prompts for reference in prompt.media])
         assert inputs.grid is not None
-        pixels = inputs.pixel_values.to(hidden.device, self._tower.dtype)
-        found = self._tower(pixels, grid_thw=inputs.grid.to(hidden.device), return_dict=True)
+        pixels = to_device(inputs.pixel_values, hidden.device).to(self._tower.dtype)
+        arguments = grid_arguments(self._tower, inputs.grid, hidden.device)
+        found = self._tower(pixels, grid_thw=inputs.grid, return_dict=True, **arguments)
         # In a prompt without images the pad token is an ordinary one.
         pads = [(p.token_ids == processor.image_token_id) & bool(p.media) for p in prompts]
-        is_image = torch.from_numpy(np.concatenate(pads)).to(hidden.device)
-        hidden[is_image] = found.pooler_output.to(hidden.dtype)
+        image_rows = to_device(np.flatnonzero(np.concatenate(pads)), hidden.device)
         return EmbeddedPrompts(
-            hidden,
+            hidden.index_copy(0, image_rows, found.pooler_output.to(hidden.dtype)),
             [_positions(prompt, processor) for prompt in prompts],
-            is_image,
+            image_rows,
             getattr(found, "deepstack_features", None) or (),
         )
 
