@@ -18,7 +18,7 @@ from strop.dialects.detect import read_any
 from strop.dialects.job import Job
 from strop.dialects.trl.reader import TrlProgram, read_trl_arguments
 from strop.dialects.trl.script import read_trl_script
-from strop.errors import ConfigError, PlacementError
+from strop.errors import ConfigError
 
 BASE = ("--model_name_or_path", "m", "--dataset_name", "train.jsonl")
 
@@ -219,12 +219,6 @@ def test_refused(program: TrlProgram, options: str, expected: str) -> None:
 def test_a_word_without_an_option() -> None:
     with pytest.raises(ConfigError, match="has no option before it"):
         read_trl_arguments("grpo", ["beta=1"])
-
-
-def test_vllm_is_placement() -> None:
-    with pytest.raises(PlacementError, match="use_vllm=True"):
-        read("--use_vllm --vllm_mode server")
-    assert [item.key for item in read("--use_vllm", here=True).overridden] == ["use_vllm"]
 
 
 @pytest.mark.parametrize(

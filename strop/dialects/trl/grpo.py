@@ -20,6 +20,7 @@ from strop.dialects.trl import batches
 from strop.dialects.trl import grpo_converters as converters
 from strop.dialects.trl.shared import batch_rows, dataset_rows, model_rows
 from strop.dialects.trl.training_arguments import training_rows
+from strop.dialects.trl.vllm import VLLM_CORRECTION, VLLM_ENGINE
 
 _LOSSES = ("dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo")
 _LACKING_LOSSES = ("luspo", "vespo")
@@ -152,7 +153,8 @@ SAMPLING = (
         "data.max_prompt_tokens",
         read=converters.prompt_length,
         value_type=nullable(INTEGER),
-        note="of earlier versions; without it a prompt of more than 1024 tokens ends the run",
+        note="of earlier versions; without it a prompt of more than 1024 tokens ends the run, or one that exceeds "
+        "vllm_max_model_length with its completion",
     ),
     mapped("temperature", 1.0, "rollout.sampling.temperature", read=converters.sampling),
     mapped("top_p", 1.0, "rollout.sampling.top_p", read=converters.sampling),
@@ -184,39 +186,7 @@ REWARD = (
     ),
     mapped("reward_model_name_or_path", None, "reward.models", read=converters.reward, value_type=ANY),
 )
-VLLM = (
-    placement("use_vllm", False, "the native sampler samples", supported=only(False)),
-    *(
-        no_effect(key, default, "it is an option of use_vllm, and the native sampler samples", value_type=ANY)
-        for key, default in (
-            ("vllm_mode", "colocate"),
-            ("vllm_model_impl", "vllm"),
-            ("vllm_enable_sleep_mode", False),
-            ("vllm_server_base_url", None),
-            ("vllm_server_host", "0.0.0.0"),
-            ("vllm_server_port", 8000),
-            ("vllm_server_timeout", 240.0),
-            ("vllm_group_port", 51216),
-            ("vllm_gpu_memory_utilization", 0.3),
-            ("vllm_max_model_length", None),
-            ("vllm_tensor_parallel_size", 1),
-        )
-    ),
-    *(
-        no_effect(
-            key,
-            default,
-            "the native sampler has the trainer's weights, so its probabilities need no correction",
-            value_type=ANY,
-        )
-        for key, default in (
-            ("vllm_importance_sampling_correction", True),
-            ("vllm_importance_sampling_mode", "sequence_mask"),
-            ("vllm_importance_sampling_clip_max", 3.0),
-            ("vllm_importance_sampling_clip_min", None),
-            ("vllm_importance_sampling_cap", None),
-        )
-    ),
+SAMPLER = (
     refused("vllm_structured_outputs_regex", None, "responses are sampled without a grammar; leave it null"),
     *(
         placement(key, default, NATIVE_SAMPLER, supported=only(default), value_type=ANY)
@@ -248,6 +218,8 @@ LEDGER = Ledger(
         *batch_rows(batches.rollout_batch, *TASKS),
         no_effect("dataloader_drop_last", False, "tasks that do not fill a step are left out, as in TRL"),
         *training_rows(1e-6),
-        *VLLM,
+        *VLLM_ENGINE,
+        *VLLM_CORRECTION,
+        *SAMPLER,
     ),
 )

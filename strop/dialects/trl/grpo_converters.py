@@ -8,6 +8,7 @@ from typing import Any
 
 from strop.config.schema import Run
 from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.policy_gradient import PolicyGradientConfig
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
@@ -16,6 +17,7 @@ from strop.config.schema.policy_loss import (
     SapoLossConfig,
 )
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
+from strop.dialects.trl import vllm
 from strop.dialects.trl.images import image_columns, image_places
 from strop.dialects.trl.run_settings import is_evaluated, taskset, write_dataset
 from strop.errors import ConfigError
@@ -213,16 +215,27 @@ def dataset(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def write_prompt_length(run: Run) -> Mapping[str, Any]:
     """Write the length limit of prompts, of earlier versions of TRL."""
-    limit, left = run.data.max_prompt_tokens, run.data.overlong == "left"
-    return {"max_prompt_length": limit if left or limit != _PROMPT_TOKENS else None}
+    limit, section = run.data.max_prompt_tokens, run.rollout.engine
+    context = section.max_model_len if isinstance(section, VllmEngineConfig) else None
+    implied = _PROMPT_TOKENS if context is None else context - run.data.max_response_tokens
+    return {"max_prompt_length": limit if run.data.overlong == "left" or limit != implied else None}
 
 
 @written_by(write_prompt_length)
 def prompt_length(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the length limit of prompts: a longer one loses its beginning; without a limit it is an error."""
-    limit = foreign["max_prompt_length"]
+    limit, context = foreign["max_prompt_length"], vllm.context_length(foreign)
+    implied = _PROMPT_TOKENS
+    if context is not None:
+        implied = context - foreign["max_completion_length"]
+        if implied < 1:
+            raise foreign.error_for(
+                "vllm_max_model_length",
+                f"vllm_max_model_length ({context}) leaves no token for the prompt next to max_completion_length "
+                f"({foreign['max_completion_length']}); write a larger value.",
+            )
     return {
-        "data.max_prompt_tokens": limit or _PROMPT_TOKENS,
+        "data.max_prompt_tokens": limit or implied,
         "data.overlong": "left" if limit else "error",
     }
 

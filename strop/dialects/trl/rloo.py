@@ -21,15 +21,13 @@ from strop.dialects.ledger.table import Ledger
 from strop.dialects.ledger.value_types import NUMBER, nullable
 from strop.dialects.trl import batches
 from strop.dialects.trl import grpo_converters as converters
-from strop.dialects.trl.grpo import REWARD, SAMPLING, TASKS, VLLM
+from strop.dialects.trl.grpo import REWARD, SAMPLER, SAMPLING, TASKS
 from strop.dialects.trl.shared import batch_rows, dataset_rows, model_rows
 from strop.dialects.trl.training_arguments import training_rows
+from strop.dialects.trl.vllm import VLLM_ENGINE
 from strop.errors import ConfigError
 
-_OF_GRPO = (
-    *(f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_max", "clip_min", "cap")),
-    *("max_tool_calling_iterations", "log_completions_hub_repo"),
-)
+_OF_GRPO = ("max_tool_calling_iterations", "log_completions_hub_repo")
 """Keys of GRPOConfig that RLOOConfig does not have."""
 
 
@@ -130,7 +128,7 @@ _LOSS = (
 
 
 def _shared_with_grpo() -> tuple[KeyMapping, ...]:
-    rows = (*REWARD, *SAMPLING, *VLLM)
+    rows = (*REWARD, *SAMPLING, *VLLM_ENGINE, *SAMPLER)
     kept = (row for row in rows if row.key not in _OF_GRPO)
     return tuple(replace(row, default=2) if row.key == "num_generations" else row for row in kept)
 
