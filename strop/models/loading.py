@@ -39,6 +39,7 @@ from strop.models.fused_layers import fuse_layers
 from strop.models.hub import check_hub
 from strop.models.logprobs import check_logits
 from strop.models.packed_attention.forward import enable_packed_attention
+from strop.models.selective_recompute import selective_contexts
 from strop.models.vision.embedding import takes_images, vision_tower
 
 LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
@@ -222,8 +223,11 @@ def _prepare_for_training(
 def enable_gradient_checkpointing(model: PreTrainedModel, section: ModelConfig) -> None:
     """Recompute layers in the backward pass as the section says; without a GPU there is nothing to offload."""
     if section.gradient_checkpointing:
+        options: dict[str, Any] = {"use_reentrant": False}
+        if section.gradient_checkpointing == "selective":
+            options["context_fn"] = selective_contexts
         model.gradient_checkpointing_enable(
-            {"use_reentrant": False},
+            options,
             every_n_layers=section.gradient_checkpointing_interval,
             offload=section.activation_offload and torch.cuda.is_available(),
         )

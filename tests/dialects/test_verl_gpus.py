@@ -176,3 +176,19 @@ def test_ranks_may_share_the_cpu() -> None:
     assert loaded.run.trainer.engine == Fsdp2EngineConfig(
         ranks=4, device="cpu", sequence_parallel=2, cpu_offload=True
     )
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype", "compute_dtype"),
+    [
+        ((), "float32", "bfloat16"),
+        (("model_dtype=bf16",), "bfloat16", "bfloat16"),
+        (("mixed_precision.param_dtype=fp32", "mixed_precision.buffer_dtype=fp32"), "float32", "float32"),
+        (("mixed_precision.param_dtype=bfloat16",), "float32", "bfloat16"),
+    ],
+)
+def test_precision_of_parameters_and_of_the_computation(
+    keys: tuple[str, ...], dtype: str, compute_dtype: str
+) -> None:
+    model = read("8xH100-80GB", *(f"+{_ACTOR}.fsdp_config.{key}" for key in keys)).run.model
+    assert (model.dtype, model.compute_dtype) == (dtype, compute_dtype)

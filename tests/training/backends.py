@@ -44,7 +44,7 @@ _ZERO_OFFLOAD: Values = {"offload_optimizer": True, "offload_parameters": True}
 LAYOUTS: Mapping[str, Values] = {
     "2 shards": {"ranks": 2},
     "2 shards kept": {"ranks": 2, "reshard_after_forward": False, "gradient_sync": "last_microbatch"},
-    "2 shards offloaded": {"ranks": 2, "forward_prefetch": 1, **OFFLOAD},
+    "2 shards offloaded": {"ranks": 2, "forward_prefetch": 1, "backward_prefetch": 2, **OFFLOAD},
     "2 replicas": {"ranks": 2, "replicate": 2},
     "sp 2": {"ranks": 2, "sequence_parallel": 2},
     "tp 2": {"ranks": 2, "tensor_parallel": 2},
@@ -97,6 +97,8 @@ JOBS: Mapping[str, Job] = {
             "activation_offload": True,
         }
     ),
+    "recomputed selectively": Job(KL, {"gradient_checkpointing": "selective"}),
+    "recomputed selectively, LoRA": Job(model={**LORA, "gradient_checkpointing": "selective"}),
     "critic": Job("ppo"),
     "SFT": Job("sft"),
     "DPO": Job("dpo"),

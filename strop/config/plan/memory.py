@@ -218,7 +218,9 @@ def _of_microbatch(
     tokens = -(-tokens // layout.sequence)
     of_layer = _kept_values(size, layout.tensor)
     values = size.layers * of_layer
-    if model.gradient_checkpointing:  # the input of each layer, and one layer's values with their gradients
+    if model.gradient_checkpointing == "selective":  # and the products of each layer
+        values = size.layers * (size.hidden + _products(size, layout.tensor)) + 2 * of_layer
+    elif model.gradient_checkpointing:  # the input of each layer, and one layer's values with their gradients
         values = size.layers * size.hidden + 2 * of_layer
     activations = tokens * values * in_compute
     logits = (
@@ -239,6 +241,13 @@ def _kept_values(size: ModelSize, tensor: int) -> int:
     norms = 4 * size.hidden
     attention = 4 * size.heads * size.head_dim + 2 * size.kv_heads * size.head_dim
     return norms + (attention + 3 * size.mlp_width) // tensor
+
+
+def _products(size: ModelSize, tensor: int) -> int:
+    """Values of a token that a layer keeps under selective checkpointing: the results of its matrix products, and of
+    attention."""
+    attention = 2 * size.heads * size.head_dim + 2 * size.kv_heads * size.head_dim
+    return 2 * size.hidden + (attention + 2 * size.mlp_width) // tensor
 
 
 def with_libraries(need: MemoryNeed) -> MemoryNeed:

@@ -52,8 +52,9 @@ class ModelConfig(Section):
     freeze_vision: bool = False
     """Keep the weights of the vision tower of a model with images, including its projection to the decoder's width
     in the Qwen-VL families. With `lora` they are frozen anyway."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer in the backward pass: less memory, about a third more computation."""
+    gradient_checkpointing: bool | Literal["selective"] = False
+    """Recompute each layer in the backward pass: less memory, about a third more computation. `selective` keeps the
+    results of matrix products and of attention kernels and recomputes what is between them."""
     gradient_checkpointing_interval: int = Field(1, gt=0)
     """Distance between recomputed layers: 1 recomputes every layer, 2 every second one."""
     activation_offload: bool = False
@@ -66,10 +67,15 @@ class ModelConfig(Section):
 
     def faults(self) -> Iterator[str]:
         """Faults between the fields."""
+        if self.compile and self.gradient_checkpointing == "selective":
+            yield (
+                "torch.compile decides itself what a compiled layer keeps; write gradient_checkpointing: true or "
+                "compile: false"
+            )
         if not self.gradient_checkpointing and (
             self.activation_offload or self.gradient_checkpointing_interval > 1
         ):
             yield (
                 "activation_offload and gradient_checkpointing_interval are settings of recomputed layers; write "
-                "gradient_checkpointing: true, or remove them"
+                "gradient_checkpointing: true or selective, or remove them"
             )

@@ -71,6 +71,9 @@ class Fsdp2EngineConfig(Section):
     forward_prefetch: int = Field(0, ge=0)
     """Number of layers whose parameters are gathered ahead of the one that runs, in addition to FSDP2's own
     overlap."""
+    backward_prefetch: int = Field(1, gt=0)
+    """Number of layers whose parameters are gathered ahead of the one whose backward pass runs; 1 is FSDP2's own
+    overlap."""
     hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
     """Maximum time, in seconds, for which the other ranks wait for a rank that is stopped or makes no progress; then
     the run ends with exit code 75, or restarts its trainer. It is also the timeout of collective operations (gloo and

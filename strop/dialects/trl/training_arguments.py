@@ -15,6 +15,7 @@ from strop.dialects.ledger.key_mapping import (
     refused,
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS, OWN_KERNELS
+from strop.dialects.ledger.recomputation import recomputation
 from strop.dialects.ledger.value_types import (
     ANY,
     BOOLEAN,
@@ -217,7 +218,12 @@ def _optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
         refused("fp16", False, "Strop computes in bfloat16 or float32; write bf16"),
         refused("label_smoothing_factor", 0.0, "its losses have no label smoothing; leave it 0"),
         refused("neftune_noise_alpha", None, "Strop trains without noise in embeddings; leave it null"),
-        mapped("gradient_checkpointing", True, "model.gradient_checkpointing"),
+        mapped(
+            "gradient_checkpointing",
+            True,
+            "model.gradient_checkpointing",
+            read=recomputation("gradient_checkpointing"),
+        ),
     )
 
 

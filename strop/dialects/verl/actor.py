@@ -8,6 +8,7 @@ from strop.dialects.ledger.key_mapping import (
     SupportCheck,
     any_inactive,
     mapped,
+    no_effect,
     not_on_page,
     only,
     placement,
@@ -15,6 +16,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import ONE_TRAINER
 from strop.dialects.ledger.value_types import (
+    ANY,
     BETAS,
     INTEGER,
     STRING,
@@ -22,7 +24,7 @@ from strop.dialects.ledger.value_types import (
     nullable,
     one_of,
 )
-from strop.dialects.verl import layout, router_loss, switches
+from strop.dialects.verl import layout, recomputation, router_loss, switches
 from strop.dialects.verl.actor_converters import (
     betas,
     clipping,
@@ -242,10 +244,25 @@ ROWS = (
             "model.compute_dtype",
             read=precision,
             value_type=one_of("fp32", "float32", "bf16", "bfloat16"),
-            note="dtype of the parameters; computation is in bfloat16",
+            note="dtype of the parameters",
+        ),
+        mapped(
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
+            "bf16",
+            "model.compute_dtype",
+            read=precision,
+            value_type=one_of("bf16", "bfloat16", "fp32", "float32"),
+            note="dtype of the computation",
+        ),
+        no_effect(
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype",
+            "fp32",
+            "buffers, such as rotary frequencies, stay in float32",
+            value_type=ANY,
         ),
         *layout.NOT_ON_PAGE,
         *router_loss.ROWS,
+        *recomputation.MEGATRON_ROWS,
         *megatron_parallelism_rows("actor_rollout_ref.actor.megatron", switches.megatron, ()),
     ),
 )

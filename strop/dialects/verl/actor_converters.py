@@ -151,16 +151,21 @@ def betas(foreign: ForeignValues) -> Mapping[str, Any]:
     )
 
 
+_FSDP = "actor_rollout_ref.actor.fsdp_config"
+
+
 def write_precision(run: Run) -> Mapping[str, Any]:
-    """Write the dtype of the parameters; verl has no key for the compute dtype."""
+    """Write the dtypes of the parameters and of the computation."""
     names = {"float32": "fp32", "bfloat16": "bf16"}
-    return {"actor_rollout_ref.actor.fsdp_config.model_dtype": names[run.model.dtype]}
+    compute = names.get(run.model.compute_dtype or run.model.dtype)
+    written = {f"{_FSDP}.model_dtype": names[run.model.dtype]}
+    return written if compute is None else written | {f"{_FSDP}.mixed_precision.param_dtype": compute}
 
 
 @written_by(write_precision)
 def precision(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the dtypes: verl computes in bfloat16, with parameters in float32 unless the key says
-    otherwise."""
+    """Read the dtypes: by default verl computes in bfloat16, with parameters in float32."""
     names = {"fp32": "float32", "bf16": "bfloat16"}
-    kind = foreign["actor_rollout_ref.actor.fsdp_config.model_dtype"]
-    return {"model.dtype": names.get(kind, kind), "model.compute_dtype": "bfloat16"}
+    kinds = (foreign[f"{_FSDP}.{name}"] for name in ("model_dtype", "mixed_precision.param_dtype"))
+    dtype, compute = (names.get(kind, kind) for kind in kinds)
+    return {"model.dtype": dtype, "model.compute_dtype": compute}

@@ -87,7 +87,7 @@ def _write_model(model: ModelConfig) -> dict[str, Any]:
         "path": model.path,
         "tokenizer_path": model.tokenizer,
         "external_lib": list(model.imports) or None,
-        "enable_gradient_checkpointing": model.gradient_checkpointing,
+        "enable_gradient_checkpointing": bool(model.gradient_checkpointing),
         "trust_remote_code": model.trust_remote_code,
         "fsdp_config.model_dtype": {"float32": "fp32", "bfloat16": "bf16"}[model.dtype],
     }

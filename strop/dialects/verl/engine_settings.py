@@ -26,7 +26,7 @@ from strop.dialects.ledger.placement_notes import (
     OWN_KERNELS,
 )
 from strop.dialects.ledger.value_types import ANY, STRING
-from strop.dialects.verl import switches
+from strop.dialects.verl import recomputation, switches
 from strop.dialects.verl.file_keys import NO_REPLAY
 from strop.dialects.verl.gpus import DEVICE
 from strop.dialects.verl.layout import TIMEOUT
@@ -167,6 +167,7 @@ _SAMPLER = (
 _MODEL = "actor_rollout_ref.model"
 _MODELS = (
     placement_section(f"{_MODEL}.fused_kernel_options", OWN_KERNELS),
+    *recomputation.EARLIER_ROWS,
     placement_section(f"{_MODEL}.gradient_checkpointing_kwargs", "each layer is recomputed"),
     _where(f"{_MODEL}.override_config.attn_implementation", UNSET, OWN_KERNELS),
     _where(f"{_MODEL}.tiled_mlp.enabled", False, OWN_KERNELS),

@@ -19,7 +19,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import ALWAYS_PACKED, OWN_KERNELS
 from strop.dialects.ledger.value_types import NUMBER, STRING_OR_LIST, nullable
-from strop.dialects.verl import switches
+from strop.dialects.verl import recomputation, switches
 from strop.dialects.verl.data import remote_code
 
 _OVERRIDE = "actor_rollout_ref.model.override_config"
@@ -154,7 +154,7 @@ ROWS = (
         "the router is trained like all other weights; leave the key False, or train LoRA on modules other "
         "than the router",
     ),
-    mapped("actor_rollout_ref.model.enable_gradient_checkpointing", False, "model.gradient_checkpointing"),
+    recomputation.SWITCH_ROW,
     placement(
         "actor_rollout_ref.model.enable_activation_offload",
         False,

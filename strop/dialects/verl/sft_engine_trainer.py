@@ -32,6 +32,7 @@ from strop.dialects.ledger.placement_notes import (
     OWN_KERNELS,
 )
 from strop.dialects.ledger.reader import read_dialect
+from strop.dialects.ledger.recomputation import recomputation
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger
 from strop.dialects.ledger.value_types import (
     ANY,
@@ -78,7 +79,12 @@ _MODEL = (
     mapped("model.path", "~/models/deepseek-llm-7b-chat", "model.path"),
     mapped("model.tokenizer_path", None, "model.tokenizer", value_type=nullable(STRING)),
     mapped("model.external_lib", None, "model.imports", read=imports, value_type=nullable(STRING_OR_LIST)),
-    mapped("model.enable_gradient_checkpointing", True, "model.gradient_checkpointing"),
+    mapped(
+        "model.enable_gradient_checkpointing",
+        True,
+        "model.gradient_checkpointing",
+        read=recomputation("model.enable_gradient_checkpointing"),
+    ),
     mapped("model.trust_remote_code", False, "model.trust_remote_code"),
     mapped(
         "model.custom_chat_template",

@@ -22,6 +22,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE, OWN_KERNELS
 from strop.dialects.ledger.reader import read_dialect
+from strop.dialects.ledger.recomputation import recomputation
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import (
     ANY,
@@ -96,7 +97,12 @@ _MODEL = (
         value_type=nullable(STRING_OR_LIST),
         note="imported before the model is loaded",
     ),
-    mapped("model.enable_gradient_checkpointing", False, "model.gradient_checkpointing"),
+    mapped(
+        "model.enable_gradient_checkpointing",
+        False,
+        "model.gradient_checkpointing",
+        read=recomputation("model.enable_gradient_checkpointing"),
+    ),
     mapped("model.trust_remote_code", False, "model.trust_remote_code"),
     mapped("model.lora_rank", 0, "model.lora.rank", read=lora),
     mapped("model.lora_alpha", 16, "model.lora.alpha", read=lora, value_type=NUMBER, inactive=without_lora),

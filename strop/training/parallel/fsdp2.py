@@ -165,7 +165,7 @@ class Fsdp2Parallelizer:
                 # A loss is divided by a count over all ranks, so gradients are added and not averaged.
                 module.set_force_sum_reduction_for_comms(True)
                 module.set_gradient_divide_factor(1.0)
-        _set_forward_prefetch(wrapped, self.engine.forward_prefetch)
+        _set_prefetch(wrapped, self.engine)
         return root
 
     def _read_shards(self, base: PreTrainedModel, weights: WeightFiles, *, offload: bool) -> None:
@@ -225,10 +225,13 @@ def find_wrapped_modules(base: PreTrainedModel, section: WrapPolicyConfig) -> li
     ]
 
 
-def _set_forward_prefetch(wrapped: Sequence[nn.Module], ahead: int) -> None:
+def _set_prefetch(wrapped: Sequence[nn.Module], engine: Fsdp2EngineConfig) -> None:
     modules: list[FSDPModule] = [module for module in wrapped if isinstance(module, FSDPModule)]
+    forward, backward = engine.forward_prefetch, engine.backward_prefetch
     for i, module in enumerate(modules):
-        module.set_modules_to_forward_prefetch(modules[i + 1 : i + 1 + ahead])
+        module.set_modules_to_forward_prefetch(modules[i + 1 : i + 1 + forward])
+        if backward > 1:
+            module.set_modules_to_backward_prefetch(modules[max(i - backward, 0) : i][::-1])
 
 
 def _set_gradient_sync(root: nn.Module, engine: Fsdp2EngineConfig, is_last: bool) -> None:

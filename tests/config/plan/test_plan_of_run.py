@@ -86,6 +86,10 @@ def test_memory_of_a_seven_billion_model_by_hand() -> None:
     of_layer = 4 * 3584 + 4 * 3584 + 2 * 512 + 3 * 18944  # norms, attention, KV, MLP
     values = 28 * 3584 + 2 * of_layer  # inputs of the layers, and one layer with its gradients
     assert need.working == 7_600_000_000 * 4 // 8 + 16384 * values * 2
+    selective = model.model_copy(update={"gradient_checkpointing": "selective"})
+    more = memory.trained_model(size, selective, "adamw", memory.RankLayout(8), Amount(16384, "tokens"), 4096)
+    products = 28 * (2 * 3584 + 2 * 3584 + 2 * 512 + 2 * 18944)  # outputs of the products, and of attention
+    assert more.working == need.working + 16384 * products * 2
     engine = memory.engine(size, "bfloat16", 2, 4096)
     assert engine.resident == 7_600_000_000
     assert engine.working == 2 * 28 * 4 * 128 * 4096 * 2 // 2
