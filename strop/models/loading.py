@@ -39,6 +39,7 @@ from strop.models.fused_layers import fuse_layers
 from strop.models.hub import check_hub
 from strop.models.logprobs import check_logits
 from strop.models.packed_attention.forward import enable_packed_attention
+from strop.models.primitive_cache import limit_primitive_cache
 from strop.models.selective_recompute import selective_contexts
 from strop.models.vision.embedding import takes_images, vision_tower
 
@@ -98,6 +99,7 @@ def _read(
     trainable: bool,
 ) -> PreTrainedModel:
     """Load with `kind`, an auto class of transformers."""
+    limit_primitive_cache()
     config = load_config(section)
     frozen = section.lora is not None or not trainable
     dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype

@@ -100,9 +100,11 @@ class _Attention(torch.autograd.Function):
             p, slope = _probabilities(q, keys, block, ctx.options)
             _add_keys(grad_value, block, p.transpose(-1, -2) @ g)
             dp = g @ _keys(value, block).transpose(-1, -2)
-            ds = torch._softmax_backward_data(dp, p, -1, p.dtype).mul_(slope)
-            _write_rows(grad_query, block, ds @ keys)
-            _add_keys(grad_key, block, ds.transpose(-1, -2) @ q)
+            ds = torch._softmax_backward_data(dp, p, -1, p.dtype)
+            if slope is not None:
+                ds *= slope
+            _write_rows(grad_query, block, _scaled_product(ds, keys, ctx.options.scale))
+            _add_keys(grad_key, block, _scaled_product(ds.transpose(-1, -2), q, ctx.options.scale))
         grads = (grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype))
         return *map(layout.unpad, grads), None, None
 
@@ -163,18 +165,26 @@ def _add_keys(total: Tensor, block: _Block, values: Tensor) -> None:
 
 def _probabilities(
     rows: Tensor, keys: Tensor, block: _Block, options: AttentionOptions
-) -> tuple[Tensor, Tensor | float]:
-    """[K, m, R r, A + b] Softmax of the scores, and the derivative of the scores' transform."""
-    scores = (rows @ keys.transpose(-1, -2)).mul_(options.scale)
-    slope: Tensor | float = options.scale
+) -> tuple[Tensor, Tensor | None]:
+    """[K, m, R r, A + b] Softmax of the scores, and the derivative of their softcap; None without one."""
+    scores = _scaled_product(rows, keys.transpose(-1, -2), options.scale)
+    slope = None
     if options.softcap is not None:
         tanh = torch.tanh(scores / options.softcap)
-        slope = (1 - tanh * tanh) * options.scale
+        slope = 1 - tanh * tanh
         scores = tanh * options.softcap
     hidden = _hidden(block, options.window, rows.device)
     seen = torch.unflatten(scores, 2, (-1, block.last - block.first))
     seen[..., seen.shape[-1] - hidden.shape[-1] :].masked_fill_(hidden, float("-inf"))
     return torch.softmax(scores, dim=-1), slope
+
+
+def _scaled_product(left: Tensor, right: Tensor, scale: float) -> Tensor:
+    """scale (left @ right) of [K, m, ...]: the product scales its sums, which saves a pass over the scores."""
+    first, second = left.flatten(0, 1), right.flatten(0, 1)
+    out = first.new_empty(len(first), first.shape[1], second.shape[2])
+    torch.baddbmm(out, first, second, beta=0, alpha=scale, out=out)
+    return out.unflatten(0, left.shape[:2])
 
 
 def _hidden(block: _Block, window: int | None, device: torch.device) -> Tensor:
