@@ -184,7 +184,7 @@ def _scaled_product(left: Tensor, right: Tensor, scale: float) -> Tensor:
     first, second = left.flatten(0, 1), right.flatten(0, 1)
     out = first.new_empty(len(first), first.shape[1], second.shape[2])
     torch.baddbmm(out, first, second, beta=0, alpha=scale, out=out)
-    return out.unflatten(0, left.shape[:2])
+    return out.view(*left.shape[:2], *out.shape[1:])
 
 
 def _hidden(block: _Block, window: int | None, device: torch.device) -> Tensor:
