@@ -21,6 +21,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +29,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PORT = 29571
@@ -100,12 +103,12 @@ trainer:
 class Outcome:
     """Result of a command, from its run folder."""
 
-    processes: str
+    engine: str
+    """The training engine and its number of ranks, as the run file has them."""
+    steps: int
     metric: str
     before: float
     after: float
-    steps: int
-    seconds: float
 
 
 def main() -> None:
@@ -120,12 +123,14 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.out.absolute()
     prepare_sums(folder / "sums")
-    print("| command | processes | steps | metric | before | after | seconds |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| command | training engine | steps | metric | first | last |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for name in args.only:
+        for run in RUN_FOLDERS[name]:
+            shutil.rmtree(folder / run, ignore_errors=True)
         found = COMMANDS[name](folder, args.steps, args.vllm_python)
-        values = f"{found.metric} | {found.before:.3f} | {found.after:.3f} | {found.seconds:.0f}"
-        print(f"| {name} | {found.processes} | {found.steps} | {values} |", flush=True)
+        values = f"`{found.metric}` | {found.before:.3f} | {found.after:.3f}"
+        print(f"| {name} | {found.engine} | {found.steps} | {values} |", flush=True)
 
 
 def prepare_sums(folder: Path) -> None:
@@ -183,8 +188,8 @@ def run_verl(folder: Path, steps: int, python: str) -> Outcome:
         "trainer.resume_mode=disable",
         f"trainer.total_training_steps={steps}",
     ]
-    seconds = _run([python, "-m", "strop", "verl", "ppo", *line], {})
-    return read_outcome(folder / "verl", "4", "eval/val/reward", seconds)
+    _run([python, "-m", "strop", "verl", "ppo", *line], {})
+    return read_outcome(folder / "verl", "eval/val/reward")
 
 
 def run_trinity(folder: Path, steps: int, python: str) -> Outcome:
@@ -215,15 +220,10 @@ def run_trinity(folder: Path, steps: int, python: str) -> Outcome:
     ) as head:
         try:
             time.sleep(15)
-            seconds = _run([python, "-m", "strop", "trinity", str(file)], token | {"RAY_ADDRESS": address})
+            _run([python, "-m", "strop", "trinity", str(file)], token | {"RAY_ADDRESS": address})
         finally:
             head.terminate()
-    return read_outcome(
-        folder / "trinity" / "Trinity-RFT" / "sums",
-        "2 + explorer + 2 engines",
-        "eval/held-out/reward",
-        seconds,
-    )
+    return read_outcome(folder / "trinity" / "Trinity-RFT" / "sums" / "explorer", "eval/held-out/reward")
 
 
 def run_component(folder: Path, steps: int, python: str) -> Outcome:
@@ -249,7 +249,6 @@ def run_component(folder: Path, steps: int, python: str) -> Outcome:
         *("--mlflow_model_folder", str(own / "mlflow"), "--output_model_path", str(out)),
     ]
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT + 1)}
-    started = time.perf_counter()
     others = [
         subprocess.Popen(
             line,
@@ -261,7 +260,7 @@ def run_component(folder: Path, steps: int, python: str) -> Outcome:
     _run(line, shared | {"RANK": "0", "LOCAL_RANK": "0"})
     for other in others:
         other.wait(60)
-    return read_outcome(out, "2", "reward/mean", time.perf_counter() - started)
+    return read_outcome(out, "reward/mean")
 
 
 def prepare_choices(folder: Path) -> None:
@@ -323,11 +322,13 @@ def prepare_choices(folder: Path) -> None:
     warm_up(strop.load(file, []), folder / "warm-start")
 
 
-def read_outcome(folder: Path, processes: str, metric: str, seconds: float) -> Outcome:
+def read_outcome(folder: Path, metric: str) -> Outcome:
     """The first and the last value of a metric of a run."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     values = [row[metric] for row in rows if metric in row]
-    return Outcome(processes, f"`{metric}`", values[0], values[-1], int(rows[-1]["step"]), seconds)
+    engine = yaml.safe_load((folder / "run.yaml").read_text())["trainer"]["engine"]
+    described = f"{engine['type']}, {engine['ranks']} ranks"
+    return Outcome(described, int(rows[-1]["step"]), metric, values[0], values[-1])
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
@@ -335,15 +336,13 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **common, **more}
 
 
-def _run(command: list[str], more: Mapping[str, str]) -> float:
-    """Run a command; returns its seconds. Exits with its output if it fails."""
-    started = time.perf_counter()
+def _run(command: list[str], more: Mapping[str, str]) -> None:
+    """Run a command. Exits with its output if it fails."""
     done = subprocess.run(
         command, cwd=ROOT, env=_environment(more), capture_output=True, text=True, check=False
     )
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
-    return time.perf_counter() - started
 
 
 COMMANDS: dict[str, Callable[[Path, int, str], Outcome]] = {
@@ -352,6 +351,8 @@ COMMANDS: dict[str, Callable[[Path, int, str], Outcome]] = {
     "trinity": run_trinity,
 }
 """The commands, by tool."""
+RUN_FOLDERS = {"component": ("component/out", "component/mlflow"), "verl": ("verl",), "trinity": ("trinity",)}
+"""Folders of each command's run, which are removed before it."""
 
 if __name__ == "__main__":
     main()

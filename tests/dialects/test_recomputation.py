@@ -46,6 +46,15 @@ def test_what_stands_in_is_said() -> None:
     assert "keeps the results of matrix products" in note
 
 
+def test_inputs_of_recomputed_layers_are_offloaded() -> None:
+    offload = f"{MODEL}.enable_activation_offload=True"
+    assert read(SWITCH, offload, strategy="fsdp").run.model.activation_offload
+    assert read(SWITCH, offload, strategy="fsdp").overridden == read(SWITCH, strategy="fsdp").overridden
+    kept = read(offload, strategy="fsdp")
+    assert not kept.run.model.activation_offload
+    assert any("enable_activation_offload" in str(each) for each in kept.overridden)
+
+
 def test_another_granularity_is_refused() -> None:
     with pytest.raises(ConfigError, match="recompute_granularity"):
         read(f"{LATER}_granularity=some")

@@ -154,13 +154,7 @@ ROWS = (
         "the router is trained like all other weights; leave the key False, or train LoRA on modules other "
         "than the router",
     ),
-    recomputation.SWITCH_ROW,
-    placement(
-        "actor_rollout_ref.model.enable_activation_offload",
-        False,
-        "activations stay on the device that computes them",
-        supported=only(False),
-    ),
+    *recomputation.SWITCH_ROWS,
     mapped(
         "actor_rollout_ref.model.trust_remote_code",
         False,

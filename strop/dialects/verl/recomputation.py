@@ -18,6 +18,7 @@ from strop.dialects.ledger.key_mapping import (
     any_inactive,
     mapped,
     not_on_page,
+    placement,
     written_by,
 )
 from strop.dialects.ledger.recomputation import FIELD
@@ -27,6 +28,7 @@ from strop.dialects.verl import switches
 SWITCH = "actor_rollout_ref.model.enable_gradient_checkpointing"
 _LATER = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute"
 _EARLIER = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint"
+_OFFLOAD = "actor_rollout_ref.model.enable_activation_offload"
 _FULL = "Strop recomputes every layer, each from its own input; the results are the same"
 _SELECTIVE = (
     "Strop keeps the results of matrix products and attention kernels and recomputes the rest of each layer; the "
@@ -43,15 +45,22 @@ def _granularity(foreign: ForeignValues) -> str | None:
 
 
 def write_recomputation(run: Run) -> Mapping[str, Any]:
-    """Write whether layers are recomputed."""
-    return {SWITCH: bool(run.model.gradient_checkpointing)}
+    """Write whether layers are recomputed, and their inputs offloaded."""
+    return {SWITCH: bool(run.model.gradient_checkpointing), _OFFLOAD: run.model.activation_offload}
 
 
 @written_by(write_recomputation)
 def recomputation(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read what is recomputed."""
+    """Read what is recomputed and offloaded."""
     granularity = _granularity(foreign)
-    return {FIELD: "selective" if granularity == "selective" else bool(granularity or foreign[SWITCH])}
+    return {
+        FIELD: "selective" if granularity == "selective" else bool(granularity or foreign[SWITCH]),
+        "model.activation_offload": bool(foreign[_OFFLOAD] and (granularity or foreign[SWITCH])),
+    }
+
+
+def _is_offloaded(foreign: ForeignValues, value: Any) -> bool:
+    return not value or bool(_granularity(foreign) or foreign[SWITCH])
 
 
 def _unless(granularity: str) -> Any:
@@ -77,7 +86,17 @@ def _rows(prefix: str) -> tuple[KeyMapping, ...]:
     )
 
 
-SWITCH_ROW = mapped(SWITCH, False, FIELD, read=recomputation)
+SWITCH_ROWS = (
+    mapped(SWITCH, False, FIELD, read=recomputation),
+    placement(
+        _OFFLOAD,
+        False,
+        "the inputs of recomputed layers are offloaded; write enable_gradient_checkpointing=True",
+        supported=_is_offloaded,
+        fields=("model.activation_offload",),
+        read=recomputation,
+    ),
+)
 EARLIER_ROWS = not_on_page(*_rows(_EARLIER))
 MEGATRON_ROWS = (
     *_rows(_LATER),
