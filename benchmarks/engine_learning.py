@@ -1,12 +1,15 @@
-"""Learning curves of the quickstart's task by inference engine, with full weights and with LoRA.
+"""Learning curves of the quickstart's sums by job and inference engine, with full weights and with LoRA.
 
     OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/engine_learning.py
+    OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/engine_learning.py --jobs trinity agent ray ray-tp2
     OMP_NUM_THREADS=1 .venv-sglang/bin/python benchmarks/engine_learning.py --engines native sglang --seeds 1
 
-Each run is `strop train` on examples/quickstart/run.yaml in a separate process: steps of 32 x 16 responses in one
-update, float32, greedy evaluation on 256 held-out sums. With vLLM a LoRA adapter is loaded in place of the last one;
-the native engine loads merged weights, and so does SGLang, whose adapters do not fit to this model on the CPU. Results
-are stored in `--out`, and only missing runs are executed.
+Each run is a separate process: steps of 32 x 16 rollouts in one update, greedy evaluation on 256 held-out sums. The
+jobs are in benchmarks/engine_jobs.py: `sums` is examples/quickstart/run.yaml in one process, `ray` the same with
+explorer, trainer, buffer and engine as Ray actors, `ray-tp2` with two processes per engine, `agent` a function that
+sends two requests per rollout to the endpoint, and `trinity` a YAML of Trinity-RFT, which trains in bfloat16. In one
+process vLLM loads a LoRA adapter in place of the last one; everything else loads merged weights. Results are stored in
+`--out`, and only missing runs are executed, the first seed of every job before the second one.
 """
 
 from __future__ import annotations
@@ -14,28 +17,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from engine_jobs import JOBS, LEARNING_RATES, ROOT, Job
 from learning import ACCURACY, prepare
 
-ROOT = Path(__file__).parents[1]
-RUN_FILE = ROOT / "examples" / "quickstart" / "run.yaml"
-ENGINES = {
-    "native": "{type: native}",
-    "vllm": "{type: vllm, enforce_eager: true}",
-    "sglang": "{type: sglang, merge_lora: true}",
-}
-"""Section `rollout.engine` by name."""
-WEIGHTS = {
-    "full": ["trainer.optimizer.lr=2e-4"],
-    "lora": ["trainer.optimizer.lr=2e-3", "+model.lora.rank=8"],
-}
-"""Further settings by the weights that are trained."""
+ENGINES = ("native", "vllm", "sglang")
+RAY_CPUS = 6
+"""Logical CPUs of the Ray cluster: explorer, trainer, buffer, and the processes of an engine."""
 
 
 @dataclass(frozen=True)
@@ -54,75 +50,103 @@ class Measured:
     """Median duration of a weight update with its probe, in seconds."""
 
 
-def measure(engine: str, weights: str, seed: int, steps: int, folder: Path) -> Measured:
-    """Run one combination, or read the result of an earlier run."""
-    name = f"{engine}-{weights}-{seed}"
-    result = folder / f"{name}-{steps}.json"
+def measure(job: Job) -> Measured:
+    """Run a job, or read the result of an earlier run."""
+    result = job.folder / f"{job.name}-{job.steps}.json"
     if result.is_file():
         return Measured(**json.loads(result.read_text()))
-    overrides = [f"seed={seed}", f"output={folder}", "project=runs", f"name={name}", "resume=never"]
-    overrides += [f"trainer.duration={steps} steps", f"evaluate.every={max(1, steps // 2)} steps"]
-    overrides += ["trainer.tasks_per_step=32", "trainer.tasks_per_update=32", "trainer.schedule=constant"]
-    overrides += ["+evaluate.at_start=true", "+record.report=false", "+record.monitors=[console]"]
-    overrides += [f"+rollout.engine={ENGINES[engine]}", *WEIGHTS[weights]]
-    command = [sys.executable, "-m", "strop", "train", str(RUN_FILE), *overrides]
-    environment = os.environ | {"QUICKSTART": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    shutil.rmtree(job.run_folder, ignore_errors=True)  # of a run that failed
+    environment = os.environ | {"QUICKSTART": str(job.folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        job.command(), cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
-    measured = collect(folder / "runs" / name / "metrics.jsonl")
+        sys.exit(f"{' '.join(job.command())} failed:\n{done.stdout}\n{done.stderr}")
+    measured = collect(job.metrics)
     result.write_text(json.dumps(asdict(measured)) + "\n")
     return measured
 
 
-def collect(metrics: Path) -> Measured:
-    """Read the measurement from a run's metrics."""
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+def collect(files: Sequence[Path]) -> Measured:
+    """Read the measurement from a run's metrics, of the trainer and of a separate explorer."""
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     evaluated = [row for row in rows if ACCURACY in row]
+    loads = [
+        row[name]
+        for row in rows
+        for name in ("time/load_weights_seconds", "time/publish_seconds")
+        if name in row
+    ]
     return Measured(
         steps=[int(row["step"]) for row in evaluated],
         accuracy=[row[ACCURACY] for row in evaluated],
         probe_gap=max(row.get("engine/logprob_gap", 0.0) for row in rows),
         logprob_diff=max(row.get("logprob_diff/mean_abs", 0.0) for row in rows),
-        load_seconds=statistics.median(
-            row["time/publish_seconds"] for row in rows if "time/publish_seconds" in row
-        ),
+        load_seconds=statistics.median(loads),
     )
 
 
-def row_of(engine: str, weights: str, runs: Sequence[Measured]) -> str:
-    """Format the row of one engine and kind of weights."""
+@contextmanager
+def ray_cluster(jobs: Sequence[str]) -> Iterator[str]:
+    """Start a Ray cluster if one of the jobs needs it; yields its address, or an empty one."""
+    if not any(job.startswith("ray") for job in jobs):
+        yield ""
+        return
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": RAY_CPUS, "include_dashboard": False})
+    try:
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def row_of(job: str, engine: str, weights: str, runs: Sequence[Measured]) -> str:
+    """Format the row of one job, engine and kind of weights."""
     curves = "; ".join(", ".join(f"{value:.3f}" for value in run.accuracy) for run in runs)
     last = [run.accuracy[-1] for run in runs]
     spread = f"{statistics.mean(last):.3f} ({min(last):.3f} to {max(last):.3f})"
     gap, diff = max(run.probe_gap for run in runs), max(run.logprob_diff for run in runs)
     seconds = statistics.median(run.load_seconds for run in runs)
-    gaps = ["-" if engine == "native" else f"{gap:.1e}", f"{diff:.1e}", f"{seconds:.2f}"]
-    return f"| {' | '.join([engine, weights, curves, spread, *gaps])} |"
+    gaps = ["-" if gap == 0 else f"{gap:.1e}", f"{diff:.1e}", f"{seconds:.2f}"]
+    return f"| {' | '.join([job, engine, weights, curves, spread, *gaps])} |"
 
 
 def main() -> None:
-    """Run the command line: print a row for each engine and kind of weights."""
+    """Run the command line: print a row for each job, engine and kind of weights."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--jobs", nargs="+", choices=list(JOBS), default=["sums"])
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=["native", "vllm"])
-    parser.add_argument("--weights", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS))
+    parser.add_argument("--weights", nargs="+", choices=list(LEARNING_RATES), default=list(LEARNING_RATES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "engine-learning")
     args = parser.parse_args()
     folder = args.out.absolute()
     prepare(folder)
+    rows = [
+        (job, engine, weights)
+        for job in args.jobs
+        for weights in args.weights
+        for engine in args.engines
+        if not (job == "ray-tp2" and engine == "native")  # the native sampler has no tensor parallelism
+    ]
+    results: dict[tuple[str, str, str], list[Measured]] = {row: [] for row in rows}
+    with ray_cluster(args.jobs) as address:
+        for seed in args.seeds:
+            for row, runs in results.items():
+                cluster = address if row[0].startswith("ray") else ""
+                runs.append(measure(Job(*row, seed, args.steps, folder, cluster)))
+                print(f"{' '.join(row)} {seed}: {runs[-1].accuracy}", file=sys.stderr, flush=True)
     print(
-        "| engine | weights | accuracy at each evaluation, by seed | mean (range) after | gap of the probe | "
+        "| job | engine | weights | accuracy at each evaluation, by seed | mean (range) after | gap of the probe | "
         "`logprob_diff/mean_abs` | weight update, seconds |"
     )
-    print(f"|{' --- |' * 7}", flush=True)
-    for weights in args.weights:
-        for engine in args.engines:
-            runs = [measure(engine, weights, seed, args.steps, folder) for seed in args.seeds]
-            print(row_of(engine, weights, runs), flush=True)
+    print(f"|{' --- |' * 8}")
+    for row, runs in results.items():
+        print(row_of(*row, runs))
 
 
 if __name__ == "__main__":
