@@ -33,6 +33,7 @@ MIXED: dict[str, Any] = {"dtype": "float32", "compute_dtype": "bfloat16"}
 BFLOAT16: dict[str, Any] = {"dtype": "bfloat16"}
 LORA: dict[str, Any] = {"lora": {"rank": 16}}
 CHECKPOINTING: dict[str, Any] = {"gradient_checkpointing": True}
+SELECTIVE: dict[str, Any] = {"gradient_checkpointing": "selective"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ CONFIGURATIONS = (
     Configuration("sft-float32", "sft", "60M", FLOAT32),
     Configuration("sft-large-microbatch", "sft", "60M", FLOAT32, "4096 tokens"),
     Configuration("sft-checkpointing", "sft", "60M", FLOAT32 | CHECKPOINTING, "4096 tokens"),
+    Configuration("sft-selective", "sft", "60M", FLOAT32 | SELECTIVE, "4096 tokens"),
     Configuration("sft-mixed", "sft", "60M", MIXED),
     Configuration("sft-lora", "sft", "200M", MIXED | LORA),
     Configuration("sft-bfloat16-sgd", "sft", "200M", BFLOAT16, "1024 tokens", "sgd"),
