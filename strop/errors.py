@@ -189,8 +189,11 @@ class WorkerDiedError(StropError):
 class NodeLostError(WorkerDiedError):
     """A worker's node does not respond any more, or its network does not."""
 
-    def __init__(self, name: str, exit_reason: str) -> None:
-        super().__init__(name, exit_reason, killed=True)
+    def __init__(self, name: str, node: str, fault: str) -> None:
+        """`fault` continues the sentence after the node's name, such as `which does not respond`."""
+        super().__init__(name, f"with its node {node}, {fault}", killed=True)
+        self.node = node
+        self.fault = fault
 
 
 class StoreError(StropError):

@@ -108,8 +108,8 @@ class AgentWorker:
             self._end(
                 NodeLostError(
                     self.name,
-                    f"with its node {self.node}, which has given no sign of life for {self._timeout:g} s or has closed "
-                    "its connection",
+                    self.node,
+                    f"which has given no sign of life for {self._timeout:g} s or has closed its connection",
                 )
             )
             shut_down_connections(host)
@@ -157,7 +157,7 @@ class AgentWorker:
             with self._sending:
                 send_frame(self._downward, kind, content, timeout_seconds=self._timeout)
         except ConnectionLost:
-            self._end(NodeLostError(self.name, f"with its node {self.node}, which does not respond"))
+            self._end(NodeLostError(self.name, self.node, "which does not respond"))
             raise self._died() from None
 
     def _died(self) -> WorkerDiedError:

@@ -13,14 +13,18 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
-from strop.errors import ConfigError, PlacementError, WorkerDiedError
+from strop.errors import ConfigError, NodeLostError, PlacementError, WorkerDiedError
 from strop.workers.network import node_address
+from strop.workers.ray_bundles import BundleSlot, set_own_bundle
+from strop.workers.ray_node import NodeWatch, living_nodes, watch_node
 from strop.workers.ray_runtime import describe_free_resources, import_ray
 from strop.workers.silence import SilenceClock
 from strop.workers.waiting import TimedWait
 from strop.workers.worker import WorkerTarget, last_lines
 
 _RETRY_SECONDS = 0.5
+_LOOK_SECONDS = 0.5
+"""Interval at which the loss of an actor's node is looked for while its reply is awaited."""
 _NAME_RELEASE_SECONDS = 15.0
 """Longest time for which a killed actor may still hold its name."""
 
@@ -63,10 +67,11 @@ class RayWorker:
         cpus: float,
         gpus: float,
         timeout_seconds: float,
+        node_timeout_seconds: float,
         log: ActorLog | None = None,
-        node_id: str | None = None,
+        bundle: BundleSlot | None = None,
     ) -> None:
-        """`node_id` is Ray's id of the preferred node.
+        """`bundle` holds the actor; None leaves the choice of the node to Ray.
 
         Raises PlacementError if no node has enough free resources in time, ConfigError if another actor keeps the name.
         """
@@ -79,11 +84,11 @@ class RayWorker:
             num_cpus=cpus,
             num_gpus=gpus,
             max_concurrency=3,
-            scheduling_strategy=self._strategy(node_id),
+            scheduling_strategy="DEFAULT" if bundle is None else bundle.strategy,
         )
-        self._actor = self._create_actor(options, log, timeout_seconds)
+        self._actor = self._create_actor(options, log, bundle, timeout_seconds)
         try:
-            self.pid: int = self._ray.get(self._actor.start.remote(serve), timeout=wait.remaining_seconds)
+            started = self._ray.get(self._actor.start.remote(serve), timeout=wait.remaining_seconds)
         except self._ray.exceptions.GetTimeoutError as error:
             self.kill()
             raise PlacementError(
@@ -93,9 +98,12 @@ class RayWorker:
                 "run needs no cluster."
             ) from error
         except self._ray.exceptions.RayActorError:
-            self.pid = (
-                0  # it was killed during its start; the next `send` or `receive` raises WorkerDiedError
-            )
+            # It was killed during its start; the next `send` or `receive` raises WorkerDiedError.
+            started = 0, ""
+        self.pid: int = started[0]
+        node = living_nodes().get(started[1])
+        self._watch: NodeWatch | None = None if node is None else watch_node(node, node_timeout_seconds)
+        """The watch of its node; None for a node that was lost during the start."""
         self._pending_reference: Any = None
         """Ray's reference to the next message, once it was requested."""
         self._silence = SilenceClock()
@@ -117,10 +125,20 @@ class RayWorker:
 
     def poll(self, seconds: float) -> bool:
         """See `Worker`."""
-        return bool(self._ray.wait([self._request_next()], timeout=seconds)[0])
+        wait = TimedWait(seconds)
+        while not self._ray.wait([self._request_next()], timeout=min(_LOOK_SECONDS, wait.remaining_seconds))[
+            0
+        ]:
+            if self._node_loss() is not None:
+                return True
+            if wait.remaining_seconds <= 0:
+                return False
+        return True
 
     def silent_seconds(self) -> float:
         """See `Worker`."""
+        if (lost := self._node_loss()) is not None:
+            raise lost
         with self._ping_lock:
             heard = self._ping is not None and bool(self._ray.wait([self._ping], timeout=0)[0])
             if heard:
@@ -142,28 +160,33 @@ class RayWorker:
             self._pending_reference = self._actor.take.remote()
         return self._pending_reference
 
+    def _node_loss(self, *, confirm: bool = False) -> NodeLostError | None:
+        """The loss of its node, or None; with `confirm` after one more look at the node."""
+        if self._watch is None:
+            return None
+        fault = self._watch.confirm() if confirm else self._watch.loss
+        return None if fault is None else NodeLostError(self.name, str(self._watch.node), fault)
+
     def _get(self, reference: Any) -> Any:
+        while not self._ray.wait([reference], timeout=_LOOK_SECONDS)[0]:
+            if (lost := self._node_loss()) is not None:
+                raise lost
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayActorError as error:
+            if (lost := self._node_loss(confirm=True)) is not None:
+                raise lost from error
             reason = f"with its actor: {str(error).splitlines()[0].rstrip('.')}"
             raise WorkerDiedError(self.name, reason, killed=True) from error
 
-    @staticmethod
-    def _strategy(node_id: str | None) -> Any:
-        """Ray's own strategy, or one that prefers a node."""
-        if node_id is None:
-            return "DEFAULT"
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        return NodeAffinitySchedulingStrategy(node_id, soft=True)
-
-    def _create_actor(self, options: Any, log: ActorLog | None, timeout_seconds: float) -> Any:
+    def _create_actor(
+        self, options: Any, log: ActorLog | None, bundle: BundleSlot | None, timeout_seconds: float
+    ) -> Any:
         """Retries while an actor of the same name, from an earlier start of the run, is still being ended."""
         wait = TimedWait(min(timeout_seconds, _NAME_RELEASE_SECONDS))
         while True:
             try:
-                return options.remote(self.name, Path.cwd(), log)
+                return options.remote(self.name, Path.cwd(), log, bundle)
             except (ValueError, self._ray.exceptions.ActorAlreadyExistsError) as error:
                 if wait.remaining_seconds <= 0:
                     raise ConfigError(
@@ -184,8 +207,9 @@ class _WorkerExited:
 class _WorkerActor:
     """The worker's process: the target runs in a thread, and Ray calls the methods in other threads."""
 
-    def __init__(self, name: str, workdir: Path, log: ActorLog | None) -> None:
+    def __init__(self, name: str, workdir: Path, log: ActorLog | None, bundle: BundleSlot | None) -> None:
         """`workdir` is the base of the run file's relative paths, if this node has that folder."""
+        set_own_bundle(bundle)
         if log is not None:
             log.redirect_output(name)
         if workdir.is_dir():
@@ -196,11 +220,11 @@ class _WorkerActor:
         self._incoming: SimpleQueue[Any] = SimpleQueue()
         self._outgoing: SimpleQueue[Any] = SimpleQueue()
 
-    def start(self, serve: WorkerTarget) -> int:
-        """Start the target; returns this process's id."""
+    def start(self, serve: WorkerTarget) -> tuple[int, str]:
+        """Start the target; returns this process's id, and Ray's id of its node."""
         channel = _QueueChannel(self._incoming.get, self._outgoing.put)
         Thread(target=self._serve, args=(serve, channel), daemon=True).start()
-        return os.getpid()
+        return os.getpid(), str(import_ray().get_runtime_context().get_node_id())
 
     def put(self, message: object) -> None:
         """Deliver a message to the target."""

@@ -9,6 +9,7 @@ from typing import assert_never
 
 from strop.workers.agent_hub import AgentHub, AgentWorker
 from strop.workers.local_worker import LocalWorker
+from strop.workers.ray_bundles import BundleSlot
 from strop.workers.ray_worker import ActorLog, RayWorker
 from strop.workers.worker import Worker, WorkerTarget
 
@@ -38,15 +39,14 @@ class RayPlacement:
     """Longest wait for a node with these resources."""
     prefix: str = ""
     """Prefix of the actor's name, before the worker's name."""
-    nodes: Mapping[str, str] = field(default_factory=dict)
-    """Ray's id of the preferred node, by the worker's name; if that node is lost or full, another one is used."""
+    bundles: Mapping[str, BundleSlot] = field(default_factory=dict)
+    """The bundle of each actor, by the worker's name; Ray chooses the node of an actor without one."""
     log: ActorLog | None = None
     """The log file for the actor's output; None leaves its output to Ray."""
-
-    @property
-    def ranks(self) -> None:
-        """None: Ray starts as many ranks as the run wants, or says that it cannot."""
-        return None
+    node_timeout_seconds: float = 20.0
+    """Silence after which the actor's node counts as lost."""
+    ranks: int | None = None
+    """Number of ranks for which there are places, with the first one; None for as many as the run wants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,8 @@ def start_worker(name: str, serve: WorkerTarget, placement: RankPlacement) -> Wo
                 gpus=placement.gpus,
                 timeout_seconds=placement.start_timeout_seconds,
                 log=placement.log,
-                node_id=placement.nodes.get(name),
+                node_timeout_seconds=placement.node_timeout_seconds,
+                bundle=placement.bundles.get(name),
             )
         case AgentPlacement():
             worker = placement.workers[name]

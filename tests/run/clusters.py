@@ -54,7 +54,7 @@ class Nodes:
         """As where the machine is switched off: the raylet, and all that it has started, at once."""
         (raylet,) = node.all_processes["raylet"]
         process = psutil.Process(raylet.process.pid)
-        for one in (*process.children(recursive=True), process):
+        for one in (process, *process.children(recursive=True)):
             one.kill()
         self.cluster.remove_node(node, allow_graceful=False)
 

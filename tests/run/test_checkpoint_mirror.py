@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import fsspec
 import pytest
+from fsspec.core import url_to_fs
+from fsspec.implementations.memory import MemoryFileSystem
 
 import strop
 from strop.data.sources.data_path import resolve_path
 from strop.errors import CheckpointError, ConfigError, DataError
+from strop.run.state import checkpoint_mirror
 
 
 def small(values, tmp_path: Path, name: str, url: str | None, duration: str = "2 steps"):
@@ -69,6 +74,117 @@ def test_a_kill_while_the_mirror_is_written_leaves_its_old_files(tmp_path, monke
     with pytest.raises(KeyboardInterrupt):
         resolve_path(str(tmp_path / "run.yaml")).put(tmp_path / "new")
     assert (tmp_path / "run.yaml").read_text() == "old content"
+
+
+class FlakyStore(MemoryFileSystem):
+    """A fake object store: each of its next `refusals` writes and reads fails with `error`."""
+
+    protocol = "flaky"
+    refusals: ClassVar[int] = 0
+    error: ClassVar[Exception] = ConnectionError("connection reset by the store")
+
+    def _refuse(self) -> None:
+        if FlakyStore.refusals > 0:
+            FlakyStore.refusals -= 1
+            raise FlakyStore.error
+
+    def put_file(self, *args, **kwargs):
+        self._refuse()
+        return super().put_file(*args, **kwargs)
+
+    def get_file(self, *args, **kwargs):
+        self._refuse()
+        return super().get_file(*args, **kwargs)
+
+
+@pytest.fixture
+def store(monkeypatch):
+    fsspec.register_implementation("flaky", FlakyStore, clobber=True)
+    monkeypatch.setattr(checkpoint_mirror, "_PAUSES_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(FlakyStore, "refusals", 0)
+    return FlakyStore
+
+
+@pytest.mark.slow
+def test_what_a_store_refuses_is_repeated(values, tmp_path, store, caplog):
+    """Each save is refused at first, once with an error that only the store's library knows."""
+    url = f"flaky://{tmp_path.name}/copy"
+    store.refusals = 2
+    first = strop.train(strop.load(small(values, tmp_path, "flaky", url)))
+    assert store.refusals == 0
+    assert [
+        record.getMessage() for record in caplog.records if "checkpoint.mirror" in record.getMessage()
+    ] == [f"checkpoint.mirror: {url} cannot be written: connection reset by the store. Again in 0.01 s."] * 2
+    shutil.rmtree(first.folder)
+    store.refusals, store.error = 1, RuntimeError("a library's own error")
+    second = strop.train(strop.load(small(values, tmp_path, "flaky", url, "3 steps")))
+    sessions = json.loads((second.folder / "run.json").read_text())["sessions"]
+    assert "step-000002 was fetched from" in sessions[-1]["notes"][0] and sessions[-1]["from_step"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionError("reset"), "cannot be written after 3 attempts: reset. The checkpoints in"),
+        (PermissionError("no such key"), "cannot be written: no such key. The checkpoints in"),
+    ],
+)
+def test_a_store_that_fails_ends_the_run_with_one_paragraph_and_loses_nothing(
+    values, tmp_path, store, error, said
+):
+    url = f"flaky://{tmp_path.name}/copy"
+    run = small(values, tmp_path, "failing", url)
+    store.refusals, store.error = 10**6, error
+    with pytest.raises(CheckpointError, match=re.escape(said)) as caught:
+        strop.train(strop.load(run))
+    assert "\n" not in str(caught.value)
+    folder = tmp_path / "runs" / "strop" / "failing"
+    assert (folder / "checkpoints" / "step-000001" / "manifest.json").exists()
+    store.refusals = 0
+    resumed = strop.train(strop.load(run))
+    whole = strop.train(strop.load(small(values, tmp_path, "undisturbed", None)))
+    assert rows(resumed.folder) == rows(whole.folder)
+    files, root = url_to_fs(url)
+    assert [Path(p).name for p in files.ls(f"{root}/checkpoints", detail=False)] == ["step-000002"]
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """A bucket of a server on this machine with the protocol of S3."""
+    server_module = pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    import boto3
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    boto3.client("s3").create_bucket(Bucket="mirror")
+    yield "s3://mirror/copy", server
+    server.stop()
+
+
+@pytest.mark.evidence
+def test_a_run_starts_again_from_an_object_store_alone(values, tmp_path, bucket, monkeypatch):
+    """`pip install "moto[server]" s3fs`; the store is gone in the end."""
+    url, server = bucket
+    first = strop.train(strop.load(small(values, tmp_path, "stored", url)))
+    shutil.rmtree(first.folder)
+    second = strop.train(strop.load(small(values, tmp_path, "stored", url, "3 steps")))
+    sessions = json.loads((second.folder / "run.json").read_text())["sessions"]
+    assert "step-000002 was fetched from s3://mirror/copy" in sessions[-1]["notes"][0]
+    whole = strop.train(strop.load(small(values, tmp_path, "whole", None, "3 steps")))
+    assert rows(second.folder) == rows(whole.folder)
+    monkeypatch.setattr(checkpoint_mirror, "_PAUSES_SECONDS", (0.1,))
+    server.stop()
+    with pytest.raises(
+        CheckpointError, match=r"s3://mirror/copy cannot be created after 2 attempts: Could not conn"
+    ):
+        strop.train(strop.load(small(values, tmp_path, "stored", url, "4 steps")))
 
 
 def test_a_mirror_that_holds_another_run_is_refused(values, tmp_path):

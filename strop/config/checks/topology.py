@@ -9,6 +9,7 @@ from strop.config.schema.batch_selection import StalenessSelectionConfig
 from strop.config.schema.bench import BenchConfig
 from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
 from strop.config.schema.cluster import RayClusterConfig
+from strop.config.schema.elastic import ElasticConfig
 from strop.config.schema.run import SINGLE_ROLE_MODES, Run
 from strop.config.schema.schedule import ReduceOnPlateauScheduleConfig
 from strop.config.schema.synchronizer import (
@@ -130,6 +131,16 @@ def _distributed_faults(run: Run, section: CheckpointSyncConfig | CollectiveSync
         yield (
             f"cluster.type: ray runs explorer and trainer, and mode {run.mode} is one of them; write mode: "
             "both"
+        )
+    elastic = run.trainer.elastic
+    if (
+        run.mode == "both"
+        and elastic
+        and elastic.max_restarts != ElasticConfig.model_fields["max_restarts"].default
+    ):
+        yield (
+            "trainer.elastic.max_restarts counts the continuations of a run in one process, and here the trainer is a "
+            "process of its own; write synchronizer.max_restarts instead"
         )
     yield from _queue_faults(run, section.style)
     yield from _resume_faults(run, section)

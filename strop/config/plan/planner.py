@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from strop.config.plan.bundles import fitting_group
 from strop.config.plan.machine import GIB, Machine, Node
 from strop.config.plan.request import PlacementRequest, ProcessRequest
 from strop.errors import PlacementError
@@ -40,7 +41,8 @@ class PlacementPlan:
 
 
 def plan_placement(request: PlacementRequest, machine: Machine) -> PlacementPlan:
-    """Place every process once; the GPUs of one engine are on one node.
+    """Place every process once; the GPUs of one engine are on one node, and so are those of a group of ranks that
+    divide tokens or layers, unless no node has enough.
 
     Ranks and engines get GPUs of their own if the machine has enough. Otherwise, or with `colocated`, the engines share
     the GPUs of the ranks; a rank never shares its GPU with another rank. Raises PlacementError that says what is
@@ -70,8 +72,15 @@ def _check_counts(request: PlacementRequest, machine: Machine) -> None:
             f"The trainer needs {_gpus(len(request.ranks))}, one for each rank (trainer.engine.ranks); there is "
             f"{machine}. Write fewer ranks, or use a larger machine."
         )
-    each = _gpus_per_sampler(request)
     largest = max(node.gpus for node in machine.nodes)
+    group = fitting_group(request.ranks_per_group, largest)
+    if sum(node.gpus // group for node in machine.nodes) * group < len(request.ranks):
+        raise PlacementError(
+            f"The trainer needs {_gpus(len(request.ranks))} in groups of {group}, each on one node "
+            f"(trainer.engine.sequence_parallel x tensor_parallel is {request.ranks_per_group}); there is {machine}. "
+            "Write fewer ranks or smaller groups, or use a larger machine."
+        )
+    each = _gpus_per_sampler(request)
     if each > largest:
         raise PlacementError(
             f"Each engine needs {each} GPUs of one node (rollout.engine.tensor_parallel x pipeline_parallel); there is "
@@ -89,7 +98,11 @@ def _place_apart(request: PlacementRequest, machine: Machine) -> list[PlacedProc
     for index in reversed(range(len(machine.nodes))):
         engines_of[index] = min(left, machine.nodes[index].gpus // each) if each else 0
         left -= engines_of[index]
-    free = [node.gpus - count * each for node, count in zip(machine.nodes, engines_of, strict=True)]
+    group = fitting_group(request.ranks_per_group, max(node.gpus for node in machine.nodes))
+    free = [
+        (node.gpus - count * each) // group * group
+        for node, count in zip(machine.nodes, engines_of, strict=True)
+    ]
     if left or sum(free) < len(request.ranks):
         return None
     ranks, samplers = iter(request.ranks), iter(request.samplers)
@@ -142,8 +155,15 @@ def _too_few(request: PlacementRequest, machine: Machine) -> PlacementError:
         else "Write fewer of them, or `rollout.colocated: true`, with which they share GPUs."
     )
     return PlacementError(
-        f"The trainer needs {_gpus(ranks)} (trainer.engine.ranks), and {sampling}; there is {machine}. {instead}"
+        f"The trainer needs {_gpus(ranks)} (trainer.engine.ranks){_groups(request)}, and {sampling}; there is "
+        f"{machine}. {instead}"
     )
+
+
+def _groups(request: PlacementRequest) -> str:
+    """The GPUs of a group of ranks, as a part of a sentence."""
+    size = request.ranks_per_group
+    return f", {size} of one node for each group of sequence and tensor parallelism" if size > 1 else ""
 
 
 def _check_memory(plan: PlacementPlan) -> None:

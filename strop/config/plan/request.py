@@ -11,6 +11,7 @@ from strop.config.deepspeed.settings import read_config, zero_settings
 from strop.config.effective_reward import configured_rewards
 from strop.config.image_families import folder_takes_images
 from strop.config.plan import memory
+from strop.config.plan.bundles import ranks_per_group
 from strop.config.plan.machine import Machine, described_machine
 from strop.config.plan.memory import MemoryNeed
 from strop.config.plan.model_size import ModelSize, read_model_size
@@ -66,6 +67,8 @@ class PlacementRequest:
     """Whether sharing is possible on one GPU only, as on Ray."""
     on_cpu: bool = False
     """Whether no process uses a GPU."""
+    ranks_per_group: int = 1
+    """Number of adjacent ranks that communicate in every layer (`sequence_parallel` x `tensor_parallel`)."""
 
 
 def request_of(run: Run, machine: Machine) -> PlacementRequest:
@@ -82,6 +85,7 @@ def request_of(run: Run, machine: Machine) -> PlacementRequest:
         in_turns=not run.is_distributed,
         shares_single_gpu_only=isinstance(run.cluster, RayClusterConfig),
         on_cpu=run.trainer.engine.device == "cpu",
+        ranks_per_group=ranks_per_group(run.trainer.engine),
     )
 
 

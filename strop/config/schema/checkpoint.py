@@ -41,7 +41,7 @@ class CheckpointConfig(Section):
     """Restore the optimizer's state on resume; otherwise the optimizer starts with an empty state."""
     mirror: str | None = None
     """Second location of the checkpoints, a path or an fsspec URL; a run with an empty folder resumes from
-    it. Null for none."""
+    it. A remote store that refuses is asked again for about a minute. Null for none."""
     async_save: bool = False
     """Write checkpoints in the background while training continues, from a copy of the state in memory."""
     save_concurrency: SaveConcurrency = "all"

@@ -17,6 +17,7 @@ class RankNetworkConfig(Section):
     join_timeout_seconds: float = Field(1800.0, gt=0, le=MAX_SECONDS)
     """Maximum time in which all ranks start and connect to each other."""
     node_timeout_seconds: float = Field(20.0, gt=0, le=MAX_SECONDS)
-    """Maximum time for which another node may give no sign of life, under torchrun; then it counts as lost."""
+    """Maximum time for which another node may give no sign of life, under torchrun or on Ray; then it counts as
+    lost."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables that each rank sets before it joins the others, such as `NCCL_IB_HCA: mlx5`."""

@@ -7,22 +7,29 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import assert_never
 
+from strop.config.plan.bundles import order_ranks
 from strop.config.plan.planner import PlacedProcess, PlacementPlan
 from strop.config.plan.table import plan_run
 from strop.config.schema import Run
 from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
 from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
+from strop.config.schema.rank_network import RankNetworkConfig
 from strop.config.schema.training_engine import LocalEngineConfig
 from strop.run.distributed.role import RoleName
 from strop.run.distributed.torchrun import current_session
 from strop.runs.folder import RunFolder
 from strop.workers.network import LOOPBACK, node_address
-from strop.workers.ray_runtime import import_ray, is_on_ray
+from strop.workers.ray_bundles import BundleGroup, BundleSlot, own_bundle
+from strop.workers.ray_runtime import is_on_ray
 from strop.workers.ray_worker import ActorLog
 from strop.workers.start import LOCAL, LocalPlacement, RankPlacement, RayPlacement, WorkerPlacement
+from strop.workers.waiting import wait_until
 
 ROLE_CPUS: Mapping[RoleName, float] = {"buffer": 0, "explorer": 1, "trainer": 1}
 """CPUs reserved for each role; the buffer needs next to none."""
+
+
+_POLL_SECONDS = 0.5
 
 
 def local_address(run: Run) -> str:
@@ -76,26 +83,10 @@ def _actor_gpus(plan: PlacementPlan, placed: PlacedProcess) -> float:
     return 0.5 if placed.process.role == "trainer" else 0.5 / len(plan.samplers)
 
 
-def planned_nodes(run: Run) -> Mapping[str, str]:
-    """Ray's id of the planned node of each process, by the process's name in the plan; empty for one node, or if this
-    process belongs to no cluster. The plan's first node is the first one by address of those with enough GPUs.
-    """
-    section = run.cluster
-    if not isinstance(section, RayClusterConfig) or section.nodes == 1 or not section.gpus_per_node:
-        return {}
-    nodes = [
-        (node["NodeManagerAddress"], node["NodeID"])
-        for node in import_ray().nodes()
-        if node["Alive"] and node["Resources"].get("GPU", 0) >= section.gpus_per_node
-    ]
-    plan = plan_run(run)
-    ids = {
-        planned.name: node_id
-        for planned, (_, node_id) in zip(plan.machine.nodes, sorted(nodes), strict=False)
-    }
-    return {
-        placed.process.name: ids[placed.node.name] for placed in plan.processes if placed.node.name in ids
-    }
+def engine_count(run: Run) -> int:
+    """Number of engines that are actors of their own."""
+    planned = sum(placed.process.role == "engine" for placed in plan_run(run).samplers)
+    return planned or (run.rollout.pool.engines if run.rollout.pool else 0)
 
 
 def actor_placement(
@@ -104,25 +95,40 @@ def actor_placement(
     gpus: float,
     *,
     cpus: float = 1,
-    nodes: Mapping[str, str] | None = None,
+    bundles: Mapping[str, BundleSlot] | None = None,
 ) -> RayPlacement:
     """The placement of actors with these resources, whose output goes into the run's folder.
 
-    `nodes` has Ray's id of the preferred node by the actor's name.
+    `bundles` has the bundle of each actor, by the worker's name.
     """
-    log = ActorLog(RunFolder.of(run).path.absolute(), section.logs_by_node)
-    timeout = section.start_timeout_seconds
-    return RayPlacement(cpus, gpus, start_timeout_seconds=timeout, log=log, nodes=nodes or {})
+    engine = run.trainer.engine
+    network = RankNetworkConfig() if isinstance(engine, LocalEngineConfig) else engine.network
+    return RayPlacement(
+        cpus,
+        gpus,
+        start_timeout_seconds=section.start_timeout_seconds,
+        log=ActorLog(RunFolder.of(run).path.absolute(), section.logs_by_node),
+        bundles=bundles or {},
+        node_timeout_seconds=network.node_timeout_seconds,
+    )
 
 
 def engine_placement(run: Run) -> WorkerPlacement:
-    """The placement of the engines that are processes of their own; their output goes into the run's folder."""
+    """The placement of the engines that are processes of their own; their output goes into the run's folder.
+
+    On Ray they are in the bundles after the explorer's, which is this process.
+    """
     section = run.cluster
     if not isinstance(section, RayClusterConfig) or not is_on_ray():
         folder = RunFolder.of(run).path.absolute()
         return LocalPlacement(folder / "log") if folder.is_dir() else LOCAL
-    nodes = {name.replace(" ", "-"): node for name, node in planned_nodes(run).items()}
-    placement = actor_placement(run, section, engine_gpus(run), nodes=nodes)
+    own = own_bundle()
+    bundles = (
+        {}
+        if own is None
+        else {f"engine-{number}": BundleSlot(own.group, 1 + number) for number in range(engine_count(run))}
+    )
+    placement = actor_placement(run, section, engine_gpus(run), bundles=bundles)
     return replace(placement, prefix=f"{section.explorer_name}-")
 
 
@@ -143,9 +149,32 @@ def open_rank_placement(run: Run) -> Iterator[RankPlacement]:
 
 
 def ray_rank_placement(run: Run, section: RayClusterConfig) -> RayPlacement:
-    """Actors of the ranks other than the first; each prefers its node of the plan, which fills the nodes in turn."""
-    nodes = {
-        name.removeprefix("trainer ").replace(" ", "-"): node for name, node in planned_nodes(run).items()
-    }
-    placement = actor_placement(run, section, role_gpus(run)["trainer"], nodes=nodes)
-    return replace(placement, prefix=f"{section.trainer_name}-")
+    """Actors of the ranks other than the first, in the bundles of the group that has this process, the first rank.
+
+    Under `trainer.elastic`, bundles that are on no responding node after `wait_seconds` are left out.
+    """
+    own, elastic = own_bundle(), run.trainer.elastic
+    assert own is not None, "the launcher starts the trainer in a bundle"
+    nodes = own.group.nodes
+    if elastic is not None:
+        nodes = {own.index: nodes[own.index], **wait_for_bundles(own.group, elastic.wait_seconds)}
+    order = order_ranks(own.index, own.group.processes(own.index), nodes)
+    bundles = {f"rank-{rank}": BundleSlot(own.group, index) for rank, index in enumerate(order)}
+    placement = actor_placement(run, section, role_gpus(run)["trainer"], bundles=bundles)
+    return replace(
+        placement, prefix=f"{section.trainer_name}-", ranks=None if elastic is None else len(order)
+    )
+
+
+def wait_for_bundles(group: BundleGroup, seconds: float, index: int | None = None) -> Mapping[int, str]:
+    """The bundles on nodes that respond, with Ray's id of the node: as soon as all bundles are on such nodes, or the
+    one with this index, and after `seconds` in any case."""
+    found: Mapping[int, str] = {}
+
+    def is_placed() -> bool:
+        nonlocal found
+        found = group.responding_nodes()
+        return len(found) == group.size if index is None else index in found
+
+    wait_until(is_placed, "the lost node's ranks", timeout_seconds=seconds, interval_seconds=_POLL_SECONDS)
+    return found

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from uuid import uuid4
 
-from strop.config.plan.table import plan_run
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayClusterConfig
 from strop.errors import MissingExtraError, PlacementError
-from strop.run.distributed.placement import ROLE_CPUS, actor_name, actor_placement, planned_nodes, role_gpus
+from strop.run.distributed.placement import ROLE_CPUS, actor_name, actor_placement, engine_count, role_gpus
 from strop.run.distributed.ray_actor import CLUSTER_MARKER, RayRoleSpec
+from strop.run.distributed.ray_bundles import RunBundles, reserve_bundles
 from strop.run.distributed.ray_role import RayRoleProcess
 from strop.run.distributed.role import RoleSpec
 from strop.run.distributed.supervisor import RoleSupervisor
@@ -42,24 +42,35 @@ def open_ray_roles(
     Raises MissingExtraError without Ray, PlacementError for a cluster that cannot be reached or has too few
     resources, and ConfigError if another actor keeps a name.
     """
-    gpus = role_gpus(run)
     folder = RunFolder.of(run).path.absolute()
     with reporting_write_errors(folder):
         atomic_write(folder / CLUSTER_MARKER, marker := uuid4().hex)
     with _connected(run, section) as ray:
         _wait_for_resources(ray, run, section)
-        nodes = planned_nodes(run)
+        bundles = reserve_bundles(run, section)
         roles = []
         for spec in specs:
-            name = actor_name(run, section, spec.name)
-            preferred = {name: nodes[spec.name]} if spec.name in nodes else {}
-            cpus = ROLE_CPUS[spec.name]
-            placement = actor_placement(run, section, gpus[spec.name], cpus=cpus, nodes=preferred)
-            start = partial(RayRoleProcess, RayRoleSpec(spec, folder, marker), serve, name, placement)
+            start = partial(_start_role, run, section, RayRoleSpec(spec, folder, marker), serve, bundles)
             roles.append(RoleSupervisor(spec.name, start, max_restarts))
         yield roles
         if section.timeline:
             _write_timeline(ray, folder / "monitor" / "timeline.json")
+
+
+def _start_role(
+    run: Run, section: RayClusterConfig, spec: RayRoleSpec, serve: WorkerTarget, bundles: RunBundles
+) -> RayRoleProcess:
+    """Start the actor of a role, or start it again."""
+    role = spec.spec.name
+    name, slot = actor_name(run, section, role), bundles.slot(role, run.trainer.elastic)
+    placement = actor_placement(
+        run,
+        section,
+        role_gpus(run)[role],
+        cpus=ROLE_CPUS[role],
+        bundles={name: slot},
+    )
+    return RayRoleProcess(spec, serve, name, placement)
 
 
 @contextmanager
@@ -114,8 +125,7 @@ def _check_reachable(address: str | None) -> None:
 
 def _wait_for_resources(ray: ModuleType, run: Run, section: RayClusterConfig) -> None:
     """Wait for nodes, because a cluster at an address may still be growing. Raises PlacementError."""
-    engines = sum(placed.process.role == "engine" for placed in plan_run(run).processes)
-    cpus = 1 + run.trainer.engine.ranks + engines
+    cpus = 1 + run.trainer.engine.ranks + engine_count(run)
 
     def resources() -> tuple[int, int, float]:
         """Living nodes, those of them with enough GPUs, and the CPUs of all."""

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from strop.config.checks.engine import fixed_weights_fault
+from strop.config.checks.nodes import one_node_fault
 from strop.config.load.loader import LoadedRun
 from strop.config.plan.fit import with_default_microbatch
 from strop.config.plan.table import plan_run
 from strop.config.save import folder_mode
 from strop.config.schema import Run
-from strop.errors import ConfigError, Interrupted, RankLostError
+from strop.errors import ConfigError, Interrupted, PlacementError, RankLostError
 from strop.run.entry.result import RunResult
 from strop.run.state.resume import find_start
 from strop.runs.folder import RunFolder
@@ -20,6 +21,7 @@ from strop.runs.lock import lock_run
 from strop.runs.status import all_finished, last_row
 from strop.workers.restarts import RestartBudget
 from strop.workers.signals import StopSignal
+from strop.workers.torchrun import torchrun_process
 
 
 def start_run(
@@ -41,7 +43,8 @@ def start_run(
 
     Raises:
         ConfigError: callbacks in a mode that has no training loop in this process, or an inference engine that
-            cannot load the trained weights.
+            cannot load the trained weights. PlacementError for keys about lost nodes where all ranks are on this
+            machine.
         RunFolderError: another process uses the run folder.
         Interrupted: the run was stopped by a signal. After `stop.request_stop()` the result says
             `stopped` instead.
@@ -50,6 +53,8 @@ def start_run(
     stop = stop or StopSignal()
     if (fault := fixed_weights_fault(run)) is not None:
         raise ConfigError(f"{fault}.")
+    if (fault := one_node_fault(run, is_launched=torchrun_process() is not None)) is not None:
+        raise PlacementError(f"{fault}.")
     if callbacks:
         _require_training_loop(run)
     if run.mode != "bench":

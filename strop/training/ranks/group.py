@@ -14,6 +14,7 @@ from torch import distributed
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.rank_network import RankNetworkConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig
+from strop.errors import TrainingError
 from strop.models.dtensor import forget_meshes
 from strop.protocols import FileChecksum
 from strop.training.ranks.messages import RankMessage, RankSpec, SaveCheckpoint
@@ -163,8 +164,11 @@ class RankGroup:
     @contextmanager
     def _on_others(self, messages: Sequence[object]) -> Iterator[list[Any]]:
         results: list[Any] = []
-        for rank, message in zip(self._remote, messages, strict=True):
-            rank.send(message)
+        try:
+            for rank, message in zip(self._remote, messages, strict=True):
+                rank.send(message)
+        except TrainingError as error:
+            raise_cause(self._remote, error)
         try:
             yield results
         except (

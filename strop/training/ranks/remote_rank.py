@@ -29,6 +29,8 @@ _WATCH_SECONDS = 1.0
 """Interval at which ranks are watched while the first rank is in a collective operation."""
 _CAUSE_SECONDS = 5.0
 """Longest wait, after a collective operation has failed, for the error of the rank that caused it."""
+_SAME_NODE_SECONDS = 2.0
+"""Longest time between the first and the last rank of a lost node that notices it."""
 _TIMEOUT = re.compile("timed? ?out", re.IGNORECASE)
 """In the message of a collective operation in which another rank did not take part in time."""
 _RESUME = "The same command resumes from the last checkpoint."
@@ -44,6 +46,8 @@ class RemoteRank:
         self._name = f"Rank {rank} of the trainer"
         self._worker = start_worker(f"rank-{rank}", run_rank_worker, placement)
         self._hang: RankLostError | None = None
+        self.node_loss: NodeLostError | None = None
+        """The loss of its node, if that ended it."""
         self._reply: RankResult | StropError | None = None
         self.is_consequence = False
         """Whether the error in its reply may be the consequence of another rank's end."""
@@ -107,6 +111,7 @@ class RemoteRank:
         if self._hang is not None:
             return self._hang
         if isinstance(death, NodeLostError):
+            self.node_loss = death
             return RankLostError(f"{self._name} ended {death.exit_reason}. {_RESUME}")
         if not death.killed:
             return TrainingError(f"{self._name} ended {death.exit_reason}.")
@@ -154,21 +159,36 @@ def raise_cause(ranks: Sequence[RemoteRank], error: Exception | None = None) -> 
     if not causes and len(errors) < len(ranks) and any(_TIMEOUT.search(str(each)) for each in failures):
         raise _hang_of(ranks) from error
     causes.sort(key=lambda cause: not isinstance(cause, RankLostError))
+    losses = [rank.node_loss for rank in ranks if rank.node_loss is not None]
+    if losses:
+        raise _node_loss(ranks, losses[0]) from error
     raise [*causes, *failures][0] from error
+
+
+def _node_loss(ranks: Sequence[RemoteRank], loss: NodeLostError) -> RankLostError:
+    """The error that names all ranks of a lost node, each of which notices the loss by itself."""
+    deadline = time.monotonic() + _SAME_NODE_SECONDS
+    while time.monotonic() < deadline and not all(rank.has_replied for rank in ranks):
+        for rank in ranks:
+            rank.reply(0.05)
+    lost = [rank.rank for rank in ranks if rank.node_loss is not None and rank.node_loss.node == loss.node]
+    whose = "its" if len(lost) == 1 else "their"
+    return RankLostError(f"{_names(lost)} ended with {whose} node {loss.node}, {loss.fault}. {_RESUME}")
 
 
 def _hang_of(ranks: Sequence[RemoteRank]) -> RankLostError:
     """The error that names the ranks that have not replied, while the others waited for them."""
-    hung = [str(rank.rank) for rank in ranks if not rank.has_replied]
-    names = (
-        f"Ranks {', '.join(hung)} of the trainer hang"
-        if len(hung) > 1
-        else f"Rank {hung[0]} of the trainer hangs"
-    )
+    hung = [rank.rank for rank in ranks if not rank.has_replied]
+    verb = "hang" if len(hung) > 1 else "hangs"
     return RankLostError(
-        f"{names}: the others have waited for {ranks[0].hang_timeout_seconds:g} s, which is "
+        f"{_names(hung)} {verb}: the others have waited for {ranks[0].hang_timeout_seconds:g} s, which is "
         f"`trainer.engine.hang_timeout_seconds`. {_RESUME} {see_troubleshooting('a-run-hangs-or-waits')}"
     )
+
+
+def _names(ranks: Sequence[int]) -> str:
+    """`Rank 3 of the trainer`, or `Ranks 2, 3 of the trainer`."""
+    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {', '.join(map(str, ranks))} of the trainer"
 
 
 class RankWatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ def request(
     *,
     rank_memory: MemoryNeed | None = None,
     engine_memory: MemoryNeed | None = None,
-    **options: bool | None,
+    **options: Any,
 ) -> PlacementRequest:
     return PlacementRequest(
         tuple(ProcessRequest(f"rank {n}", "trainer", 1, (), rank_memory) for n in range(ranks)),
@@ -56,6 +57,7 @@ requests = st.builds(
     in_turns=st.booleans(),
     shares_single_gpu_only=st.booleans(),
     on_cpu=st.booleans(),
+    ranks_per_group=st.integers(1, 4),
 )
 
 
@@ -84,6 +86,11 @@ def test_every_plan_is_possible(asked: PlacementRequest, machine: Machine) -> No
         assert plan.is_shared or len(on_gpu) == 1
         used = least_memory(plan, on_gpu)
         assert used is None or used <= (node.gpu_bytes or 0), "no GPU is over-committed"
+    size = asked.ranks_per_group
+    if not plan.is_shared and size <= max(node.gpus for node in machine.nodes):
+        of_ranks = [placed.node for placed in plan.processes if placed.process.role == "trainer"]
+        groups = [set(of_ranks[first : first + size]) for first in range(0, len(of_ranks), size)]
+        assert all(len(nodes) == 1 for nodes in groups), "a group of ranks is on one node"
     if plan.is_shared:
         assert asked.colocated is not False
         assert not asked.shares_single_gpu_only or machine.gpus == 1 or asked.colocated
@@ -115,6 +122,14 @@ def test_ranks_come_first_and_engines_stay_on_one_node() -> None:
     assert places(one)["engine 1"] == ("node-0", (6, 7))
 
 
+def test_groups_of_ranks_stay_on_one_node() -> None:
+    """Three GPUs a node hold one group of two; a group that no node can hold fills the nodes."""
+    plan = plan_placement(request(4, 1, 1, ranks_per_group=2), uniform_machine(2, 3))
+    assert [name for name, _ in places(plan).values()] == ["node-0", "node-0", "node-1", "node-1", "node-1"]
+    wide = plan_placement(request(8, 0, ranks_per_group=8), uniform_machine(2, 4))
+    assert [name for name, _ in places(wide).values()] == ["node-0"] * 4 + ["node-1"] * 4
+
+
 def test_colocated_engines_use_the_gpus_of_the_ranks() -> None:
     plan = plan_placement(request(4, 2, 2, colocated=True), uniform_machine(1, 8))
     assert plan.is_shared
@@ -135,6 +150,16 @@ GPU = uniform_machine(1, 2, 80 * GIB)
         (request(9, 0), uniform_machine(1, 8), r"needs 9 GPUs, .*there is 1 node with 8 GPUs"),
         (request(1, 1, 4), uniform_machine(4, 2), r"needs 4 GPUs of one node .*4 nodes with 2 GPUs each"),
         (
+            request(6, 0, ranks_per_group=2),
+            uniform_machine(2, 3),
+            r"needs 6 GPUs in groups of 2, each on one node .*tensor_parallel is 2\); there is 2 nodes with 3 GPUs",
+        ),
+        (
+            request(4, 5, ranks_per_group=4, shares_single_gpu_only=True),
+            Machine((Node("a", 5), Node("b", 3))),
+            r"4 GPUs \(trainer.engine.ranks\), 4 of one node for each group",
+        ),
+        (
             request(2, 1, colocated=False),
             uniform_machine(1, 2),
             r"2 GPUs \(trainer.engine.ranks\), and 1 eng",
@@ -150,7 +175,7 @@ GPU = uniform_machine(1, 2, 80 * GIB)
             r"GPU 0 of node-0 has 80\.0 GiB, and rank 0 and engine 0 need 100\.0 GiB at the same time",
         ),
     ],
-    ids=["ranks", "tensor parallel", "apart", "engine", "memory"],
+    ids=["ranks", "tensor parallel", "groups", "groups and engines", "apart", "engine", "memory"],
 )
 def test_what_is_missing_is_said(asked: PlacementRequest, machine: Machine, message: str) -> None:
     with pytest.raises(PlacementError, match=message):

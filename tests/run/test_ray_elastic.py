@@ -1,0 +1,126 @@
+"""A run on Ray that loses a node: the node and its ranks are named, and under `trainer.elastic` the run continues."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+import strop
+
+from .test_distributed import rows_of
+from .test_launch import start, wait_for
+from .test_ranks import close, on
+from .test_ray import finish
+from .test_torchrun import HOSTS, _ip, clean_environment, hosts, said
+
+assert hosts, "a fixture"
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+
+
+LENGTH = {"trainer__duration": "8 steps", "checkpoint__every": "2 steps"}
+
+
+def lose(values, tmp_path: Path, cpus: Sequence[int], ranks: int, lost: str) -> str:
+    """The output of a run on nodes with these CPUs, of which the node of one actor is lost after step 3, for good; its
+    metrics are those of one process, and one rank is left."""
+    from .clusters import nodes
+
+    elastic = {"trainer__engine": on(ranks), "trainer__elastic": {"wait_seconds": 3}}
+    with nodes(0, *cpus) as cluster:
+        process = start(tmp_path, values(name="less", cluster=cluster.section(), **elastic, **LENGTH))
+        folder = tmp_path / "runs" / "strop" / "less"
+        wait_for(folder / "metrics.jsonl", lines=4, process=process)
+        with cluster.joined("less"):
+            cluster.remove(cluster.node_of(lost))
+        output = finish(process)
+    reference = strop.train(strop.load(values(name="one", **LENGTH)))
+    close(rows_of(folder), rows_of(reference.folder))
+    last = folder / "checkpoints" / "step-000008"
+    assert (last / "weights.safetensors").exists(), f"one rank has written it: {sorted(last.iterdir())}"
+    return output
+
+
+def test_the_ranks_that_are_left_continue_from_the_last_checkpoint(values, tmp_path):
+    """Each process has a node of its own, and that of the second rank is lost."""
+    output = lose(values, tmp_path, (1, 1, 1), 2, "trainer-rank-1")
+    assert re.search(
+        r"Rank 1 of the trainer ended with its node \S+ \(\S+\), whose raylet has ended\. .* It is restarted",
+        output,
+    ), output
+
+
+@pytest.mark.evidence
+def test_the_first_rank_continues_on_another_node(values, tmp_path):
+    """Two nodes: the one with the trainer and two of its three other ranks is lost."""
+    output = lose(values, tmp_path, (3, 2), 4, "trainer")
+    assert re.search(r"The trainer's actor ended with its node \S+ \(\S+\), whose raylet", output), output
+
+
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 2}
+"""Ray's token of a cluster that lives as long as its test."""
+
+
+def ray_on(host: str, log: Path, *arguments: str) -> subprocess.Popen:
+    """Ray's node of a host. One that joins another has a `/tmp/ray` of its own."""
+    hide = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /tmp/ray && exec "$@"', "sh")
+    own = ("start", f"--node-ip-address={HOSTS[host]}", "--block", "--disable-usage-stats")
+    ray = (sys.executable, "-m", "ray.scripts.scripts", *own, *arguments)
+    return subprocess.Popen(
+        ["ip", "netns", "exec", host, *(() if "--head" in arguments else hide), *ray],
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
+        env=clean_environment(**TOKEN),
+    )
+
+
+@pytest.mark.evidence
+def test_a_host_that_falls_silent_is_named_and_the_run_continues(values, tmp_path, hosts):
+    """Two network namespaces with a cable between them: each has two of four ranks. Ray itself notices the cut cable
+    after a minute."""
+    first, second = hosts
+    for host, device, other in ((first, "left", second), (second, "right", first)):
+        assert _ip("-n", host, "route", "add", "default", "via", HOSTS[other], "dev", device)
+    address = f"{HOSTS[first]}:6379"
+    run = values(
+        cluster={"type": "ray", "address": address},
+        trainer__engine=on(4) | {"sequence_parallel": 2, "network": {"node_timeout_seconds": 10}},
+        trainer__elastic={"wait_seconds": 5},
+        trainer__duration="200 steps",
+        checkpoint__every="5 steps",
+        evaluate={"every": "never", "at_start": False},
+    )
+    run_file, output = tmp_path / "run.yaml", tmp_path / "run.txt"
+    run_file.write_text(yaml.safe_dump(run))
+    processes = [ray_on(first, tmp_path / "a.txt", "--head", "--num-cpus=3", "--include-dashboard=false")]
+    try:
+        said(tmp_path / "a.txt", "Ray runtime started", 120)
+        processes.append(ray_on(second, tmp_path / "b.txt", f"--address={address}", "--num-cpus=2"))
+        said(tmp_path / "b.txt", "Ray runtime started", 120)
+        command = ["ip", "netns", "exec", first, sys.executable, "-m", "strop", "train", str(run_file)]
+        with output.open("w") as file:
+            processes.append(
+                subprocess.Popen(
+                    command, stdout=file, stderr=subprocess.STDOUT, env=clean_environment(**TOKEN)
+                )
+            )
+        said(output, "trainer  | step   8/200", 180)
+        assert _ip("-n", second, "link", "set", "right", "down")
+        cut = time.monotonic()
+        named = said(output, "which has given no sign of life for 10 s", 60)
+        seconds = time.monotonic() - cut
+        print(f"named after {seconds:.0f} s: {named.splitlines()[-1]}")
+        assert seconds < 30
+        assert "Finished 200 steps" in said(output, "Finished", 240)
+    finally:
+        for process in reversed(processes):
+            process.kill()
+            process.wait()
