@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-_ATEN = torch.ops.aten
+_ATEN, _COLLECTIVE = torch.ops.aten, torch.ops._c10d_functional
 KEPT = frozenset(
     {
         _ATEN.mm.default,
@@ -30,9 +30,13 @@ KEPT = frozenset(
         _ATEN._scaled_dot_product_efficient_attention.default,
         _ATEN._scaled_dot_product_cudnn_attention.default,
         torch.ops.torch_attn._varlen_attn.default,
+        _COLLECTIVE.all_reduce.default,
+        _COLLECTIVE.all_gather_into_tensor.default,
+        _COLLECTIVE.reduce_scatter_tensor.default,
     }
 )
-"""Operations whose results are kept. Batched products are not among them: on the CPU attention has them for scores."""
+"""Operations whose results are kept. Collectives of tensor parallelism are among them: the product that would wait for
+a second one is not computed again. Batched products are not among them: on the CPU attention has them for scores."""
 _IN_PLACE = frozenset({_ATEN.addmm_.default, _ATEN.add_.Tensor})
 """Operations that may add to a kept result in place, such as a bias or an adapter's product: it then holds the sum."""
 
