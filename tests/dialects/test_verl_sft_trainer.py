@@ -80,11 +80,19 @@ def test_refused(override: str, expected: str) -> None:
 
 
 def test_placement() -> None:
-    with pytest.raises(PlacementError, match=r"model\.use_liger=True"):
-        read_verl_sft(["model.use_liger=True"])
-    loaded = read_verl_sft(["model.use_liger=True", "trainer.nnodes=2"], here=True)
-    assert [item.key for item in loaded.overridden] == ["model.use_liger", "trainer.nnodes"]
+    with pytest.raises(PlacementError, match=r"trainer\.nnodes=2"):
+        read_verl_sft(["trainer.nnodes=2"])
+    loaded = read_verl_sft(["trainer.nnodes=2"], here=True)
+    assert [item.key for item in loaded.overridden] == ["trainer.nnodes"]
     assert loaded.run == read_verl_sft([]).run
+
+
+def test_a_notice_says_what_takes_the_place_of_ligers_kernels() -> None:
+    loaded = read_verl_sft(["model.use_liger=True"])
+    (note,) = loaded.notes
+    assert "model.use_liger" in note and "Strop's own functions take the place" in note
+    assert (loaded.run, loaded.overridden) == (read_verl_sft([]).run, ())
+    assert read_verl_sft(["model.use_liger=False"]).notes == ()
 
 
 def test_keys_without_effect_have_notices() -> None:

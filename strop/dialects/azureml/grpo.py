@@ -9,6 +9,7 @@ from strop.dialects.azureml.component import Component, ComponentInput, componen
 from strop.dialects.azureml.deepspeed import DEEPSPEED, ENGINE_FIELDS, engine, unless_here
 from strop.dialects.azureml.model_folder import model_folder_converter
 from strop.dialects.job import ComponentOutput
+from strop.dialects.ledger.fused_kernels import fused_kernels
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     KeyMapping,
@@ -19,7 +20,7 @@ from strop.dialects.ledger.key_mapping import (
     only,
     placement,
 )
-from strop.dialects.ledger.placement_notes import NATIVE_SAMPLER, NO_DEEPSPEED, NO_SHARDS, OWN_KERNELS
+from strop.dialects.ledger.placement_notes import NATIVE_SAMPLER, NO_DEEPSPEED, NO_SHARDS
 from strop.dialects.ledger.table import Ledger
 from strop.dialects.ledger.value_types import ANY, one_of
 
@@ -266,7 +267,7 @@ _REST: tuple[ComponentInput, ...] = (
     component_input("boolean", mapped("shuffle_dataset", True, "data.shuffle")),
     component_input(
         "boolean",
-        placement("use_liger_kernel", False, OWN_KERNELS, supported=only(False)),
+        fused_kernels("use_liger_kernel"),
     ),
     component_input(
         "number", placement("vllm_gpu_memory_utilization", 0.3, NATIVE_SAMPLER, supported=always)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from strop.dialects.ledger.fused_kernels import fused_kernels
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     KeyMapping,
@@ -112,12 +113,10 @@ _PLACEMENT: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         OWN_KERNELS,
         {
-            "use_liger_kernel": False,
             "torch_compile": False,
             "torch_compile_backend": None,
             "torch_compile_mode": None,
             "tf32": None,
-            "liger_kernel_config": None,
         },
     ),
     (NO_SHARDS, {"fsdp": None, "fsdp_config": None, "parallelism_config": None}),
@@ -145,6 +144,7 @@ _ALWAYS_PLACED: dict[str, Any] = {
     "auto_find_batch_size": False,
     "ds3_gather_for_generation": True,
     "cache_implementation": None,
+    "liger_kernel_config": None,
 }
 
 
@@ -171,6 +171,7 @@ def training_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
             for why, keys in _PLACEMENT
             for key, default in keys.items()
         ),
+        fused_kernels("use_liger_kernel", value_type=ANY),
         deepspeed_row(),
         *(
             placement(key, default, "it changes no result", supported=always, value_type=ANY)

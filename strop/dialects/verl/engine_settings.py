@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from strop.dialects.ledger.fused_kernels import fused_kernels
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     InactiveCheck,
@@ -208,9 +209,10 @@ _CRITIC = (
         for name in ("fsdp_config", "fused_kernel_options", "gradient_checkpointing_kwargs")
     ),
     *(
-        _where(f"critic.model.{name}", False, OWN_KERNELS, switches.gae)
-        for name in ("use_shm", "use_liger", "use_fused_kernels")
+        fused_kernels(f"critic.model.{name}", value_type=ANY, inactive=switches.gae)
+        for name in ("use_liger", "use_fused_kernels")
     ),
+    _where("critic.model.use_shm", False, OWN_KERNELS, switches.gae),
     *(
         _without_effect(f"critic.{name}", "critic and policy are saved together")
         for name in ("checkpoint.mbridge_config",)

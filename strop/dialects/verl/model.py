@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
+from strop.dialects.ledger.fused_kernels import fused_kernels
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -17,7 +18,7 @@ from strop.dialects.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.dialects.ledger.placement_notes import ALWAYS_PACKED, OWN_KERNELS
+from strop.dialects.ledger.placement_notes import ALWAYS_PACKED
 from strop.dialects.ledger.value_types import NUMBER, STRING_OR_LIST, nullable
 from strop.dialects.verl import recomputation, switches
 from strop.dialects.verl.data import remote_code
@@ -207,13 +208,8 @@ ROWS = (
             value_type=nullable(STRING_OR_LIST),
             inactive=switches.lora,
         ),
-        placement("actor_rollout_ref.model.use_liger", False, OWN_KERNELS, supported=only(False)),
-        placement(
-            "actor_rollout_ref.model.use_fused_kernels",
-            False,
-            OWN_KERNELS,
-            supported=only(False),
-        ),
+        fused_kernels("actor_rollout_ref.model.use_liger"),
+        fused_kernels("actor_rollout_ref.model.use_fused_kernels"),
         placement(
             "actor_rollout_ref.model.use_shm",
             False,

@@ -9,6 +9,7 @@ from strop.config.load.loader import LoadedRun
 from strop.config.load.overrides import parse_overrides
 from strop.config.load.yaml_file import read_yaml
 from strop.dialects.hydra.selection import ConfigSelection
+from strop.dialects.ledger.fused_kernels import fused_kernels
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -117,8 +118,9 @@ _MODEL = (
     placement("model.use_remove_padding", True, ALWAYS_PACKED, supported=only(True)),
     *(
         placement(f"model.{name}", False, OWN_KERNELS, supported=only(False))
-        for name in ("use_liger", "use_fused_kernels", "use_shm", "enable_activation_offload")
+        for name in ("use_shm", "enable_activation_offload")
     ),
+    *(fused_kernels(f"model.{name}") for name in ("use_liger", "use_fused_kernels")),
     *(placement_section(f"model.{name}", OWN_KERNELS) for name in ("fused_kernel_options", "tiled_mlp")),
     no_effect("model.lora.*", UNSET, "model.lora.rank is 0", value_type=ANY),
     no_effect("model.mtp.enable", False, "tokens are trained one by one"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import here_requested
 from strop.dialects.hydra.selection import ConfigSelection, select
+from strop.dialects.ledger.fused_kernels import fused_kernels
 from strop.dialects.ledger.key_mapping import (
     aliases,
     mapped,
@@ -20,7 +21,7 @@ from strop.dialects.ledger.key_mapping import (
     unless,
     versions,
 )
-from strop.dialects.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE, OWN_KERNELS
+from strop.dialects.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE
 from strop.dialects.ledger.reader import read_dialect
 from strop.dialects.ledger.recomputation import recomputation
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
@@ -114,7 +115,7 @@ _MODEL = (
         value_type=STRING_OR_LIST,
         inactive=without_lora,
     ),
-    placement("model.use_liger", False, OWN_KERNELS, supported=only(False)),
+    fused_kernels("model.use_liger"),
 )
 _DATA = not_on_page(
     mapped("data.train_batch_size", 256, "trainer.tasks_per_step", note="counts rows"),
