@@ -10,6 +10,8 @@
 | kernels | attention of each kernel, forward and gradient, against blocks of scores in float32; milliseconds |
 | update | forward and backward of a packed micro-batch: no wait for the device, FLOP utilization, peak memory |
 | step | phases of a GRPO step, sampled tokens per second, log-prob gap: native, and vLLM where it is installed |
+| peers | a GRPO step of Strop, TRL and verl, where these are installed, on the same model, prompts and lengths |
+| memory | peak of a run in one process against the plan |
 | learning | reward by step of `--model` on `--data`, such as Qwen2.5-0.5B-Instruct on GSM8K; left out without them |
 
 Models are random unless `--model` names a folder. Each part runs in a process of its own, so that one that fails does
@@ -359,6 +361,85 @@ def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+def run_peers(options: Options) -> None:
+    """The same GRPO step by Strop, TRL and verl: seconds, and peak memory of the training process."""
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = quickstart_run(options, folder, "native", steps=4)
+        data, rollouts = settings["data"], settings["algorithm"]["rollouts_per_task"]
+        settings |= {"reward": f"{HERE / 'scripts' / 'gpu_peers.py'}:vowels"}
+        steps = run_command(folder, settings)[1:]
+        seconds = statistics.median(each["time/step_seconds"] for each in steps)
+        rows.append(("Strop, native sampler", f"{seconds:.2f}", "see memory"))
+        if installed("vllm"):
+            vllm = folder / "vllm"
+            vllm.mkdir()
+            steps = run_command(
+                vllm, settings | {"rollout": {"engine": "vllm"}, "data": absolute(data, folder)}
+            )[1:]
+            seconds = statistics.median(each["time/step_seconds"] for each in steps)
+            rows.append(("Strop, vLLM", f"{seconds:.2f}", "see memory"))
+        questions = (
+            json.loads(line)["question"] for line in (folder / "sums.jsonl").read_text().splitlines()
+        )
+        prompts = ({"prompt": [{"role": "user", "content": question}]} for question in questions)
+        (folder / "prompts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in prompts))
+        if not (folder / "model").exists():
+            (folder / "model").symlink_to(Path(settings["model"]["path"]).resolve())
+        for peer in ("trl", "verl"):
+            if not installed(peer):
+                print(f"\npeers: {peer} is not installed.")
+                continue
+            if peer == "verl" and options.device.type == "cpu":
+                print("\npeers: verl completes no training step without a GPU.")
+                continue
+            sizes = {
+                "--folder": folder,
+                "--device": options.device.type,
+                "--prompts": settings["trainer"]["tasks_per_step"],
+                "--rollouts": rollouts,
+                "--tokens": data["max_response_tokens"],
+            }
+            arguments = [str(each) for pair in sizes.items() for each in pair]
+            command = [sys.executable, str(HERE / "scripts" / "gpu_peers.py"), peer, *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                sys.exit(f"{peer} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+            found = json.loads(done.stdout.splitlines()[-1])
+            gib = "-" if found["gib"] is None else f"{found['gib']:.2f}"
+            rows.append((peer, f"{statistics.median(found['seconds']):.2f}", gib))
+    print_table("A GRPO step of each tool", ("tool", "seconds", "peak GiB"), rows)
+
+
+def absolute(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The section `data` for a run in another folder."""
+    return data | {"train": data["train"] | {"path": str(folder / data["train"]["path"])}}
+
+
+def run_memory(options: Options) -> None:
+    """Peak memory of a run in this process, trainer and native sampler together, against the plan."""
+    import strop
+    from strop.config.plan.budget import needed_memory
+    from strop.config.plan.machine import this_machine
+    from strop.run.recording.environment import peak_memory_mb
+
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = quickstart_run(options, folder, "native", steps=2)
+        settings |= {"output": str(folder / "runs"), "data": absolute(settings["data"], folder)}
+        run = strop.load(settings)
+        planned = needed_memory(run.run, this_machine())
+        strop.train(run)
+        peak = 1e6 * peak_memory_mb()
+        if options.device.type == "cuda":
+            peak = float(torch.cuda.max_memory_allocated())
+        shown = "unknown" if planned is None else f"{planned / 2**30:.2f}"
+        rows.append((str(run.run.trainer.microbatch), shown, f"{peak / 2**30:.2f}"))
+    print_table("Peak memory of a run", ("micro-batch", "planned GiB", "measured GiB"), rows)
+
+
 def run_learning(options: Options) -> None:
     """Training reward of `--model` on `--data`, a file with the columns `question` and `answer`."""
     if options.model is None or options.data is None:
@@ -380,6 +461,8 @@ RUNNERS = {
     "kernels": run_kernels,
     "update": run_update,
     "step": run_step,
+    "peers": run_peers,
+    "memory": run_memory,
     "learning": run_learning,
 }
 
