@@ -28,7 +28,7 @@ VERL_STEP = re.compile(r"timing_s/step[:=]\s*([0-9.]+)")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step does."""
+    """Size of a step, and where it runs."""
 
     folder: Path
     device: str

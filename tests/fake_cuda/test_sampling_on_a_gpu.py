@@ -1,4 +1,4 @@
-"""Prefill, decoding and the choice of tokens on the fake GPU: a step waits for the device once, for finished rows."""
+"""Prefill, decoding, changes of rows and the choice of tokens on the fake GPU: a step waits once, for finished rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from strop.inference.native.model.adapter import is_applicable
-from strop.inference.native.model.attention import PromptSharing
+from strop.inference.native.model.compaction import plan_compaction
 from strop.inference.native.model.decoder import NativeModelRunner
 from strop.inference.native.model.runner import Prompt
 from strop.inference.native.pending_request import PendingRequest, SampleCall, prompt_key
@@ -59,13 +59,13 @@ def check_prefill_and_decoding(runner: NativeModelRunner) -> None:
     logits = runner.prefill([Prompt(np.arange(5, dtype=np.int32)), Prompt(np.arange(9, dtype=np.int32))])
     assert (logits.device.type, logits.shape) == ("cuda", (2, SIZES["vocab_size"]))
     runner.add_rows([0, 0, 1])
-    # Which rows share a prompt is read from the device when rows change, and so not here.
-    heads = SIZES["num_key_value_heads"]
-    index = torch.zeros(2 * heads * 2, dtype=torch.int64)
-    runner._sharing = PromptSharing(rows_per_prompt=2, stack=index, unstack=index[: 3 * heads])
-    for _ in range(2):
-        logits = runner.decode(torch.zeros(3, dtype=torch.int64))
-        assert (logits.device.type, logits.shape) == ("cuda", (3, SIZES["vocab_size"]))
+    for removed in ([False, True, False], [True, False]):
+        for _ in range(2):
+            logits = runner.decode(torch.zeros(len(removed), dtype=torch.int64))
+            assert (logits.device.type, logits.shape) == ("cuda", (len(removed), SIZES["vocab_size"]))
+        runner.compact_rows(plan_compaction(np.array(removed), runner.device))
+    runner.compact_prompts(plan_compaction(np.array([True, False]), runner.device))
+    assert runner.decode(torch.zeros(1, dtype=torch.int64)).shape == (1, SIZES["vocab_size"])
 
 
 @pytest.mark.parametrize("samplings", SAMPLINGS.values(), ids=SAMPLINGS.keys())
@@ -83,6 +83,6 @@ def test_sampling_of_tokens(gpu: torch.device, samplings: list[SamplingParams]) 
     )
     for _ in range(2):
         sequences.sample_next(torch.zeros(2, vocab), version=0)
-        assert sequences.find_finished().finished.device.type == "cuda"
+        assert sequences.finished_flags().device.type == "cuda"
     assert sequences.last_tokens.device.type == "cuda"
     loop.close()

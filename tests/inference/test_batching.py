@@ -127,7 +127,7 @@ def test_the_same_requests_give_the_same_bits(tiny):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=12))
 def test_compaction_fills_every_gap_once(removed):
-    compaction = plan_compaction(torch.tensor(removed))
+    compaction = plan_compaction(np.array(removed, dtype=np.bool_), torch.device("cpu"))
     indices = torch.arange(len(removed))
     compaction.apply(indices)
     names = list(range(len(removed)))
@@ -144,7 +144,7 @@ def test_compaction_fills_every_gap_once(removed):
     kv_heads=st.integers(1, 3),
 )
 def test_prompt_sharing_finds_every_row(slots, kv_heads):
-    sharing = build_prompt_sharing(torch.tensor(slots), 5, kv_heads)
+    sharing = build_prompt_sharing(slots, 5, kv_heads, torch.device("cpu"))
     assert sharing.stack[sharing.unstack].tolist() == list(range(len(slots) * kv_heads))
     for row, slot in enumerate(slots):
         for head in range(kv_heads):

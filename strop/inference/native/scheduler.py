@@ -15,7 +15,7 @@ from strop.inference.native.model.runner import ModelRunner, Prompt
 from strop.inference.native.pending_request import PendingRequest, SampleCall
 from strop.inference.native.sequences import SequenceBatch
 from strop.inference.native.statistics import StepStatistics
-from strop.types import Completion, FinishReason, FloatArray
+from strop.types import BoolArray, Completion, FinishReason, FloatArray
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class Scheduler:
         self._waiting = deque(pending for pending in self._waiting if not pending.call.cancelled)
         cancelled = [pending.call.cancelled for pending in self._sequences.requests]
         if any(cancelled):
-            self._remove(torch.tensor(cancelled, dtype=torch.bool, device=self._runner.device))
+            self._remove(np.array(cancelled, dtype=np.bool_))
 
     def clear(self) -> None:
         """Remove all requests, and free the cache."""
@@ -204,7 +204,7 @@ class Scheduler:
         sequences.sample_next(logits, self.version, first)
         self._generated_tokens += len(sequences) - first
         result = sequences.find_finished(first)
-        finished = result.finished.nonzero()[:, 0].tolist()  # the one read that a step waits for
+        finished = np.flatnonzero(result.finished).tolist()
         for row in finished:
             pending = sequences.requests[row]
             finish: FinishReason = "stop" if result.stopped[row] else "length"
@@ -212,9 +212,9 @@ class Scheduler:
         if finished:
             self._remove(result.finished)
 
-    def _remove(self, finished: torch.Tensor) -> None:
+    def _remove(self, finished: BoolArray) -> None:
         """Remove these rows, and then the prompts that no row uses any more."""
-        compaction = plan_compaction(finished)
+        compaction = plan_compaction(finished, self._runner.device)
         self._sequences.compact(compaction)
         self._runner.compact_rows(compaction)
         self._changed = True
@@ -222,11 +222,11 @@ class Scheduler:
             self._remove_unused_prompts()
 
     def _remove_unused_prompts(self) -> None:
-        unused = torch.ones(len(self._prompts), dtype=torch.bool, device=self._runner.device)
+        unused = np.ones(len(self._prompts), dtype=np.bool_)
         unused[self._sequences.slots] = False
         if unused.any():
-            compaction = plan_compaction(unused)
-            self._sequences.slots = compaction.new_indices()[self._sequences.slots]
+            compaction = plan_compaction(unused, self._runner.device)
+            self._sequences.slots = compaction.new_indices()[self._sequences.slots].tolist()
             self._runner.compact_prompts(compaction)
             compaction.apply_to_list(self._prompts)
 

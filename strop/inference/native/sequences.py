@@ -15,7 +15,7 @@ from strop.inference.native.stopping import StopStringMatcher, TokenSetTable
 from strop.inference.native.token_sampling import SamplingMetadata, build_sampling_metadata, sample_tokens
 from strop.inference.stop_tokens import effective_stop_tokens
 from strop.inference.token_versions import split_versions
-from strop.types import Completion, FinishReason, FloatArray
+from strop.types import BoolArray, Completion, FinishReason, FloatArray
 
 
 @dataclass(slots=True)
@@ -38,8 +38,6 @@ class SequenceState:
     """[N] int64"""
     min_tokens: torch.Tensor
     """[N] int64"""
-    prompt_slot: torch.Tensor
-    """[N] int64 Slot of the prompt in the cache."""
     stop_set: torch.Tensor
     """[N] int64 Row in the table of stop tokens."""
 
@@ -48,10 +46,10 @@ class SequenceState:
 class FinishedSequences:
     """Rows that have sampled their last token."""
 
-    finished: torch.Tensor
-    """[R] bool"""
-    stopped: torch.Tensor
-    """[R] bool Ended by a stop token or a stop string, not by the limit."""
+    finished: BoolArray
+    """[R]"""
+    stopped: BoolArray
+    """[R] Ended by a stop token or a stop string, not by the limit."""
 
 
 class SequenceBatch:
@@ -70,6 +68,8 @@ class SequenceBatch:
     def clear(self) -> None:
         """Remove all sequences, and free their memory."""
         self.requests: list[PendingRequest] = []
+        self.slots: list[int] = []
+        """[R] Prompt slot of each row."""
         self._stop_tokens = TokenSetTable(self._vocab_size, self._device)
         self._seen = SeenTokenMask(self._vocab_size, self._device)
         self._state = _empty_state(0, 0, self._device)
@@ -88,15 +88,6 @@ class SequenceBatch:
         length = self._state.length[: len(self)]
         return self._state.tokens[self._row_indices[: len(self)], length - 1]
 
-    @property
-    def slots(self) -> torch.Tensor:
-        """[R] int64 Prompt slot of each row."""
-        return self._state.prompt_slot[: len(self)]
-
-    @slots.setter
-    def slots(self, slots: torch.Tensor) -> None:
-        self._state.prompt_slot[: len(self)] = slots
-
     def add(self, requests: Sequence[PendingRequest], slots: Sequence[int]) -> None:
         """Append rows that have sampled nothing yet."""
         first = len(self)
@@ -109,7 +100,7 @@ class SequenceBatch:
             return torch.tensor(values, dtype=torch.int64, device=self._device)
 
         state.length[added] = 0
-        state.prompt_slot[added] = column(slots)
+        self.slots += slots
         state.max_tokens[added] = column([sampling.max_tokens for sampling in samplings])
         state.min_tokens[added] = column([sampling.min_tokens for sampling in samplings])
         state.stop_set[added] = column(
@@ -152,7 +143,16 @@ class SequenceBatch:
             self._min_tokens_steps -= 1
 
     def find_finished(self, first: int = 0) -> FinishedSequences:
-        """Find the rows from `first` on whose newest token was their last."""
+        """Find the rows from `first` on whose newest token was their last: the one wait of a step for the device."""
+        found = np.zeros((2, len(self)), dtype=np.bool_)
+        found[:, first:] = self.finished_flags(first).cpu().numpy()
+        return FinishedSequences(found[0], found[1])
+
+    def finished_flags(self, first: int = 0) -> torch.Tensor:
+        """[2, R - first] bool Whether each row from `first` on has finished, and whether it was stopped; not yet read.
+
+        Rows with stop strings are read.
+        """
         selected, state = slice(first, len(self)), self._state
         rows = self._row_indices[selected]
         length = state.length[selected]
@@ -161,11 +161,7 @@ class SequenceBatch:
         for row in self._stop_string_rows():
             if row >= first and self._completes_stop_string(row):
                 stopped[row - first] = True
-        all_finished = torch.zeros(len(self), dtype=torch.bool, device=self._device)
-        all_finished[selected] = stopped | (length >= state.max_tokens[selected])
-        all_stopped = torch.zeros_like(all_finished)
-        all_stopped[selected] = stopped
-        return FinishedSequences(all_finished, all_stopped)
+        return torch.stack((stopped | (length >= state.max_tokens[selected]), stopped))
 
     def completion(self, row: int, finish_reason: FinishReason) -> Completion:
         """Tokens and log-probs that a row has sampled."""
@@ -188,6 +184,7 @@ class SequenceBatch:
             self.clear()
             return
         compaction.apply_to_list(self.requests)
+        compaction.apply_to_list(self.slots)
         for column in fields(self._state):
             compaction.apply(getattr(self._state, column.name))
         self._seen.compact(compaction)
@@ -251,6 +248,5 @@ def _empty_state(rows: int, width: int, device: torch.device) -> SequenceState:
         length=per_row(),
         max_tokens=per_row(),
         min_tokens=per_row(),
-        prompt_slot=per_row(),
         stop_set=per_row(),
     )

@@ -10,9 +10,13 @@ as in Hydragen (arXiv 2402.05099). Scores of prompt and own tokens go through on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from strop.transfers import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +31,22 @@ class PromptSharing:
     """[R K] Index in [G K N] of each row's results."""
 
 
-def build_prompt_sharing(slots: torch.Tensor, prompts: int, kv_heads: int) -> PromptSharing:
-    """Build the assignment from the prompt slot [R] of each row."""
-    device = slots.device
-    rows = len(slots)
-    counts = torch.bincount(slots, minlength=prompts)
+def build_prompt_sharing(
+    slots: Sequence[int], prompts: int, kv_heads: int, device: torch.device
+) -> PromptSharing:
+    """Build the assignment on the host, from the prompt slot [R] of each row."""
+    by_row = np.array(slots, dtype=np.int64)
+    counts = np.bincount(by_row, minlength=prompts)
     largest = int(counts.max())
-    by_prompt = torch.argsort(slots, stable=True)
-    starts = counts.cumsum(0) - counts
-    index_in_prompt = torch.empty_like(slots)
-    index_in_prompt[by_prompt] = torch.arange(rows, device=device) - starts[slots[by_prompt]]
-    heads = torch.arange(kv_heads, device=device)
-    unstack = (slots[:, None] * kv_heads + heads) * largest + index_in_prompt[:, None]
-    stack = torch.zeros(prompts * kv_heads * largest, dtype=torch.int64, device=device)
-    stack[unstack.flatten()] = torch.arange(rows * kv_heads, device=device)
-    return PromptSharing(largest, stack, unstack.flatten())
+    by_prompt = np.argsort(by_row, kind="stable")
+    starts = counts.cumsum() - counts
+    index_in_prompt = np.empty_like(by_row)
+    index_in_prompt[by_prompt] = np.arange(len(by_row)) - starts[by_row[by_prompt]]
+    heads = np.arange(kv_heads)
+    unstack = ((by_row[:, None] * kv_heads + heads) * largest + index_in_prompt[:, None]).ravel()
+    stack = np.zeros(prompts * kv_heads * largest, dtype=np.int64)
+    stack[unstack] = np.arange(len(unstack))
+    return PromptSharing(largest, to_device(stack, device), to_device(unstack, device))
 
 
 def attention_mask(

@@ -33,6 +33,7 @@ from strop.inference.native.model.weights import (
 )
 from strop.models.vision.embedding import takes_images
 from strop.protocols import ImageProcessor, LowRankUpdate
+from strop.transfers import to_device
 
 PREFILL_CHUNK_TOKENS = 8192
 """Maximum number of prompt tokens in one forward pass; a longer prompt goes through alone."""
@@ -45,8 +46,8 @@ _LANGUAGE_MODEL = "model.language_model."
 class RowPositions:
     """Position of each row in its sequence."""
 
-    slots: torch.Tensor
-    """[R] int64 Slot of the row's prompt."""
+    slots: list[int]
+    """[R] Slot of the row's prompt, on the host."""
     prompt_tokens: torch.Tensor
     """[R] int64"""
     first_positions: torch.Tensor
@@ -146,13 +147,12 @@ class NativeModelRunner:
     def add_rows(self, slots: Sequence[int]) -> None:
         """Append rows at the ends of their prompts."""
         rows = self._rows
-        new = torch.tensor(slots, dtype=torch.int64, device=self.device)
-        lengths = torch.tensor([self._prompt_lengths[slot] for slot in slots], device=self.device)
-        rows.slots = torch.cat((rows.slots, new))
+        rows.slots += slots
+        lengths = to_device(np.array([self._prompt_lengths[slot] for slot in slots]), self.device)
         rows.prompt_tokens = torch.cat((rows.prompt_tokens, lengths))
-        positions = torch.tensor([self._next_positions[slot] for slot in slots], device=self.device)
+        positions = to_device(np.array([self._next_positions[slot] for slot in slots]), self.device)
         rows.first_positions = torch.cat((rows.first_positions, positions))
-        rows.own_tokens = torch.cat((rows.own_tokens, torch.zeros_like(new)))
+        rows.own_tokens = torch.cat((rows.own_tokens, torch.zeros_like(lengths)))
         self._own_lengths += [0] * len(slots)
         self._own.resize(len(rows.slots), max(self._own_lengths) + 1)
         self._sharing = None
@@ -163,7 +163,7 @@ class NativeModelRunner:
         arch, rows = self._arch, self._rows
         self._own.resize(len(tokens), max(self._own_lengths) + 1)
         if self._sharing is None:
-            self._sharing = build_prompt_sharing(rows.slots, self._prompts.count, arch.kv_heads)
+            self._sharing = build_prompt_sharing(rows.slots, self._prompts.count, arch.kv_heads, self.device)
         sharing = self._sharing
         positions = rows.first_positions + rows.own_tokens
         cos, sin = self._rope.at(positions, max(self._prompt_lengths) + self._own.width)
@@ -193,7 +193,8 @@ class NativeModelRunner:
     def compact_rows(self, compaction: Compaction) -> None:
         """Remove finished rows; their memory is freed when none remains."""
         rows = self._rows
-        for name in ("slots", "prompt_tokens", "first_positions", "own_tokens"):
+        compaction.apply_to_list(rows.slots)
+        for name in ("prompt_tokens", "first_positions", "own_tokens"):
             column = getattr(rows, name)
             compaction.apply(column)
             setattr(rows, name, column[: compaction.after])
@@ -208,7 +209,7 @@ class NativeModelRunner:
         compaction.apply_to_list(self._prompt_lengths)
         compaction.apply_to_list(self._next_positions)
         self._prompts.compact(compaction)
-        self._rows.slots = compaction.new_indices()[self._rows.slots]
+        self._rows.slots = compaction.new_indices()[self._rows.slots].tolist()
         self._sharing = None
         if compaction.after == 0:
             self._prompts.clear()
@@ -218,7 +219,7 @@ class NativeModelRunner:
         self._own.clear()
         self._prompts.clear()
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self._rows = RowPositions(none, none, none, none)
+        self._rows = RowPositions([], none, none, none)
         self._own_lengths: list[int] = []
         """`own_tokens` of each row on the host, so that a step does not wait for the device."""
         self._prompt_lengths: list[int] = []

@@ -162,7 +162,7 @@ class HuggingFaceModelRunner:
 
     def compact_rows(self, compaction: Compaction) -> None:
         """Remove finished rows."""
-        indices = compaction.new_indices()
+        indices = torch.from_numpy(compaction.new_indices()).to(self.device)
         for group in self._groups:
             group.rows = indices[group.rows]
             kept = group.rows >= 0
