@@ -6,6 +6,7 @@ same 256 held-out sums. The YAML of Trinity-RFT is written into the folder.
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,9 +122,10 @@ class Job:
         if self.engine == "vllm":
             explorer["rollout_model"] = {"engine_type": "vllm_async", "tensor_parallel_size": 1}
         columns = {"prompt_key": "prompt", "response_key": "answer"}
+        files = {"train": self._shuffled_tasks(), "test": self.folder / "test.jsonl"}
         tasks = {
-            name: {"storage_type": "file", "path": str(self.folder / f"{name}.jsonl"), "format": columns}
-            for name in ("train", "test")
+            name: {"storage_type": "file", "path": str(file), "format": columns}
+            for name, file in files.items()
         }
         values = {
             "project": "runs",
@@ -158,4 +160,12 @@ class Job:
         }
         file = self.folder / f"{self.name}.yaml"
         file.write_text(yaml.safe_dump(values, sort_keys=False))
+        return file
+
+    def _shuffled_tasks(self) -> Path:
+        """Write the tasks in an order of the seed, for which Trinity-RFT has no key; returns their file."""
+        rows = (self.folder / "train.jsonl").read_text().splitlines(keepends=True)
+        random.Random(self.seed).shuffle(rows)
+        file = self.folder / f"train-{self.seed}.jsonl"
+        file.write_text("".join(rows))
         return file
