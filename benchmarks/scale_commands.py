@@ -249,17 +249,17 @@ def run_component(folder: Path, steps: int, python: str) -> Outcome:
         *("--mlflow_model_folder", str(own / "mlflow"), "--output_model_path", str(out)),
     ]
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT + 1)}
-    others = [
-        subprocess.Popen(
-            line,
-            cwd=ROOT,
-            env=_environment(shared | {"RANK": "1", "LOCAL_RANK": "1"}),
-            stdout=subprocess.DEVNULL,
-        )
-    ]
-    _run(line, shared | {"RANK": "0", "LOCAL_RANK": "0"})
-    for other in others:
-        other.wait(60)
+    second = subprocess.Popen(
+        line,
+        cwd=ROOT,
+        env=_environment(shared | {"RANK": "1", "LOCAL_RANK": "1"}),
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        _run(line, shared | {"RANK": "0", "LOCAL_RANK": "0"})
+        second.wait(60)
+    finally:
+        second.kill()
     return read_outcome(out, "reward/mean")
 
 

@@ -46,6 +46,8 @@ from strop.models.packed_attention.segments import PackedSegments
 HERE = Path(__file__).resolve().parent.parent
 DENSE_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12}
 """Peak of dense bfloat16 products, by a part of the GPU's name, from NVIDIA's data sheets."""
+PHASES = ("sample", "reward", "update", "publish")
+"""Phases of a step whose seconds are in a run's metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,9 +353,6 @@ def run_step(options: Options) -> None:
     print_table("A GRPO step", ("engine", *seconds, "tokens/s", "probe's gap", "logprob_diff"), rows)
 
 
-PHASES = ("sample", "reward", "update", "publish")
-
-
 def installed(package: str) -> bool:
     """Whether a package can be imported, without importing it."""
     import importlib.util
@@ -387,29 +386,33 @@ def run_peers(options: Options) -> None:
         (folder / "prompts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in prompts))
         if not (folder / "model").exists():
             (folder / "model").symlink_to(Path(settings["model"]["path"]).resolve())
+        sizes = {
+            "--folder": folder,
+            "--device": options.device.type,
+            "--prompts": settings["trainer"]["tasks_per_step"],
+            "--rollouts": rollouts,
+            "--tokens": data["max_response_tokens"],
+        }
         for peer in ("trl", "verl"):
             if not installed(peer):
                 print(f"\npeers: {peer} is not installed.")
-                continue
-            if peer == "verl" and options.device.type == "cpu":
+            elif peer == "verl" and options.device.type == "cpu":
                 print("\npeers: verl completes no training step without a GPU.")
-                continue
-            sizes = {
-                "--folder": folder,
-                "--device": options.device.type,
-                "--prompts": settings["trainer"]["tasks_per_step"],
-                "--rollouts": rollouts,
-                "--tokens": data["max_response_tokens"],
-            }
-            arguments = [str(each) for pair in sizes.items() for each in pair]
-            command = [sys.executable, str(HERE / "scripts" / "gpu_peers.py"), peer, *arguments]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                sys.exit(f"{peer} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-            found = json.loads(done.stdout.splitlines()[-1])
-            gib = "-" if found["gib"] is None else f"{found['gib']:.2f}"
-            rows.append((peer, f"{statistics.median(found['seconds']):.2f}", gib))
+            else:
+                rows.append(peer_row(peer, sizes))
     print_table("A GRPO step of each tool", ("tool", "seconds", "peak GiB"), rows)
+
+
+def peer_row(peer: str, sizes: dict[str, object]) -> tuple[str, str, str]:
+    """The row of TRL or verl, which `gpu_peers.py` runs in a process of its own with these arguments."""
+    arguments = [str(each) for pair in sizes.items() for each in pair]
+    command = [sys.executable, str(HERE / "scripts" / "gpu_peers.py"), peer, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{peer} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    gib = "-" if found["gib"] is None else f"{found['gib']:.2f}"
+    return peer, f"{statistics.median(found['seconds']):.2f}", gib
 
 
 def absolute(data: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from strop.config.schema import Run
@@ -239,7 +238,7 @@ def _engine_rows() -> tuple[KeyMapping, ...]:
 
 def _correction_rows() -> tuple[KeyMapping, ...]:
     active = any_inactive(_without_vllm, unless("vllm_importance_sampling_correction", True))
-    weights = (f"{_CORRECTION}.cap", f"{_CORRECTION}.floor")
+    cap, floor = f"{_CORRECTION}.cap", f"{_CORRECTION}.floor"
     return (
         mapped(
             "vllm_importance_sampling_correction",
@@ -261,7 +260,7 @@ def _correction_rows() -> tuple[KeyMapping, ...]:
         mapped(
             "vllm_importance_sampling_clip_max",
             3.0,
-            weights[0],
+            cap,
             read=correction,
             value_type=nullable(NUMBER),
             inactive=active,
@@ -269,21 +268,19 @@ def _correction_rows() -> tuple[KeyMapping, ...]:
         mapped(
             "vllm_importance_sampling_clip_min",
             None,
-            weights[1],
+            floor,
             read=correction,
             value_type=nullable(NUMBER),
             inactive=active,
             note="with a *_mask mode; null masks only weights above the maximum",
         ),
-        replace(
-            mapped(
-                "vllm_importance_sampling_cap",
-                None,
-                weights[0],
-                read=correction,
-                value_type=nullable(NUMBER),
-                inactive=active,
-            ),
+        mapped(
+            "vllm_importance_sampling_cap",
+            None,
+            cap,
+            read=correction,
+            value_type=nullable(NUMBER),
+            inactive=active,
             deprecated="write vllm_importance_sampling_clip_max",
         ),
     )
