@@ -69,3 +69,44 @@ def test_the_schema_refuses_compilation_of_selective_layers() -> None:
     with pytest.raises(ValidationError, match=r"torch\.compile decides itself"):
         ModelConfig(path="m", compile=True, gradient_checkpointing="selective")
     assert ModelConfig(path="m", compile=True, gradient_checkpointing=True).gradient_checkpointing is True
+
+
+CRITIC = "critic.megatron.override_transformer_config.recompute"
+VALUES = ("algorithm.adv_estimator=gae", "critic.model.path=c")
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ((), (False, False)),
+        ((f"{CRITIC}_granularity=full", f"{CRITIC}_method=block", f"{CRITIC}_num_layers=4"), (True, False)),
+        ((f"{CRITIC}_granularity=selective", f"{CRITIC}_modules=[mlp]"), ("selective", False)),
+        ((f"{CRITIC}_granularity=full", "critic.model.enable_activation_offload=True"), (True, True)),
+        (
+            (
+                "critic.model.enable_gradient_checkpointing=True",
+                "critic.model.gradient_checkpointing_kwargs.activations_checkpoint_granularity=selective",
+            ),
+            ("selective", False),
+        ),
+    ],
+)
+def test_granularity_of_megatrons_critic(keys: tuple[str, ...], expected: tuple[bool | str, bool]) -> None:
+    run = read(*VALUES, *keys).run
+    model = run.algorithm.critic.model  # type: ignore[union-attr]
+    assert model is not None
+    assert (model.gradient_checkpointing, model.activation_offload) == expected
+    assert run.model.gradient_checkpointing is False
+
+
+def test_a_critic_from_the_policys_model_is_recomputed_as_the_policy() -> None:
+    loaded = read("algorithm.adv_estimator=gae", "critic.model.path=null", f"{CRITIC}_granularity=full")
+    assert loaded.run.algorithm.critic.model is None  # type: ignore[union-attr]
+    assert any("critic.model.path is null" in note for note in loaded.notes)
+
+
+def test_nothing_of_the_reference_is_recomputed() -> None:
+    key = "actor_rollout_ref.ref.megatron.override_transformer_config.recompute_granularity=full"
+    loaded = read(key, f"{ACTOR}.use_kl_loss=True")
+    assert loaded.run.model.gradient_checkpointing is False
+    assert any("the reference model is not trained" in note for note in loaded.notes)

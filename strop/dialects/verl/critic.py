@@ -28,6 +28,7 @@ from strop.dialects.verl import switches
 from strop.dialects.verl.critic_converters import (
     AT,
     OPTIM,
+    RECOMPUTED,
     cosine,
     critic,
     dynamic_batch,
@@ -43,6 +44,7 @@ from strop.dialects.verl.fixed_critic_keys import ROWS as FIXED
 from strop.dialects.verl.megatron_optimizer import schedule_rows
 from strop.dialects.verl.parallelism import megatron_parallelism_rows
 
+_RECOMPUTED_FIELD = f"{AT}.model.gradient_checkpointing"
 _MODEL = (
     mapped(
         "critic.model.path",
@@ -75,10 +77,11 @@ _MODEL = (
     mapped(
         "critic.model.enable_gradient_checkpointing",
         False,
-        f"{AT}.model.gradient_checkpointing",
+        _RECOMPUTED_FIELD,
         read=critic,
         inactive=own_model,
     ),
+    RECOMPUTED.offload_row(f"{AT}.model.activation_offload", critic, own_model),
     mapped(
         "critic.model.trust_remote_code",
         False,
@@ -104,7 +107,6 @@ _MODEL = (
     *(
         placement(f"critic.{name}", default, NO_SHARDS, supported=only(default, 1), inactive=switches.gae)
         for name, default in (
-            ("model.enable_activation_offload", False),
             ("model.fsdp_config.param_offload", False),
             ("model.fsdp_config.optimizer_offload", False),
             ("model.fsdp_config.offload_policy", False),
@@ -121,6 +123,8 @@ _MODEL = (
         supported=only("fsdp", "fsdp2"),
         inactive=switches.gae,
     ),
+    *RECOMPUTED.earlier_rows(_RECOMPUTED_FIELD, critic),
+    *RECOMPUTED.megatron_rows(_RECOMPUTED_FIELD, critic),
     *megatron_parallelism_rows("critic.megatron", megatron),
 )
 _MEGATRON = schedule_rows(OPTIM, AT, critic, megatron, falling, wsd)

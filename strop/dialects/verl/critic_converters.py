@@ -26,6 +26,7 @@ from strop.dialects.verl.lr_schedule import (
     schedule_values,
 )
 from strop.dialects.verl.model import overrides
+from strop.dialects.verl.recomputation import RecomputedModel
 
 AT = "algorithm.critic"
 OPTIM = "critic.optim"
@@ -50,6 +51,8 @@ def no_ratio(foreign: ForeignValues) -> str | None:
 
 
 own_model = any_inactive(switches.gae, _no_path)
+RECOMPUTED = RecomputedModel("critic.model", "critic", any_inactive(own_model, megatron))
+"""Keys that decide which layers of a critic with a path of its own are recomputed; others are the policy's."""
 
 
 def write_critic(run: Run) -> Mapping[str, Any]:
@@ -88,6 +91,7 @@ def _write_model(model: ModelConfig) -> dict[str, Any]:
         "tokenizer_path": model.tokenizer,
         "external_lib": list(model.imports) or None,
         "enable_gradient_checkpointing": bool(model.gradient_checkpointing),
+        "enable_activation_offload": model.activation_offload,
         "trust_remote_code": model.trust_remote_code,
         "fsdp_config.model_dtype": {"float32": "fp32", "bfloat16": "bf16"}[model.dtype],
     }
@@ -138,7 +142,8 @@ def _model(foreign: ForeignValues) -> Mapping[str, Any]:
     settings = {
         "path": foreign["critic.model.path"],
         "tokenizer": foreign["critic.model.tokenizer_path"],
-        "gradient_checkpointing": foreign["critic.model.enable_gradient_checkpointing"],
+        "gradient_checkpointing": RECOMPUTED.recomputes(foreign),
+        "activation_offload": RECOMPUTED.offloads(foreign),
         "trust_remote_code": foreign["critic.model.trust_remote_code"],
         "imports": [libraries] if isinstance(libraries, str) else libraries or [],
         "dtype": {"fp32": "float32", "bf16": "bfloat16"}.get(kind, kind),

@@ -7,6 +7,7 @@ from strop.dialects.ledger.placement_notes import NO_SHARDS, TRAINER_MICRO_BATCH
 from strop.dialects.ledger.value_types import INTEGER, nullable
 from strop.dialects.verl import layout, switches
 from strop.dialects.verl.parallelism import megatron_parallelism_rows
+from strop.dialects.verl.recomputation import REFERENCE_ROWS
 
 ROWS = (
     layout.REF_OFFLOAD,
@@ -55,6 +56,7 @@ ROWS = (
             NO_SHARDS,
             supported=only(None),
         ),
+        *REFERENCE_ROWS,
         *megatron_parallelism_rows(
             "actor_rollout_ref.ref.megatron", any_inactive(switches.reference, switches.megatron)
         ),
