@@ -145,3 +145,43 @@ def test_the_trainers_ranks_divide_matrices_as_megatron_would() -> None:
     assert loaded.run.trainer.engine == Fsdp2EngineConfig(ranks=4, tensor_parallel=2)
     assert any("tensor parallelism stands in" in note for note in loaded.notes)
     assert any("FSDP2 trains" in note for note in loaded.notes)
+
+
+MEGATRON = (NODES, "explorer.rollout_model.engine_num=4", "+trainer.trainer_strategy=megatron")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            ("trainer.megatron.tensor_model_parallel_size=2", "trainer.megatron.sequence_parallel=true"),
+            Fsdp2EngineConfig(ranks=4, tensor_parallel=2),
+        ),
+        (
+            ("trainer.megatron.context_parallel_size=2", "trainer.grad_offload=true"),
+            Fsdp2EngineConfig(ranks=4, sequence_parallel=2, cpu_offload=True),
+        ),
+        (("trainer.param_offload=true",), Fsdp2EngineConfig(ranks=4, cpu_offload=True)),
+    ],
+)
+def test_sizes_of_megatron_in_trinity_0_6(settings: tuple[str, ...], expected: Fsdp2EngineConfig) -> None:
+    loaded = read(*MEGATRON, *(f"+{setting}" for setting in settings), here=False)
+    assert loaded.run.trainer.engine == expected
+    assert any("stands in for it" in note for note in loaded.notes)
+
+
+def test_pipelines_of_megatron_in_trinity_0_6_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.megatron\.pipeline_model_parallel_size=2: .*Write 1"):
+        read(*MEGATRON, "+trainer.megatron.pipeline_model_parallel_size=2", here=False)
+
+
+def test_fsdp_does_not_read_megatrons_sizes() -> None:
+    loaded = read(*MEGATRON[:2], "+trainer.megatron.tensor_model_parallel_size=2", here=False)
+    assert loaded.run.trainer.engine == Fsdp2EngineConfig(ranks=4)
+    assert any("inactive, because actor_rollout_ref.actor.strategy is fsdp" in note for note in loaded.notes)
+
+
+def test_other_settings_of_megatrons_engine_are_without_effect() -> None:
+    actor = "trainer.trainer_config.actor_rollout_ref.actor"
+    loaded = read(*MEGATRON, f"+{actor}.megatron.use_mbridge=true", here=False)
+    assert any("use_mbridge=true: without effect: FSDP2 trains" in note for note in loaded.notes)

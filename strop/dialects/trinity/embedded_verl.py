@@ -37,6 +37,15 @@ update per step."""
 _TRINITY_KEYS = {"critic.model.path": "model.critic_model_path"}
 """Trinity keys outside `trainer_config` that stand for a key of verl."""
 _ACTOR = "actor_rollout_ref.actor"
+MEGATRON_SIZES: Mapping[str, int | None] = {
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "virtual_pipeline_model_parallel_size": None,
+    "expert_model_parallel_size": 1,
+    "expert_tensor_parallel_size": None,
+    "context_parallel_size": 1,
+}
+"""Names of Megatron's parallel sizes, with their defaults."""
 NEWER_KEYS: Mapping[str, str] = {
     "algorithm.optimizer.lr": f"{_ACTOR}.optim.lr",
     "algorithm.optimizer.lr_warmup_steps": f"{_ACTOR}.optim.lr_warmup_steps",
@@ -61,6 +70,8 @@ NEWER_KEYS: Mapping[str, str] = {
         f"trainer.{name}": f"{_ACTOR}.fsdp_config.{name}"
         for name in ("param_offload", "optimizer_offload", "offload_policy")
     },
+    "trainer.grad_offload": f"{_ACTOR}.megatron.grad_offload",
+    **{f"trainer.megatron.{name}": f"{_ACTOR}.megatron.{name}" for name in MEGATRON_SIZES},
     "trainer.use_dynamic_bsz": f"{_ACTOR}.use_dynamic_bsz",
     "trainer.max_token_len_per_gpu": f"{_ACTOR}.ppo_max_token_len_per_gpu",
     "trainer.ulysses_sequence_parallel_size": f"{_ACTOR}.ulysses_sequence_parallel_size",
@@ -74,6 +85,10 @@ _KEPT = "trainer.max_checkpoints_to_keep"
 _FOLLOWS: Mapping[str, str] = {
     f"{_ACTOR}.optim.lr_decay_style": f"{_ACTOR}.optim.warmup_style",
     f"{_ACTOR}.optim.clip_grad": f"{_ACTOR}.grad_clip",
+    **{
+        f"{_ACTOR}.megatron.{name}": f"{_ACTOR}.fsdp_config.{name}"
+        for name in ("param_offload", "optimizer_offload")
+    },
     "critic.grad_clip": f"{_ACTOR}.grad_clip",
     "critic.use_dynamic_bsz": f"{_ACTOR}.use_dynamic_bsz",
     "critic.strategy": f"{_ACTOR}.strategy",
@@ -171,10 +186,9 @@ def _copied(key: str, field: str) -> KeyConverter:
 def newer_row(key: str, default: Any, since: str, **changes: Any) -> KeyMapping:
     """Row of a Trinity key that later versions have in place of a key of verl."""
     row = verl_row(NEWER_KEYS[key], default)
-    old = PREFIX + NEWER_KEYS[key]
-    (newer,) = versions(
-        replace(row, key=key, inactive=None, note=f"takes precedence over {old}"), since=since
-    )
+    precedence = f"takes precedence over {PREFIX}{NEWER_KEYS[key]}"
+    note = f"{row.note}; {precedence}" if row.is_placement else precedence
+    (newer,) = versions(replace(row, key=key, inactive=None, note=note), since=since)
     return replace(newer, **changes)
 
 

@@ -13,7 +13,6 @@ from strop.dialects.ledger.key_mapping import (
     also_inactive,
     always,
     mapped,
-    never,
     no_effect,
     only,
     placement,
@@ -22,9 +21,12 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, NUMBER_LIST, nullable, one_of
 from strop.dialects.trinity.algorithm import algorithm
-from strop.dialects.trinity.embedded_verl import newer_row
+from strop.dialects.trinity.embedded_verl import MEGATRON_SIZES, for_embedded, newer_row
 from strop.dialects.trinity.layout import with_ranks
 from strop.dialects.trinity.presets import only_sampled, without_critic
+from strop.dialects.verl import switches
+
+_MEGATRON = for_embedded(switches.megatron)
 
 
 def _is_bypass(foreign: ForeignValues, value: Any) -> bool:
@@ -100,19 +102,18 @@ TRAINER: tuple[KeyMapping, ...] = (
         with_ranks(newer_row(f"trainer.{name}", False, "0.6"))
         for name in ("param_offload", "optimizer_offload", "offload_policy")
     ),
+    with_ranks(newer_row("trainer.grad_offload", False, "0.6", inactive=_MEGATRON)),
+    *(
+        with_ranks(newer_row(f"trainer.megatron.{name}", default, "0.6", inactive=_MEGATRON))
+        for name, default in MEGATRON_SIZES.items()
+    ),
     *versions(
         placement(
-            "trainer.grad_offload",
-            False,
-            "a single process trains, without Megatron's engine",
-            supported=only(False),
-        ),
-        placement(
-            "trainer.megatron.*",
-            UNSET,
-            "a single process trains, without Megatron's engine",
-            supported=never,
-            value_type=ANY,
+            "trainer.megatron.sequence_parallel",
+            True,
+            "it changes memory only: the ranks of tensor parallelism compute norms whole",
+            supported=always,
+            inactive=_MEGATRON,
         ),
         since="0.6",
     ),

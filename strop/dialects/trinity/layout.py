@@ -9,7 +9,7 @@ from typing import Any
 from strop.config.schema import Run
 from strop.dialects.ledger.key_mapping import ForeignValues, KeyConverter, KeyMapping, written_by
 from strop.dialects.trinity.cluster import cluster_ranks, uses_cluster
-from strop.dialects.trinity.embedded_verl import PREFIX, embedded_converter, for_embedded
+from strop.dialects.trinity.embedded_verl import NEWER_KEYS, PREFIX, embedded_converter, for_embedded
 from strop.dialects.verl import layout as verl
 
 
@@ -36,8 +36,9 @@ STRATEGIES = ("actor_rollout_ref.actor.strategy", "critic.strategy", "trainer.tr
 
 def with_ranks(row: KeyMapping) -> KeyMapping:
     """The row of a key that the trainer's ranks on a cluster honor; any other row itself."""
-    key = row.key.removeprefix(PREFIX)
-    if key in STRATEGIES:
+    inside = row.key.removeprefix(PREFIX)
+    key = NEWER_KEYS.get(row.key, inside)
+    if inside in STRATEGIES or inside.endswith(".megatron.*"):
         return _with_fsdp2(row)
     if not row.fields or not row.fields[0].startswith("trainer.engine.") or row.supported is None:
         return row
@@ -55,7 +56,7 @@ def with_ranks(row: KeyMapping) -> KeyMapping:
 
 
 def _with_fsdp2(row: KeyMapping) -> KeyMapping:
-    """The row of a trainer's engine, in whose place FSDP2 trains on a cluster."""
+    """The row of a trainer's engine or of its own settings, in whose place FSDP2 trains on a cluster."""
     native = row.supported
     if native is None:
         return row

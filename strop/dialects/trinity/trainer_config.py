@@ -12,7 +12,6 @@ from strop.dialects.ledger.key_mapping import (
     KeyMapping,
     always,
     mapped,
-    never,
     no_effect,
     not_on_page,
     only,
@@ -208,16 +207,6 @@ _MEGATRON = not_on_page(
             ("kl_cov_ratio", 0.0002),
             ("ppo_kl_coef", 0.1),
         )
-    ),
-    *(
-        placement(
-            f"{PREFIX}{section}.megatron.*",
-            UNSET,
-            "a single process trains, without Megatron's engine",
-            supported=never,
-            value_type=ANY,
-        )
-        for section in (_ACTOR, _REF, "critic")
     ),
     replace(verl_row(f"{_ACTOR}.optim.lr_decay_style", "constant"), note="Trinity's default is constant"),
     replace(verl_row("critic.optim.lr_decay_style", "constant"), note="Trinity's default is constant"),
