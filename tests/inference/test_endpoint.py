@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,6 +23,7 @@ from strop.inference.endpoint.request import ChatRequest
 from strop.inference.endpoint.response import ChatResponse
 from strop.workers.waiting import wait_until
 from tests.inference.endpoints import CHAT, GOOD, Client, open_endpoint
+from tests.inference.small_endpoint import Fixed
 from tests.inference.tiny_chat_model import tiny_model
 
 
@@ -272,6 +274,7 @@ def test_a_client_that_does_not_read_is_dropped(stream: bool, monkeypatch: pytes
 
 
 def test_idle_strangers_do_not_keep_clients_out(client: Client) -> None:
+    assert client.ask().status == 200  # opens what stays open
     folder = Path("/proc/self/fd")
     files = len(list(folder.iterdir())) if folder.is_dir() else 0
     with contextlib.ExitStack() as opened:
@@ -285,6 +288,20 @@ def test_idle_strangers_do_not_keep_clients_out(client: Client) -> None:
             timeout_seconds=20,
             interval_seconds=0.05,
         )
+
+
+def test_the_clients_of_all_rollouts_may_connect_before_the_first_request() -> None:
+    body = json.dumps(GOOD).encode()
+    with contextlib.ExitStack() as opened:
+        endpoint = opened.enter_context(contextlib.closing(server.EndpointServer()))
+        clients = []
+        for _ in range(connections.MAX_UNAUTHENTICATED + 50):
+            access = opened.enter_context(endpoint.register({"tiny": Fixed()}))
+            clients.append(Client(urlsplit(access.url).port or 0, access.api_key))
+        sockets = [opened.enter_context(client.open()) for client in clients]
+        for client, connection in zip(clients, sockets, strict=True):
+            connection.sendall(client.head(len(body)) + body)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
 def test_an_endpoint_without_free_files_recovers() -> None:

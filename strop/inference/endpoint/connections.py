@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sized
 from typing import Any
 
 from aiohttp import web
@@ -18,7 +19,11 @@ IDLE_SECONDS = 75.0
 _LINGER_SECONDS = 1.0
 """Longest time for which the rest of a request is read and ignored after its response."""
 MAX_UNAUTHENTICATED = 256
-"""Maximum number of connections that are not authenticated yet; one more closes the oldest."""
+"""Maximum number of connections that are not authenticated yet, beyond those of the registered clients; one more closes
+the oldest."""
+CONNECTIONS_PER_KEY = 4
+"""Number of connections that the client of each API key may open before its first request arrives: the rollouts of a
+step connect at once, and the server accepts all of them before it reads from the first."""
 
 _CLIENT_ERRORS = (HttpProcessingError, web.RequestPayloadError)
 
@@ -26,8 +31,10 @@ _CLIENT_ERRORS = (HttpProcessingError, web.RequestPayloadError)
 class ClientConnections:
     """Makes the protocols of a server's connections; for the event loop's thread."""
 
-    def __init__(self, server: web.Server) -> None:
+    def __init__(self, server: web.Server, keys: Sized) -> None:
+        """`keys`: the registered API keys."""
         self._server = server
+        self._keys = keys
         self._unauthenticated: dict[web.RequestHandler, asyncio.TimerHandle] = {}
         """Timers that close the connections, oldest first."""
 
@@ -37,7 +44,7 @@ class ClientConnections:
 
     def opened(self, connection: web.RequestHandler) -> None:
         """Close the connection after a time, unless it is authenticated before."""
-        if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
+        if len(self._unauthenticated) >= MAX_UNAUTHENTICATED + CONNECTIONS_PER_KEY * len(self._keys):
             self._abort(next(iter(self._unauthenticated)))
         timer = asyncio.get_running_loop().call_later(AUTHENTICATION_SECONDS, self._abort, connection)
         self._unauthenticated[connection] = timer

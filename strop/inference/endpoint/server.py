@@ -104,7 +104,7 @@ class EndpointServer:
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         assert runner.server is not None
-        self._runner, self._connections = runner, ClientConnections(runner.server)
+        self._runner, self._connections = runner, ClientConnections(runner.server, self._models_by_key)
         try:
             self._listening = await asyncio.get_running_loop().create_server(
                 self._connections.make_protocol, "127.0.0.1", self._port
