@@ -113,20 +113,37 @@ def test_a_segment_with_an_image_may_be_padded_beyond_the_window() -> None:
     assert gradient.isfinite().all()
 
 
-def test_adjacent_segments_of_equal_length_make_one_run() -> None:
+def test_segments_of_equal_length_make_one_run() -> None:
     layout = plan_layout(PackedSegments((0, 3, 7, 11, 111, 211), (-1, 0, 0, 0, 0)))
     assert layout == SegmentLayout(
         (SegmentRun(0, 1, 3, ()), SegmentRun(3, 2, 4, ((0, 3),)), SegmentRun(11, 2, 100, ((0, 3),)))
     )
 
 
-def test_adjacent_segments_of_similar_length_are_padded() -> None:
+def test_segments_of_similar_length_are_padded_and_ordered_by_length() -> None:
     layout = plan_layout(PackedSegments((0, 2, 5, 6), (-1, 0, 0)))
     assert layout.runs == (SegmentRun(0, 1, 2, ()), SegmentRun(2, 2, 3, ((0, 2),)))
     assert layout.padded_positions is not None
     assert layout.source_tokens is not None
-    assert layout.padded_positions.tolist() == [0, 1, 2, 3, 4, 5]
-    assert layout.source_tokens.tolist() == [0, 1, 2, 3, 4, 5, 5, 5]
+    assert layout.padded_positions.tolist() == [0, 1, 5, 6, 7, 2]
+    assert layout.source_tokens.tolist() == [0, 1, 5, 5, 5, 2, 3, 4]
+
+
+def test_prompts_make_one_run_and_precede_the_responses() -> None:
+    """Two prompts of 2 and 3 tokens, each before its two responses."""
+    layout = plan_layout(PackedSegments((0, 2, 6, 10, 13, 17, 21), (-1, 0, 0, -1, 3, 3)))
+    assert layout.runs == (
+        SegmentRun(0, 2, 3, ()),
+        SegmentRun(6, 2, 4, ((0, 2),)),
+        SegmentRun(14, 2, 4, ((3, 6),)),
+    )
+
+
+def test_segments_in_another_order_than_their_runs_are_moved() -> None:
+    """As many tokens as positions, so that only the order says that something moves."""
+    layout = plan_layout(PackedSegments((0, 100, 200, 300, 400), (-1, 0, -1, 2)))
+    assert layout.source_tokens is not None
+    assert layout.source_tokens[::100].tolist() == [0, 200, 100, 300]
 
 
 def test_long_segments_are_padded_by_a_quarter_at_most() -> None:

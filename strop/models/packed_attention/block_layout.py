@@ -1,13 +1,14 @@
-"""Layout of a micro-batch's segments for attention, in runs of segments that are computed together.
+"""Layout of a micro-batch's segments for attention: runs of segments that are computed together.
 
-A *run* is a sequence of adjacent segments with the same ancestors (their prefix, its prefix, and so on) and
-the same length. Segments of similar length are padded to the longest of them, for attention only: a segment's
-queries come before its padding and so never see it.
+A *run* is a group of segments with the same ancestors (their prefix, its prefix, and so on) and the same length.
+Segments of similar length are padded to the longest of them, for attention only: a segment's queries come before
+its padding and so never see it. Segments are put into the order of their runs: all without a prefix, then those
+whose prefix is one of them, and so on; with the same prefix, by length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,7 @@ MAX_PADDING_FRACTION = 0.25
 
 @dataclass(frozen=True, slots=True)
 class SegmentRun:
-    """Adjacent segments, padded to one length, with the same ancestors."""
+    """Segments with the same ancestors, padded to one length."""
 
     start: int
     num_segments: int
@@ -50,11 +51,11 @@ class VisibleKeys:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
-    """The runs of a micro-batch, in padded positions."""
+    """The runs of a micro-batch, in the order of their positions."""
 
     runs: tuple[SegmentRun, ...]
     padded_positions: Tensor | None = None
-    """[T] Padded position of each token; None without padding."""
+    """[T] Position of each token; None if all stand where they were."""
     source_tokens: Tensor | None = None
     """[padded T] Token at each padded position; in the padding, the segment's last."""
     visible: VisibleKeys | None = None
@@ -79,29 +80,28 @@ class SegmentLayout:
 
 def plan_layout(segments: PackedSegments, device: torch.device | str = "cpu") -> SegmentLayout:
     """The layout of a micro-batch's segments."""
-    lengths, bounds, prefix_of = segments.lengths(), segments.bounds, segments.prefix_of
-    starts: list[int] = []
-    ancestors: list[TokenRanges] = []
+    lengths, prefix_of = segments.lengths(), segments.prefix_of
+    starts, ancestors = [0] * len(lengths), [()] * len(lengths)  # type: list[int], list[TokenRanges]
     runs: list[SegmentRun] = []
+    tokens: list[IndexArray] = []
     end = 0
-    for count, length in _group_by_length(lengths, prefix_of):
-        prefix = prefix_of[len(starts)]
+    for members in _group_by_length(segments):
+        prefix, length = prefix_of[members[0]], max(lengths[each] for each in members)
         above: TokenRanges = ()
         if prefix >= 0:
             above = (*ancestors[prefix], (starts[prefix], starts[prefix] + lengths[prefix]))
-        runs.append(SegmentRun(end, count, length, above))
-        ancestors += [above] * count
-        starts += [end + i * length for i in range(count)]
-        end += count * length
-    if end == bounds[-1]:
-        return SegmentLayout(tuple(runs), visible=_visible_keys(segments, slice(None), device))
+        runs.append(SegmentRun(end, len(members), length, above))
+        for segment in members:
+            starts[segment], ancestors[segment] = end, above
+            first, stop = segments.bounds[segment : segment + 2]
+            tokens.append(np.minimum(np.arange(first, first + length), stop - 1))
+            end += length
     positions = np.concatenate([start + np.arange(n) for start, n in zip(starts, lengths, strict=True)])
-    tokens = np.full(end, -1)
-    tokens[positions] = np.arange(len(positions))
-    tokens = np.maximum.accumulate(tokens)
-    visible = _visible_keys(segments, tokens, device)
-    padded, source = (to_device(each, device) for each in (positions, tokens))
-    return SegmentLayout(tuple(runs), padded, source, visible)
+    source = np.concatenate(tokens)
+    if np.array_equal(positions, np.arange(end)):
+        return SegmentLayout(tuple(runs), visible=_visible_keys(segments, slice(None), device))
+    visible = _visible_keys(segments, source, device)
+    return SegmentLayout(tuple(runs), to_device(positions, device), to_device(source, device), visible)
 
 
 def _visible_keys(
@@ -114,16 +114,17 @@ def _visible_keys(
     return VisibleKeys(counts, to_device(counts, device))
 
 
-def _group_by_length(lengths: Sequence[int], prefix_of: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Number of segments and length of each run, in order."""
-    count, longest, shortest = 0, 0, 0
-    for segment, length in enumerate(lengths):
-        high, low = max(longest, length), min(shortest, length)
-        similar = high <= ALWAYS_MERGE_TOKENS or low >= (1 - MAX_PADDING_FRACTION) * high
-        if count and similar and prefix_of[segment] == prefix_of[segment - 1]:
-            count, longest, shortest = count + 1, high, low
-        else:
-            if count:
-                yield count, longest
-            count, longest, shortest = 1, length, length
-    yield count, longest
+def _group_by_length(segments: PackedSegments) -> Iterator[list[int]]:
+    """Numbers of each run's segments."""
+    lengths, prefix_of = segments.lengths(), segments.prefix_of
+    depths = [len(line) for line in segments.lines()]
+    order = sorted(range(len(lengths)), key=lambda i: (depths[i], prefix_of[i], lengths[i]))
+    run: list[int] = []
+    for segment in order:
+        shortest, longest = lengths[run[0]] if run else 0, lengths[segment]
+        similar = longest <= ALWAYS_MERGE_TOKENS or shortest >= (1 - MAX_PADDING_FRACTION) * longest
+        if run and not (similar and prefix_of[segment] == prefix_of[run[0]]):
+            yield run
+            run = []
+        run.append(segment)
+    yield run
