@@ -225,7 +225,7 @@ def _shared_prompts(
         # Different images may have the same tokens.
         bundles[first.group, prompt.tobytes(), first.media].append(unit)
     for units in bundles.values():
-        # Longest first, so that a bundle that is cut has segments of similar length in each part: attention computes them
+        # Longest first: a bundle that is cut has segments of similar length in each part, which attention computes
         # together.
         units.sort(key=lambda unit: -max(len(experiences[i].token_ids) for i in unit))
         yield units, experiences[units[0][0]].prompt_tokens - 1
