@@ -22,10 +22,17 @@ def update_batch(foreign: ForeignValues) -> int:
 
 
 def _device_batch(run: Run, batch: int) -> dict[str, Any]:
-    """The per-device batch of one process: the micro-batch, if it divides the batch of an update."""
-    size = run.trainer.microbatch
-    device = int(size.count) if size.unit == "sequences" and batch % size.count == 0 else batch
-    return {"per_device_train_batch_size": device, "gradient_accumulation_steps": batch // device}
+    """The batch of each process: the micro-batch, if it divides the process's part of an update. The processes are the
+    ranks, if they divide an update."""
+    ranks = run.trainer.engine.ranks
+    processes = 1 if batch % ranks else ranks
+    size, part = run.trainer.microbatch, batch // processes
+    device = int(size.count) if size.unit == "sequences" and part % size.count == 0 else part
+    return {
+        "per_device_train_batch_size": device,
+        "gradient_accumulation_steps": part // device,
+        "num_processes": processes,
+    }
 
 
 def write_offline_batch(run: Run) -> Mapping[str, Any]:

@@ -16,7 +16,6 @@ from strop.dialects.ledger.key_mapping import (
     refused,
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS, OWN_KERNELS
-from strop.dialects.ledger.recomputation import recomputation
 from strop.dialects.ledger.value_types import (
     ANY,
     BOOLEAN,
@@ -28,8 +27,7 @@ from strop.dialects.ledger.value_types import (
     nullable,
     one_of,
 )
-from strop.dialects.trl import batches, optimization, run_settings
-from strop.dialects.trl.deepspeed import deepspeed_row
+from strop.dialects.trl import batches, optimization, run_settings, training_engine
 
 _WITHOUT_EFFECT: tuple[tuple[str, dict[str, Any]], ...] = (
     (
@@ -119,8 +117,13 @@ _PLACEMENT: tuple[tuple[str, dict[str, Any]], ...] = (
             "tf32": None,
         },
     ),
-    (NO_SHARDS, {"fsdp": None, "fsdp_config": None, "parallelism_config": None}),
-    ("a single process trains", {"accelerator_config": None, "accelerate_config": None}),
+    (NO_SHARDS, {"parallelism_config": None}),
+    ("a single process trains", {"accelerator_config": None}),
+    (
+        "a single process trains; write the file's num_processes, and fsdp with its fsdp_config, or deepspeed, as "
+        "options",
+        {"accelerate_config": None},
+    ),
     ("activations stay on the device", {"activation_offloading": False}),
 )
 _ALWAYS_PLACED: dict[str, Any] = {
@@ -172,7 +175,7 @@ def training_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
             for key, default in keys.items()
         ),
         fused_kernels("use_liger_kernel", value_type=ANY),
-        deepspeed_row(),
+        *training_engine.ROWS,
         *(
             placement(key, default, "it changes no result", supported=always, value_type=ANY)
             for key, default in _ALWAYS_PLACED.items()
@@ -219,12 +222,6 @@ def _optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
         refused("fp16", False, "Strop computes in bfloat16 or float32; write bf16"),
         refused("label_smoothing_factor", 0.0, "its losses have no label smoothing; leave it 0"),
         refused("neftune_noise_alpha", None, "Strop trains without noise in embeddings; leave it null"),
-        mapped(
-            "gradient_checkpointing",
-            True,
-            "model.gradient_checkpointing",
-            read=recomputation("gradient_checkpointing"),
-        ),
     )
 
 
