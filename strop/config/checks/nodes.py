@@ -12,23 +12,24 @@ from strop.config.schema.training_engine import LocalEngineConfig
 
 
 def one_node_fault(run: Run, *, is_launched: bool) -> str | None:
-    """Fault of keys for the loss of a node where all ranks are processes of this machine; None if none is written.
+    """Fault of keys for the loss of a node where all ranks are processes of this machine; None if none is set.
 
-    `is_launched` says that a launcher such as torchrun has started the ranks.
+    A key at its default counts as not set, even if it is written: the file in a run folder has every key, and starts
+    the run again. `is_launched` says that a launcher such as torchrun has started the ranks.
     """
     if is_launched or isinstance(run.cluster, RayClusterConfig) or run.mode not in ("both", "train"):
         return None
-    written = list(_written(run))
-    if not written:
+    found = list(_other_than_default(run))
+    if not found:
         return None
     return (
-        f"{' and '.join(written)}: all ranks are processes of this machine, so no node can be lost without the run. "
+        f"{' and '.join(found)}: all ranks are processes of this machine, so no node can be lost without the run. "
         "Start the ranks by torchrun or with cluster: ray, or omit the key; `trainer.elastic: {}` starts new "
         "processes for lost ranks here, too"
     )
 
 
-def _written(run: Run) -> Iterator[str]:
+def _other_than_default(run: Run) -> Iterator[str]:
     engine, elastic = run.trainer.engine, run.trainer.elastic
     if elastic is not None:
         for name in ("min_ranks", "wait_seconds"):
