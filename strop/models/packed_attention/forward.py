@@ -23,7 +23,7 @@ from strop.models.packed_attention.options import AttentionOptions
 from strop.models.packed_attention.segments import PackedSegments
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.packed_attention.tensor_parallel import TensorGroup
-from strop.models.vision.embedding import decoder_mask, embed_images, sees_whole_images
+from strop.models.vision.embedding import decoder_mask, embed_images, sees_whole_images, use_host_plans
 from strop.transfers import to_device
 from strop.types import BoolArray, MicroBatch
 
@@ -92,7 +92,9 @@ def can_share_prompts(model: nn.Module) -> tuple[bool, str]:
 
 
 def enable_packed_attention(model: PreTrainedModel) -> None:
-    """Switch the model to Strop's attention if that gives the same hidden states as its own."""
+    """Switch the model to Strop's attention if that gives the same hidden states as its own, and a model of images to
+    plans of the host."""
+    use_host_plans(model)
     # Without a function for masks: transformers would wait for the device to look at the positions.
     AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
     if _unsupported_reason(model) is None:

@@ -13,12 +13,19 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from strop.config.image_families import IMAGE_FAMILIES
 from strop.errors import ModelError
-from strop.models.vision.tower_plans import grid_arguments, tile_states, use_positions
+from strop.models.vision.tower_plans import (
+    grid_arguments,
+    tile_states,
+    use_positions,
+    use_tile_plans,
+)
 from strop.transfers import to_device
 from strop.types import BoolArray, VisionInputs
 
 _PROJECTIONS = ("connector", "multi_modal_projector")
 """Names of the projection to the decoder's width, where it is a module of its own."""
+_WITH_TILE_MASKS = ("idefics3", "smolvlm")
+"""Families whose tiles have masks, because some have padding."""
 
 
 def takes_images(config: PretrainedConfig) -> bool:
@@ -67,10 +74,21 @@ def decoder_mask(
     )
 
 
+def use_host_plans(base: PreTrainedModel) -> None:
+    """Have a model take from the host what it would read from the device to embed images; once, before the first
+    `embed_images`. Its own forward passes stay possible."""
+    if not takes_images(base.config):
+        return
+    if hasattr(decoder := base.get_decoder(), "_deepstack_process"):  # type: ignore[no-untyped-call]
+        use_positions(decoder)
+    if base.config.model_type in _WITH_TILE_MASKS:
+        use_tile_plans(vision_tower(base))
+
+
 def embed_images(
     base: PreTrainedModel, token_ids: Tensor, is_image: BoolArray, images: VisionInputs
 ) -> dict[str, Any]:
-    """Arguments of the decoder in place of `input_ids`.
+    """Arguments of the decoder in place of `input_ids`, of a model with `use_host_plans`.
 
     Without a token in `is_image`, as for the placeholder of a rank without images, the features contribute zero:
     the tower's parameters have a gradient, of zero.
@@ -96,7 +114,6 @@ def embed_images(
     embedded = flat.view_as(embeddings)
     if not deepstack:
         return {"inputs_embeds": embedded}
-    use_positions(base.get_decoder())  # type: ignore[no-untyped-call]
     return {"inputs_embeds": embedded, "visual_pos_masks": positions, "deepstack_visual_embeds": deepstack}
 
 

@@ -52,13 +52,15 @@ def grid_plan(tower: Any, grid: IndexArray) -> dict[str, np.ndarray[Any, Any]]:
     return {name: value.numpy() for name, value in found.items()}
 
 
-def tile_states(tower: Any, pixels: Tensor, pixel_mask: BoolArray) -> Tensor:
-    """[tiles, patches, hidden] States of a tower of Idefics 3 or SmolVLM, of tiles with a mask [tiles, height, width].
-
-    The tower's forward pass and that of its embeddings are replaced, so that hooks of both modules still run.
-    """
+def use_tile_plans(tower: Any) -> None:
+    """Have a tower of Idefics 3 or SmolVLM take positions and mask of patches from `tile_states`, so that hooks of the
+    tower and of its embeddings run; without them its forward passes stay those of transformers."""
     tower.forward = MethodType(_tower_forward, tower)
     tower.embeddings.forward = MethodType(_embeddings_forward, tower.embeddings)
+
+
+def tile_states(tower: Any, pixels: Tensor, pixel_mask: BoolArray) -> Tensor:
+    """[tiles, patches, hidden] States of a tower with `use_tile_plans`, of tiles with a mask [tiles, height, width]."""
     size = tower.patch_size
     tiles, height, width = pixel_mask.shape
     patches = pixel_mask.reshape(tiles, height // size, size, width // size, size)
@@ -99,27 +101,41 @@ def tile_positions(embeddings: Any, is_real: BoolArray, dtype: torch.dtype) -> I
 
 
 def _tower_forward(
-    self: Any, pixels: Tensor, *, position_ids: Tensor, attention_mask: Tensor | None
-) -> Tensor:
-    embedded = self.embeddings(pixels, position_ids)
+    self: Any,
+    pixel_values: Tensor,
+    *others: Any,
+    position_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> Any:
+    if position_ids is None:
+        return type(self).forward(self, pixel_values, *others, **options)
+    embedded = self.embeddings(pixel_values, position_ids=position_ids)
     encoded = self.encoder(inputs_embeds=embedded, attention_mask=attention_mask)
     states: Tensor = self.post_layernorm(encoded.last_hidden_state)
     return states
 
 
-def _embeddings_forward(self: Any, pixels: Tensor, position_ids: Tensor) -> Tensor:
-    patches = self.patch_embedding(pixels).flatten(2).transpose(1, 2)
+def _embeddings_forward(
+    self: Any, pixel_values: Tensor, *others: Any, position_ids: Tensor | None = None, **options: Any
+) -> Any:
+    if position_ids is None:
+        return type(self).forward(self, pixel_values, *others, **options)
+    patches = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
     embedded: Tensor = patches + self.position_embedding(position_ids)
     return embedded
 
 
 def add_at_positions(hidden: Tensor, positions: Tensor, features: Tensor) -> Tensor:
-    """[n, L, H] hidden states plus features [N, H] at positions [N] of their n L tokens."""
+    """[n, L, H] hidden states plus features [N, H] at positions [N] of their n L tokens, or where a mask [n, L] is
+    true, as in transformers' own forward pass."""
+    if positions.dtype == torch.bool:
+        positions = positions.flatten().nonzero().squeeze(1)
     flat = hidden.flatten(0, 1)
     changed = flat.index_select(0, positions) + features.to(hidden)
     return flat.index_copy(0, positions, changed).view_as(hidden)
 
 
 def use_positions(decoder: nn.Module) -> None:
-    """Have a decoder of Qwen3-VL take positions as `visual_pos_masks`; a mask as an index waits for the device."""
+    """Have a decoder of Qwen3-VL take positions as `visual_pos_masks`; the index of a mask waits for the device."""
     decoder._deepstack_process = add_at_positions  # type: ignore[assignment]

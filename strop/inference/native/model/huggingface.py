@@ -24,6 +24,7 @@ from strop.inference.native.model.weights import (
 )
 from strop.models.family_traits import attention_implementation, has_recurrent_layers, rope_token_limit
 from strop.models.loading import language_model_class
+from strop.models.vision.embedding import use_host_plans
 from strop.protocols import ImageProcessor
 
 
@@ -232,6 +233,7 @@ def _empty_model(config: PretrainedConfig, device: torch.device, dtype: torch.dt
         model: PreTrainedModel = language_model_class(config).from_config(own, dtype=dtype)
     model.tie_weights()  # transformers skips this under no_init_weights
     model.train(False)
+    use_host_plans(model)
     return model
 
 
