@@ -1,0 +1,22 @@
+"""Part `suites`: tests of models and training on this device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from gpu_parts.measuring import print_table
+from gpu_parts.options import Options
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_suites(options: Options) -> None:
+    """The tests of models and training that CI runs on a CPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not (slow or faults or learning or evidence)"]
+    tests = ["tests/models/test_gpu_kernels.py"] if options.small else ["tests/models", "tests/training"]
+    done = subprocess.run([*command, *tests], cwd=_ROOT, capture_output=True, text=True, check=False)
+    print_table("Suites", ("tests", "result"), [(" ".join(tests), done.stdout.strip().splitlines()[-1])])
+    if done.returncode:
+        sys.exit(done.stdout[-4000:])
