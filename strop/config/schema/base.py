@@ -79,10 +79,6 @@ class TypeShorthand:
         return {"anyOf": [{"enum": list(kinds)}, *sections]}
 
 
-SINGLE_TYPE_SHORTHAND = TypeShorthand()
-"""Shorthand for a section with a single type."""
-
-
 def type_shorthand(default: str) -> TypeShorthand:
     """Return the shorthand for a union of sections, with the `type` of a section that has none."""
     return TypeShorthand(default)

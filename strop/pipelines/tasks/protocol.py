@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 RowNumbers = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
 Row = dict[str, Any]
-Messages = Sequence[Mapping[str, str]]
 
 
 class RowError(DataError):
