@@ -11,7 +11,7 @@ from typing import Any
 from strop.config.paths import existing_path
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.few_shot import FewShotConfig
-from strop.data.encoding.chat_template import to_messages
+from strop.data.encoding.messages import to_messages
 from strop.data.sources.columns import value_at
 from strop.data.sources.reader import read_rows
 from strop.errors import DataError

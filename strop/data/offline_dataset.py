@@ -18,12 +18,13 @@ import numpy as np
 
 from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
 from strop.config.schema.task_order import ColumnOrderConfig
-from strop.data.encoding.chat_template import require_encodable, to_messages, to_tools
+from strop.data.encoding.chat_template import require_encodable
 from strop.data.encoding.conversation_encoder import (
     ConversationEncoder,
     EncodedSequence,
     TrainingConversation,
 )
+from strop.data.encoding.messages import to_messages, to_tools
 from strop.data.encoding.truncation import OverlongRule, require_whole_images
 from strop.data.epoch_order import TaskOrder
 from strop.data.images.prompt_images import RunImages

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from strop.config.schema.data import DataConfig, TasksetConfig
-from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder, to_messages, to_tools
+from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
+from strop.data.encoding.messages import to_messages, to_tools
 from strop.data.encoding.parallel_encoding import encode_prompts
 from strop.data.encoding.prompt_store import PromptStore
 from strop.data.encoding.template_bound import plain_roles

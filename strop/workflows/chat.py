@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from strop.data.encoding.chat_template import Tools, to_messages
+from strop.data.encoding.messages import Tools, to_messages
 from strop.inference.endpoint.request import ChatRequest
 from strop.inference.endpoint.server import EndpointAccess
 from strop.types import IntArray, Message, SamplingParams, Turn

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from strop.data.encoding.chat_reply import ChatReplyParser
-from strop.data.encoding.chat_template import Tools
+from strop.data.encoding.messages import Tools
 from strop.errors import DataError, ModelError
 from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
 from strop.inference.endpoint.request import ChatRequest

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder, to_messages, to_tools
+from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
+from strop.data.encoding.messages import to_messages, to_tools
 from strop.errors import ConfigError, DataError, ModelError
 
 USER = {"role": "user", "content": "What is 2 + 3?"}

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strop.data.encoding.chat_template import NO_TEMPLATE_ARGS, PromptEncoder, Tools, require_encodable
+from strop.data.encoding.chat_template import NO_TEMPLATE_ARGS, PromptEncoder, require_encodable
+from strop.data.encoding.messages import Tools
 from strop.data.images.messages import media_of
 from strop.errors import DataError, ModelError
 from strop.types import BoolArray, ImageReference, IntArray, Message

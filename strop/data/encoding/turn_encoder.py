@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strop.data.encoding.chat_template import NO_TEMPLATE_ARGS, PromptEncoder, Tools
+from strop.data.encoding.chat_template import NO_TEMPLATE_ARGS, PromptEncoder
+from strop.data.encoding.messages import Tools
 from strop.errors import DataError, ModelError
 from strop.printable import encodable
 from strop.types import IntArray, Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.data.encoding.chat_template import Tools, to_messages, to_tools
+from strop.data.encoding.messages import Tools, to_messages, to_tools
 from strop.errors import DataError
 from strop.inference.endpoint.errors import BadRequest
 from strop.inference.endpoint.json_body import parse_json, quote

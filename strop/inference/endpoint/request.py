@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strop.data.encoding.chat_template import Tools
+from strop.data.encoding.messages import Tools
 from strop.inference.endpoint.errors import BadRequest
 from strop.inference.endpoint.fields import (
     check_keys,

@@ -12,7 +12,7 @@ import numpy as np
 
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.reward import RewardConfig
-from strop.data.encoding.chat_template import to_messages
+from strop.data.encoding.messages import to_messages
 from strop.data.sources.columns import value_at
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows

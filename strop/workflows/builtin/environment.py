@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strop.config.user_code import ImportPath
-from strop.data.encoding.chat_template import to_messages
+from strop.data.encoding.messages import to_messages
 from strop.errors import ConfigError
 from strop.types import Message, Task
 from strop.workflows.chat import Chat
