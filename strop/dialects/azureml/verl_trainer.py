@@ -8,7 +8,7 @@ from strop.dialects.azureml.verl_inputs import verl_component, verl_input
 from strop.dialects.job import ComponentOutput
 from strop.dialects.ledger.key_mapping import UNSET, never, only, placement
 from strop.dialects.ledger.value_types import one_of
-from strop.dialects.verl.algorithm import ESTIMATORS
+from strop.dialects.verl.algorithm_converters import ESTIMATORS
 
 _ENGINE = f"{ROLLOUT}.name"
 _ENGINE_ROW = placement(

@@ -35,7 +35,7 @@ from strop.dialects.verl.actor_converters import (
     precision,
     schedule,
 )
-from strop.dialects.verl.algorithm import KL_LOSS
+from strop.dialects.verl.algorithm_converters import KL_LOSS
 from strop.dialects.verl.checkpoint_contents import loaded_contents, saved_contents, without_optimizer
 from strop.dialects.verl.data import batches
 from strop.dialects.verl.page_differences import clip_ratio_alone

@@ -9,7 +9,7 @@ from strop.config.schema import Run
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
 from strop.dialects.ledger.value_types import number_list
 from strop.dialects.verl import switches
-from strop.dialects.verl.algorithm import KL_LOSS, KL_NAMES
+from strop.dialects.verl.algorithm_converters import KL_LOSS, KL_NAMES
 from strop.dialects.verl.lr_schedule import (
     fsdp_schedule,
     megatron_schedule,
