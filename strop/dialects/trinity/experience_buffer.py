@@ -3,13 +3,11 @@ sft, cpt and dpo."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from strop.dialects.ledger.key_mapping import (
     UNSET,
-    ForeignValues,
     InactiveCheck,
     KeyMapping,
     also_inactive,
@@ -20,119 +18,23 @@ from strop.dialects.ledger.key_mapping import (
     not_on_page,
     placement,
     unless,
-    written_by,
 )
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
 from strop.dialects.trinity import formats, topology
 from strop.dialects.trinity.buffer_writer import (
     EXPERIENCE,
-    write_offline_data,
-    write_storage,
-    write_template,
+)
+from strop.dialects.trinity.experience_buffer_converters import (
+    offline_data,
+    storage,
+    storage_type,
+    template,
 )
 from strop.dialects.trinity.presets import (
-    algorithm_type,
-    is_offline,
     only_offline,
     only_sampled,
     only_types,
 )
-
-
-@written_by(write_storage)
-def storage(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the buffer between explorer and trainer."""
-    if is_offline(foreign):
-        return {}
-    settings: dict[str, Any] = {"buffer.read_timeout_seconds": foreign[f"{EXPERIENCE}.max_read_timeout"]}
-    path, groups = foreign[f"{EXPERIENCE}.path"] or None, foreign[f"{EXPERIENCE}.capacity"]
-    groups = topology.buffer_capacity(foreign) if groups is None else groups
-    capacity = {} if groups is None else {"buffer.capacity_groups": groups}
-    name = foreign[f"{EXPERIENCE}.name"] or None
-    match _storage_kind(foreign, path):
-        case "file":
-            folder = {} if path is None else {"buffer.path": path}
-            return {**settings, "buffer.type": "file", **folder}
-        case "sql":
-            url = None if path is None else formats.database(path)
-            return {
-                **settings,
-                "buffer.type": "sql",
-                "buffer.url": url,
-                "buffer.name": name,
-                **capacity,
-            }
-    backup = None if path is None else path.removeprefix("sqlite:///")
-    settings |= {"buffer.backup": backup, **capacity, **({} if name is None else {"buffer.name": name})}
-    if not topology.uses_priority_queue(foreign):
-        return {**settings, "buffer.type": "queue"}
-    cooldown = foreign[f"{EXPERIENCE}.replay_buffer.reuse_cooldown_time"]
-    cooldown = foreign[f"{EXPERIENCE}.reuse_cooldown_time"] if cooldown is None else cooldown
-    cooldown = cooldown if topology.is_distributed(foreign) else None
-    return {
-        **settings,
-        "buffer.type": "priority",
-        "buffer.reuse_cooldown_seconds": cooldown,
-        **_priority_rule(foreign),
-    }
-
-
-def _priority_rule(foreign: ForeignValues) -> dict[str, Any]:
-    """The priority of `replay_buffer`: version minus decay times uses; one of its functions adds noise and a
-    maximum number of uses."""
-    at = f"{EXPERIENCE}.replay_buffer"
-    earlier = foreign[f"{EXPERIENCE}.replay_buffer_kwargs.decay"]
-    settings = {"buffer.use_penalty": foreign[f"{at}.priority_fn_args.decay"] if earlier is None else earlier}
-    if foreign[f"{at}.priority_fn"] == "decay_limit_randomization":
-        settings["buffer.max_uses"] = foreign[f"{at}.priority_fn_args.use_count_limit"]
-        settings["buffer.noise"] = foreign[f"{at}.priority_fn_args.sigma"]
-    return settings
-
-
-def _storage_kind(foreign: ForeignValues, path: str | None) -> str:
-    """The storage type of the buffer. A queue becomes a database where explorer and trainer are started
-    separately."""
-    kind = _storage_type(foreign)
-    if kind != "queue" or not topology.is_distributed(foreign):
-        return kind
-    if topology.uses_priority_queue(foreign) and topology.is_single_role(foreign):
-        raise foreign.error_for(
-            f"{EXPERIENCE}.use_priority_queue",
-            f"{EXPERIENCE}.use_priority_queue is True, but a priority queue is supported only in mode both. "
-            f"In mode {foreign['mode']}, explorer and trainer exchange rollouts through a database: remove "
-            "use_priority_queue, or write mode: both.",
-        )
-    in_database = path is not None and path.startswith("postgres")
-    return "sql" if topology.is_single_role(foreign) or in_database else "queue"
-
-
-def _storage_type(foreign: ForeignValues) -> str:
-    written = foreign[f"{EXPERIENCE}.storage_type"]
-    return str(written or ("file" if is_offline(foreign) else "queue"))
-
-
-_COLUMNS = {"sft": formats.answer_columns, "cpt": formats.text_columns, "dpo": formats.pair_columns}
-"""Columns of the training data of each type that has no rollouts."""
-
-
-@written_by(write_offline_data)
-def offline_data(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the training data of sft, cpt and dpo, which Trinity has in the experience buffer."""
-    if not is_offline(foreign):
-        return {}
-    columns = _COLUMNS[algorithm_type(foreign)](foreign, EXPERIENCE)
-    settings = {**formats.row_source(foreign, EXPERIENCE), **columns}
-    return {f"data.train.{name}": value for name, value in settings.items()}
-
-
-@written_by(write_template)
-def template(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the chat template; the data's template takes precedence over the model's."""
-    data_template = foreign[f"{EXPERIENCE}.format.chat_template"] if is_offline(foreign) else None
-    chat_template = (
-        data_template or foreign["model.custom_chat_template"] or foreign["model.chat_template_path"]
-    )
-    return {"data.chat_template": chat_template} if chat_template else {}
 
 
 def _rows(at: str, read: Any, field: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
@@ -146,9 +48,7 @@ def _rows(at: str, read: Any, field: str, inactive: InactiveCheck) -> tuple[KeyM
 
 _queue = any_inactive(
     only_sampled,
-    lambda foreign: (
-        None if _storage_type(foreign) == "queue" else f"storage_type is {_storage_type(foreign)}"
-    ),
+    lambda foreign: None if storage_type(foreign) == "queue" else f"storage_type is {storage_type(foreign)}",
 )
 _priority = any_inactive(
     _queue,
@@ -288,7 +188,7 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         value_type=nullable(INTEGER),
         inactive=any_inactive(
             only_sampled,
-            lambda foreign: "storage_type is file" if _storage_type(foreign) == "file" else None,
+            lambda foreign: "storage_type is file" if storage_type(foreign) == "file" else None,
         ),
         note="counts groups, the rollouts of one task; null means 4096",
     ),
