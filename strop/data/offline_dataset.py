@@ -1,16 +1,12 @@
 """Offline datasets: rows with demonstrations or preferences, as training sequences and pairs of them.
 
-A text column holds plain text, which is trained on from its second token on. An answer column holds text, messages that
-continue the prompt (the first is the assistant's), or a whole conversation, in which case the prompt column is not
-read. JSON text of messages counts as messages.
+A text column holds plain text, which is trained on from its second token on; answer columns are in `offline_rows.py`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -22,21 +18,20 @@ from strop.data.encoding.chat_template import require_encodable
 from strop.data.encoding.conversation_encoder import (
     ConversationEncoder,
     EncodedSequence,
-    TrainingConversation,
 )
-from strop.data.encoding.messages import to_messages, to_tools
 from strop.data.encoding.truncation import OverlongRule, require_whole_images
 from strop.data.epoch_order import TaskOrder
 from strop.data.images.prompt_images import RunImages
-from strop.data.images.row_images import RowImages, read_row_images
+from strop.data.images.row_images import read_row_images
+from strop.data.offline_rows import ConversationRow, conversation_rows
 from strop.data.progress_bar import with_progress_bar
-from strop.data.sources.columns import row_tools, system_message, template_args, value_at
+from strop.data.sources.columns import value_at
 from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
 from strop.data.task_order import make_task_order
 from strop.errors import DataError
-from strop.types import Experience, ExperienceGroup, Message, SegmentRole
+from strop.types import Experience, ExperienceGroup, SegmentRole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,14 +88,6 @@ class OfflineDataset:
     def all_groups(self) -> tuple[ExperienceGroup, ...]:
         """Every row once, in the order of the dataset; does not change the position."""
         return self._groups
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """The conversations of a row: one to imitate, or a chosen and a rejected one."""
-
-    where: str
-    conversations: tuple[TrainingConversation, ...]
 
 
 def load_offline_dataset(
@@ -162,7 +149,7 @@ def check_offline_images(
 ) -> None:
     """Read every row's conversations and their images. Raises `DataError` for the first that cannot be used."""
     rows = read_rows(section)
-    for _ in _rows(rows, section, read_row_images(rows, section, data.images, images, name)):
+    for _ in conversation_rows(rows, section, read_row_images(rows, section, data.images, images, name)):
         pass
 
 
@@ -189,7 +176,7 @@ def _rows_and_answers(
     row_images = read_row_images(rows, section, data.images, images, name)
     processor = None if images is None else images.processor
     encoder = ConversationEncoder(tokenizer, data.chat_template, data.chat_template_args, processor)
-    return rows, _encoded(_rows(rows, section, row_images), encoder)
+    return rows, _encoded(conversation_rows(rows, section, row_images), encoder)
 
 
 def _texts(rows: DatasetRows, column: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[EncodedSequence]:
@@ -219,95 +206,12 @@ def _text(row: Mapping[str, Any], column: str, where: str) -> str:
     return value
 
 
-def _encoded(rows: Iterator[_Row], encoder: ConversationEncoder) -> Iterator[list[EncodedSequence]]:
+def _encoded(
+    rows: Iterator[ConversationRow], encoder: ConversationEncoder
+) -> Iterator[list[EncodedSequence]]:
     while chunk := list(islice(rows, _ROWS_PER_CHUNK)):
         encoded = iter(encoder.encode_all([c for row in chunk for c in row.conversations]))
         yield from ([next(encoded) for _ in row.conversations] for row in chunk)
-
-
-def _rows(rows: DatasetRows, section: TasksetConfig, row_images: RowImages) -> Iterator[_Row]:
-    for number in range(len(rows)):
-        row, where = rows[number], rows.where(number)
-        if section.chosen is not None and section.rejected is not None:
-            conversations = _pair(row, where, section, section.chosen, section.rejected)
-        else:
-            assert section.response is not None
-            conversations = (_answered(row, where, section, section.response),)
-        yield _Row(
-            where,
-            tuple(
-                replace(one, messages=row_images.place_in(one.messages, where, number))
-                for one in conversations
-            ),
-        )
-
-
-def _answered(
-    row: Mapping[str, Any], where: str, section: TasksetConfig, column: str
-) -> TrainingConversation:
-    """The prompt with a column's answer, or the whole conversation that the column holds."""
-    value = _messages_in(value_at(row, column, where))
-    if value is None or value == "" or value == []:
-        raise DataError(f"{where}: the column {column!r} is empty; every row needs an answer in it.")
-    tools = to_tools(row_tools(row, where, section), where)
-    args = template_args(row, where, section)
-    system = system_message(row, where, section)
-    if isinstance(value, str):
-        answer: tuple[Message, ...] = ({"role": "assistant", "content": value},)
-    else:
-        answer = to_messages(value, where)
-        if answer[0]["role"] != "assistant":
-            messages = to_messages(value, where, system=system)
-            first = _first_trained(messages, 0, section)
-            return TrainingConversation(where, messages, first, tools, args)
-    prompt = to_messages(_messages_in(value_at(row, section.prompt, where)), where, system=system)
-    messages = (*prompt, *answer)
-    first = _first_trained(messages, len(prompt), section)
-    return TrainingConversation(where, messages, first, tools, args)
-
-
-def _first_trained(messages: Sequence[Message], answer_start: int, section: TasksetConfig) -> int:
-    """Index of the first message from which on assistant messages are trained on."""
-    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    return turns[-1] if section.trained_turns == "last" and turns else answer_start
-
-
-def _messages_in(value: Any) -> Any:
-    """The messages of a column that holds them as JSON text; the unchanged value of any other column."""
-    if not isinstance(value, str) or not value.lstrip().startswith("["):
-        return value
-    try:
-        messages = json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-    is_messages = messages and all(isinstance(m, Mapping) and "role" in m for m in messages)
-    return messages if is_messages else value
-
-
-def _pair(
-    row: Mapping[str, Any], where: str, section: TasksetConfig, chosen: str, rejected: str
-) -> tuple[TrainingConversation, ...]:
-    """The chosen and the rejected conversation; the prompt of whole conversations is what both begin with."""
-    better, worse = (_answered(row, where, section, column) for column in (chosen, rejected))
-    if better.messages == worse.messages:
-        raise DataError(
-            f"{where}: {chosen!r} and {rejected!r} are equal; a pair needs two different answers."
-        )
-    first = better.first_trained_message
-    if better.first_trained_message == 0 or worse.first_trained_message == 0:
-        first = _common_prefix_length(better.messages, worse.messages)
-    if first == 0 or better.messages[:first] != worse.messages[:first]:
-        raise DataError(
-            f"{where}: {chosen!r} and {rejected!r} are not answers to one prompt. Two whole conversations "
-            "must begin with the same messages."
-        )
-    return tuple(replace(conversation, first_trained_message=first) for conversation in (better, worse))
-
-
-def _common_prefix_length(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """Number of equal messages at the beginning of both."""
-    pairs = zip(first, second, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def _fit(
