@@ -26,8 +26,9 @@ from strop.models.loading import load_model
 from strop.models.lora import merged_weights
 from strop.models.tiny import make_model
 from strop.sync.factory import CrossProcessSync, open_weight_receiver, open_weight_sender
-from strop.sync.publish import Publisher, Subscriber
+from strop.sync.publish import Publisher
 from strop.sync.staleness_policy import VersionWindow
+from strop.sync.subscribe import Subscriber
 
 CPU = torch.device("cpu")
 LAST_STEP = 1000

@@ -34,8 +34,9 @@ from strop.sync.collective.sender import CollectiveSender
 from strop.sync.collective.server import TRAINER_ADDRESS_FILE, WeightServer
 from strop.sync.collective.version_store import VersionStore
 from strop.sync.folder_store import FolderVersionStore
-from strop.sync.publish import Publisher, Subscriber
+from strop.sync.publish import Publisher
 from strop.sync.staleness_policy import VersionWindow
+from strop.sync.subscribe import Subscriber
 from strop.sync.transport import GROUP_SHORTFALL, OLDEST_NEEDED, REQUESTED, PublishedVersion, VersionGone
 from strop.workers.address import Address
 from strop.workers.waiting import wait_until

@@ -13,8 +13,9 @@ from strop.config.schema.synchronizer import CheckpointSyncConfig, CollectiveSyn
 from strop.errors import CheckpointError, Interrupted, ModelError
 from strop.sync.factory import open_weight_receiver, open_weight_sender
 from strop.sync.folder_store import FolderVersionStore
-from strop.sync.publish import Publisher, Subscriber
+from strop.sync.publish import Publisher
 from strop.sync.staleness_policy import VersionWindow
+from strop.sync.subscribe import Subscriber
 
 CPU = torch.device("cpu")
 HERE = {"host": "127.0.0.1", "device": CPU}

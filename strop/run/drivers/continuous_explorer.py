@@ -20,7 +20,7 @@ from strop.run.drivers.explorer_progress import ExplorerProgress, TrainerEnded
 from strop.run.rollout.collector import GroupSettings, learnable_groups
 from strop.run.rollout.explorer import Explorer, PendingGroup, ScoredGroup, check_error_fraction
 from strop.run.rollout.tasks import TrainTaskSource
-from strop.sync.publish import Subscriber
+from strop.sync.subscribe import Subscriber
 from strop.types import RolloutGroup, Task
 
 _POLL_SECONDS = 0.1

@@ -18,8 +18,8 @@ from strop.run.rollout.collector import Collector
 from strop.run.rollout.group_ids import pad_groups
 from strop.run.rollout.tasks import TrainTaskSource
 from strop.run.state.explorer_state import ExplorerState
-from strop.sync.publish import Subscriber
 from strop.sync.staleness_policy import VersionWindow
+from strop.sync.subscribe import Subscriber
 
 
 class StepwiseExplorer:

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from strop.protocols import InferenceEngine
 from strop.run.state.run_state import RunState
-from strop.sync.publish import LocalSynchronizer, Publisher
+from strop.sync.local import LocalSynchronizer
+from strop.sync.publish import Publisher
 
 
 class WeightPublisher(Protocol):

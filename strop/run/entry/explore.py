@@ -39,7 +39,7 @@ from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.sync.factory import CrossProcessSync, clear_versions, open_weight_receiver
-from strop.sync.publish import Subscriber
+from strop.sync.subscribe import Subscriber
 from strop.sync.transport import WeightReceiver
 from strop.workers.cleanup import closing
 from strop.workers.event_loop_thread import EventLoopThread

@@ -17,7 +17,7 @@ from strop.run.rollout.rollout_metrics import engine_metrics
 from strop.run.rollout.rollout_services import RewardSource, RolloutServices, open_rollout_services
 from strop.run.rollout.workflow_runners import make_workflow_runners
 from strop.run.state.run_state import RunState
-from strop.sync.publish import AdapterLoad, InPlaceLoad, LocalSynchronizer, TensorLoad
+from strop.sync.local import AdapterLoad, InPlaceLoad, LocalSynchronizer, TensorLoad
 from strop.training.backends.registry import TrainingBackend
 from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.signals import StopSignal
