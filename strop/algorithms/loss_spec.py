@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from strop.algorithms import registry
+from strop.algorithms import registry, requirements
 from strop.algorithms.process_rewards import ProcessRewardLoss
 from strop.algorithms.schedules import imitation_weight
 from strop.config.schema import Run
@@ -42,17 +42,17 @@ class LossSpec:
     @property
     def needs_entropy(self) -> bool:
         """Whether the loss reads `TokenOutputs.entropy`."""
-        return registry.needs_entropy(self.algorithm)
+        return requirements.needs_entropy(self.algorithm)
 
     @property
     def needs_divergence(self) -> bool:
         """Whether the loss reads `TokenOutputs.divergence`."""
-        return registry.needs_divergence(self.algorithm)
+        return requirements.needs_divergence(self.algorithm)
 
     @property
     def teacher_divergence(self) -> DivergenceConfig | None:
         """The divergence that the loss reads as `TokenOutputs.teacher_divergence`; None for none."""
-        return registry.teacher_divergence(self.algorithm)
+        return requirements.teacher_divergence(self.algorithm)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from strop.algorithms import registry
+from strop.algorithms import requirements
 from strop.config.schema import Run
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.critic import CriticConfig
@@ -55,8 +55,8 @@ class PolicySpec:
             microbatch=run.trainer.microbatch,
             checkpoint=run.checkpoint,
             seed=run.seed,
-            needs_reference=registry.needs_reference_model(run.algorithm),
-            distillation=registry.distillation_of(run.algorithm),
+            needs_reference=requirements.needs_reference_model(run.algorithm),
+            distillation=requirements.distillation_of(run.algorithm),
             router_loss=run.trainer.router_loss,
             max_sequence_tokens=run.max_sequence_tokens,
             images=run.data.images,

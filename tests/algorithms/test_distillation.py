@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from strop.algorithms import registry
+from strop.algorithms import registry, requirements
 from strop.algorithms.distillation import bound_divergence, distillation_advantages, sampled_divergence
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import CustomConfig, DistillationOnlyConfig
@@ -95,10 +95,10 @@ def test_what_the_section_needs() -> None:
         ({"loss": {}, "reward": {}}, True, True, True),
     ):
         config = only(**section)
-        assert registry.needs_teacher_logprobs(config) == logprobs
-        assert registry.reward_reads_logprobs(config) == old
-        assert (registry.teacher_divergence(config) is not None) == vocabulary
-        assert not registry.needs_reference_model(config)
+        assert requirements.needs_teacher_logprobs(config) == logprobs
+        assert requirements.reward_reads_logprobs(config) == old
+        assert (requirements.teacher_divergence(config) is not None) == vocabulary
+        assert not requirements.needs_reference_model(config)
 
 
 def test_tasks_are_divided_among_teachers_by_their_source() -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.rejection import kept_targets
 from strop.algorithms.losses.sft import SftLoss
-from strop.algorithms.registry import compute_advantages, make_loss_fn, vanishes_at_zero_advantage
+from strop.algorithms.registry import compute_advantages, make_loss_fn
+from strop.algorithms.requirements import vanishes_at_zero_advantage
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import CustomConfig, ReinforcePlusPlusBaselineConfig
 from strop.config.schema.group_baselines import (

@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from strop.algorithms import advantages as of_answers
-from strop.algorithms import registry
+from strop.algorithms import registry, requirements
 from strop.algorithms import token_advantages as of_tokens
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import AlgorithmConfig
@@ -79,17 +79,17 @@ def test_the_overlong_penalty_is_subtracted_from_the_reward() -> None:
 
 def test_which_inputs_an_algorithm_needs() -> None:
     plain = section(type="grpo")
-    assert not registry.needs_reference_model(plain)
-    assert registry.needs_entropy(plain)
-    assert not registry.needs_greedy_baseline(plain)
-    assert registry.needs_reference_model(section(type="rloo", kl_loss={}))
-    assert registry.needs_reference_model(section(type="rloo", kl_reward={}))
+    assert not requirements.needs_reference_model(plain)
+    assert requirements.needs_entropy(plain)
+    assert not requirements.needs_greedy_baseline(plain)
+    assert requirements.needs_reference_model(section(type="rloo", kl_loss={}))
+    assert requirements.needs_reference_model(section(type="rloo", kl_reward={}))
     for key in ("kl_loss", "kl_reward"):
         full = section(type="rloo", **{key: {"estimator": "full"}})
-        assert registry.needs_reference_model(full) and not registry.needs_reference_logprobs(full)
-        assert registry.needs_reference_logprobs(section(type="rloo", **{key: {}}))
-        assert registry.needs_divergence(full) == (key == "kl_loss")
-    assert registry.needs_greedy_baseline(section(type="remax"))
+        assert requirements.needs_reference_model(full) and not requirements.needs_reference_logprobs(full)
+        assert requirements.needs_reference_logprobs(section(type="rloo", **{key: {}}))
+        assert requirements.needs_divergence(full) == (key == "kl_loss")
+    assert requirements.needs_greedy_baseline(section(type="remax"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms import registry
+from strop.algorithms import registry, requirements
 from strop.algorithms.losses.policy_objective import PolicyObjective
 from strop.algorithms.losses.sft import MixedLoss, SftLoss
 from strop.config.schema.algorithm import SftConfig
@@ -79,7 +79,7 @@ def test_the_registry() -> None:
     assert registry.make_loss_fn(SftConfig(), max_response_tokens=4) == SftLoss()
     mixed = registry.make_loss_fn(MixConfig(mu=0.3), max_response_tokens=4)
     assert isinstance(mixed, MixedLoss) and mixed.mu == 0.3
-    assert not registry.needs_reference_model(SftConfig()) and not registry.needs_entropy(SftConfig())
+    assert not requirements.needs_reference_model(SftConfig()) and not requirements.needs_entropy(SftConfig())
 
 
 def test_without_demonstrations_mix_is_a_fraction_of_grpo() -> None:

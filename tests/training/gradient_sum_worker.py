@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor
 
-from strop.algorithms import registry
+from strop.algorithms import registry, requirements
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.config.schema.algorithm import AlgorithmConfig, PpoConfig
 from strop.config.schema.policy_gradient import Aggregation, KlEstimator
@@ -166,8 +166,8 @@ def gradients(folder: Path, rank: int, world: int) -> dict[str, Tensor]:
             partial(
                 engine.forward_backward,
                 loss_fn=registry.make_loss_fn(section, max_response_tokens=LONGEST),
-                entropy=registry.needs_entropy(section),
-                divergence=registry.needs_divergence(section),
+                entropy=requirements.needs_entropy(section),
+                divergence=requirements.needs_divergence(section),
             ),
         )
         for name, section in cases().items()

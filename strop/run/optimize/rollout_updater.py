@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from strop.algorithms import registry
+from strop.algorithms import registry, requirements
 from strop.algorithms.distillation import distillation_advantages, sampled_divergence
 from strop.algorithms.kl import estimate_kl, mean_rollout_kl
 from strop.algorithms.losses.policy_objective import weighs_current_policy
@@ -101,10 +101,10 @@ class RolloutUpdater:
         self._skip_zero_advantages = (
             trainer.skip_zero_advantages
             and trainer.router_loss is None
-            and registry.vanishes_at_zero_advantage(algorithm)
+            and requirements.vanishes_at_zero_advantage(algorithm)
         )
-        self._skip_zero_ratios = trainer.skip_zero_advantages and registry.ratio_vanishes_at_zero_advantage(
-            algorithm
+        self._skip_zero_ratios = (
+            trainer.skip_zero_advantages and requirements.ratio_vanishes_at_zero_advantage(algorithm)
         )
 
     def load_state(self, state: RunState) -> None:
@@ -162,7 +162,9 @@ class RolloutUpdater:
             logprobs, self._policy.engine, self._algorithm, experiences, minibatches
         )
         updates_started = time.perf_counter()
-        compared = self._algorithm.old_policy == "sampler" or registry.needs_start_logprobs(self._algorithm)
+        compared = self._algorithm.old_policy == "sampler" or requirements.needs_start_logprobs(
+            self._algorithm
+        )
         rows = [
             self._update(
                 trained,

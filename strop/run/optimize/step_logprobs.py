@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from strop.algorithms import registry
+from strop.algorithms import requirements
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.protocols import TrainingEngine
 from strop.run.optimize.advantage_inputs import zeros_for
@@ -27,8 +27,8 @@ def compute_step_logprobs(
     engine: TrainingEngine, algorithm: RolloutAlgorithmConfig, experiences: Sequence[Experience]
 ) -> StepLogprobs:
     """Compute what advantages and corrections read of all experiences; `add_update_logprobs` adds what updates read."""
-    in_reward = registry.reward_reads_logprobs(algorithm)
-    teacher = in_reward and registry.needs_teacher_logprobs(algorithm)
+    in_reward = requirements.reward_reads_logprobs(algorithm)
+    teacher = in_reward and requirements.needs_teacher_logprobs(algorithm)
     reference = algorithm.kl_reward is not None and algorithm.kl_reward.estimator != "full"
     return StepLogprobs(
         old=_old_logprobs(engine, algorithm, experiences),
@@ -46,7 +46,7 @@ def _old_logprobs(
         known = [e.policy_logprobs for e in experiences if e.policy_logprobs is not None]
         if len(known) == len(experiences):
             return known
-    if registry.reward_reads_logprobs(algorithm) or registry.needs_start_logprobs(algorithm):
+    if requirements.reward_reads_logprobs(algorithm) or requirements.needs_start_logprobs(algorithm):
         return engine.logprobs(experiences)
     return None
 
@@ -75,9 +75,9 @@ def add_update_logprobs(
     old, reference, teacher = logprobs.old, logprobs.reference, logprobs.teacher
     if old is None and compared:
         old = _of_some(experiences, compared, engine.logprobs)
-    if reference is None and computed and registry.needs_reference_logprobs(algorithm):
+    if reference is None and computed and requirements.needs_reference_logprobs(algorithm):
         reference = _of_some(experiences, computed, lambda some: engine.logprobs(some, reference=True))
-    if teacher is None and computed and registry.needs_teacher_logprobs(algorithm):
+    if teacher is None and computed and requirements.needs_teacher_logprobs(algorithm):
         teacher = _of_some(experiences, computed, engine.teacher_logprobs)
     return StepLogprobs(old, reference, teacher)
 

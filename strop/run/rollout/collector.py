@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strop.algorithms.groups import has_reward_variance
-from strop.algorithms.registry import needs_greedy_baseline
+from strop.algorithms.requirements import needs_greedy_baseline
 from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_gradient import DynamicSamplingConfig
