@@ -28,6 +28,7 @@ from strop.config.schema.model import ModelConfig
 from strop.config.suggest import did_you_mean
 from strop.config.user_code import import_user_module
 from strop.errors import ModelError
+from strop.models.cpu_memory import limit_cpu_memory
 from strop.models.family_traits import attention_implementation
 from strop.models.formats.gguf import (
     dequantization,
@@ -39,7 +40,6 @@ from strop.models.fused_layers import fuse_layers
 from strop.models.hub import check_hub
 from strop.models.logprobs import check_logits
 from strop.models.packed_attention.forward import enable_packed_attention
-from strop.models.primitive_cache import limit_primitive_cache
 from strop.models.selective_recompute import selective_contexts
 from strop.models.vision.embedding import takes_images, vision_tower
 
@@ -99,7 +99,7 @@ def _read(
     trainable: bool,
 ) -> PreTrainedModel:
     """Load with `kind`, an auto class of transformers."""
-    limit_primitive_cache()
+    limit_cpu_memory()
     config = load_config(section)
     frozen = section.lora is not None or not trainable
     dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype

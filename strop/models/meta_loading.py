@@ -23,6 +23,7 @@ from transformers.initialization import no_init_weights
 from strop.config.paths import gguf_file
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
+from strop.models.cpu_memory import limit_cpu_memory
 from strop.models.dtensor import Block
 from strop.models.fused_layers import fuse_layers
 from strop.models.loading import (
@@ -90,6 +91,7 @@ def build_on_meta(
 
     Raises MetaLoadingUnsupported for a model that must be loaded whole, and ModelError as `load_model` does.
     """
+    limit_cpu_memory()
     config = load_config(section)
     if getattr(config, "quantization_config", None) is not None:
         raise MetaLoadingUnsupported("its weights are quantized")

@@ -38,8 +38,6 @@ _LOGIT_ROWS = 256
 """Positions whose logits exist at the same time (`strop.models.chunked_head`)."""
 _LOGIT_COPIES = 3
 """Logits, their softmax and their gradient."""
-_EMBEDDING_GRADIENTS = 2
-"""Gradients of the head and of the embedding at the time when they are added to those of other micro-batches."""
 _LIBRARY_BYTES = 480_000_000
 """Resident memory of a process without a model: Python, torch, transformers and Strop on Linux."""
 
@@ -212,22 +210,33 @@ def checkpoint_bytes(size: ModelSize, model: ModelConfig, optimizer: str) -> int
 def _of_microbatch(
     size: ModelSize, model: ModelConfig, microbatch: Amount, longest: int, layout: RankLayout
 ) -> tuple[MemoryPart, MemoryPart]:
-    """Activations and logits of a rank's part of a micro-batch."""
+    """Activations and logits of a rank's part of a micro-batch, at the moment of the backward pass that needs the most.
+
+    Either the head computes its gradient, or the last layer that of its MLP, after it was computed again where it is
+    recomputed. The gradient of a head that is also the embedding waits for that of the embedding.
+    """
     in_compute = BYTES[model.compute_dtype or model.dtype]
     tokens = int(microbatch.count) * (longest if microbatch.unit == "sequences" else 1)
     tokens = -(-tokens // layout.sequence)
     of_layer = _kept_values(size, layout.tensor)
-    values = size.layers * of_layer
-    if model.gradient_checkpointing == "selective":  # and the products of each layer
-        values = size.layers * (size.hidden + _products(size, layout.tensor)) + 2 * of_layer
-    elif model.gradient_checkpointing:  # the input of each layer, and one layer's values with their gradients
-        values = size.layers * size.hidden + 2 * of_layer
-    activations = tokens * values * in_compute
+    kept, recomputed = of_layer, 0
+    if model.gradient_checkpointing == "selective":
+        kept = size.hidden + _products(size, layout.tensor)
+        recomputed = of_layer - (kept - 2 * size.hidden)  # results of two products are not in `of_layer`
+    elif model.gradient_checkpointing:
+        kept, recomputed = size.hidden, of_layer - size.hidden
+    activations = tokens * size.layers * kept * in_compute
+    layer = tokens * (recomputed + _gradients_of_mlp(size, layout.tensor)) * in_compute
     logits = (
         min(-(-tokens // layout.tensor), _LOGIT_ROWS) * size.vocabulary * _LOGIT_COPIES * BYTES["float32"]
     )
+    waiting = 0
     if model.lora is None:
-        logits += _EMBEDDING_GRADIENTS * size.vocabulary * size.hidden * in_compute
+        weights = size.vocabulary * size.hidden
+        logits += weights * (BYTES["float32"] + in_compute)  # the sum over chunks, and that of one chunk
+        waiting = weights * in_compute
+    if logits < waiting + layer:
+        activations, logits = activations + layer, waiting
     return MemoryPart("activations", activations), MemoryPart("logits", logits)
 
 
@@ -248,6 +257,12 @@ def _products(size: ModelSize, tensor: int) -> int:
     attention."""
     attention = 2 * size.heads * size.head_dim + 2 * size.kv_heads * size.head_dim
     return 2 * size.hidden + (attention + 2 * size.mlp_width) // tensor
+
+
+def _gradients_of_mlp(size: ModelSize, tensor: int) -> int:
+    """Values of a token that are gradients while a layer computes that of its gated MLP: of the two projections and of
+    their product, and of the layer's output and the norm's."""
+    return 2 * size.hidden + 3 * size.mlp_width // tensor
 
 
 def with_libraries(need: MemoryNeed) -> MemoryNeed:

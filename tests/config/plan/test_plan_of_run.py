@@ -84,11 +84,13 @@ def test_memory_of_a_seven_billion_model_by_hand() -> None:
     need = memory.trained_model(size, model, "adamw", memory.RankLayout(8), Amount(16384, "tokens"), 4096)
     assert need.resident == 7_600_000_000 * (4 + 2 + 8) // 8  # weights, copy, two moments
     of_layer = 4 * 3584 + 4 * 3584 + 2 * 512 + 3 * 18944  # norms, attention, KV, MLP
-    values = 28 * 3584 + 2 * of_layer  # inputs of the layers, and one layer with its gradients
+    gradients = 3 * 18944 + 2 * 3584  # of a layer's MLP
+    values = 28 * 3584 + of_layer - 3584 + gradients  # inputs of the layers, and one that is computed again
     assert need.working == 7_600_000_000 * 4 // 8 + 16384 * values * 2
     selective = model.model_copy(update={"gradient_checkpointing": "selective"})
     more = memory.trained_model(size, selective, "adamw", memory.RankLayout(8), Amount(16384, "tokens"), 4096)
-    products = 28 * (2 * 3584 + 2 * 3584 + 2 * 512 + 2 * 18944)  # outputs of the products, and of attention
+    products = 27 * (2 * 3584 + 2 * 3584 + 2 * 512 + 2 * 18944)  # outputs of the products, and of attention
+    products += 2 * 3584  # in the layer that is computed again only those of two products are further values
     assert more.working == need.working + 16384 * products * 2
     engine = memory.engine(size, "bfloat16", 2, 4096)
     assert engine.resident == 7_600_000_000
