@@ -120,9 +120,13 @@ def update_seconds(ranks: int) -> float:
 
 
 def loop_of(variant: Variant, devices: int, fraction: float, sigma: float) -> Loop:
-    """The simulated run of a variant."""
+    """The simulated run of a variant on a number of GPUs."""
     ranks = devices if variant.shared else round(devices * fraction)
-    engines = devices if variant.shared else devices - ranks
+    return split_loop(variant, ranks, devices if variant.shared else devices - ranks, sigma)
+
+
+def split_loop(variant: Variant, ranks: int, engines: int, sigma: float) -> Loop:
+    """The simulated run of a variant with this many GPUs of the trainer and engines."""
     return Loop(
         style=variant.style,
         prompts=PROMPTS,

@@ -25,13 +25,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from async_loop import simulate
 from async_settings import Engines, Lengths, Loop, Outcome
-from async_workflows import UPDATE_SECONDS
+from async_workflows import SEED, UPDATE_SECONDS
 from pydantic import TypeAdapter
 
 from strop.config.schema.synchronizer import StyleConfig
@@ -42,8 +42,6 @@ PROMPTS, RESPONSES = 12, 4
 STEPS, FIRST = 14, 3
 """Steps of a run, and the number of first steps that are left out."""
 CALIBRATION_STEPS = 8
-SEEDS = 10
-"""Simulations of each run, with other draws; the prediction is their mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +208,8 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     return statistics.mean(row.get(name) or 0.0 for row in rows)
 
 
-def predict(case: Case, unslept: Measured) -> list[Outcome]:
-    """Simulate a run, with several seeds. A token is a second: all rollouts advance alike, however many there are."""
+def predict(case: Case, unslept: Measured) -> Outcome:
+    """Simulate a run, with its durations. A token is a second: all rollouts advance alike, however many there are."""
     slept = case.slept
     loop = Loop(
         style=TypeAdapter(StyleConfig).validate_python(dict(case.style)),
@@ -223,17 +221,14 @@ def predict(case: Case, unslept: Measured) -> list[Outcome]:
         publish_seconds=unslept.publish,
         trainer_seconds=unslept.between,
         max_concurrent_rollouts=case.max_concurrent_rollouts,
+        seed=SEED,
     )
-    return [
-        simulate(replace(loop, seed=seed), steps=case.steps, first=FIRST, beyond=0) for seed in range(SEEDS)
-    ]
+    return simulate(loop, steps=case.steps, first=FIRST, beyond=0)
 
 
-def table_row(case: Case, measured: Measured, predicted: Sequence[Outcome]) -> str:
+def table_row(case: Case, measured: Measured, predicted: Outcome) -> str:
     """Format a row of the table."""
-    step = statistics.mean(each.seconds_per_step for each in predicted)
-    idle = statistics.mean(each.trainer_idle for each in predicted)
-    stale = statistics.mean(each.mean_staleness for each in predicted)
+    step, idle, stale = predicted.seconds_per_step, predicted.trainer_idle, predicted.mean_staleness
     fields = [f"`{key}: {value.split()[0]}`" for key, value in case.style.items() if key != "type"]
     if case.max_concurrent_rollouts is not None:
         fields.append(f"{case.max_concurrent_rollouts} rollouts at once")
@@ -265,6 +260,7 @@ def main() -> None:
         print("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |", flush=True)
         for number, case in enumerate(cases):
             measured = measure(folder, f"case-{number}", case, FIRST)
+            print(f"{case.style}: {measured}", file=sys.stderr, flush=True)
             print(table_row(case, measured, predict(case, unslept[case.engines])), flush=True)
 
 

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 UPDATE_SECONDS = "STROP_BENCHMARK_UPDATE_SECONDS"
 """Environment variable with the seconds that `slow_advantages` sleeps in each step."""
+SEED = 1
+_durations = random.Random(SEED)
+"""Draws in the order in which rollouts start, so that a simulation with the same seed has the same durations."""
 
 
 async def waiting(task: Any, chat: Any, median: float, sigma: float, maximum: float) -> float:
     """Reply with some tokens, sleep, and return a random reward: a workflow of Strop."""
+    seconds = min(maximum, median * math.exp(sigma * _durations.gauss(0.0, 1.0)))
     await chat.reply(max_tokens=4)
-    await asyncio.sleep(min(maximum, median * math.exp(sigma * random.gauss(0.0, 1.0))))
+    await asyncio.sleep(seconds)
     return random.random()
 
 

@@ -21,13 +21,14 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from engine_jobs import JOBS, LEARNING_RATES, ROOT, Job
 from learning import ACCURACY, prepare
+from ray_head import ray_head
 
 ENGINES = ("native", "vllm", "sglang")
 RAY_CPUS = 6
@@ -50,13 +51,13 @@ class Measured:
     """Median duration of a weight update with its probe, in seconds."""
 
 
-def measure(job: Job) -> Measured:
-    """Run a job, or read the result of an earlier run."""
+def measure(job: Job, cluster: Mapping[str, str]) -> Measured:
+    """Run a job, or read the result of an earlier run; `cluster` are the environment variables of `ray_head`."""
     result = job.folder / f"{job.name}-{job.steps}.json"
     if result.is_file():
         return Measured(**json.loads(result.read_text()))
     shutil.rmtree(job.run_folder, ignore_errors=True)  # of a run that failed
-    environment = os.environ | {"QUICKSTART": str(job.folder), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | cluster | {"QUICKSTART": str(job.folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         job.command(), cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -84,21 +85,6 @@ def collect(files: Sequence[Path]) -> Measured:
         logprob_diff=max(row.get("logprob_diff/mean_abs", 0.0) for row in rows),
         load_seconds=statistics.median(loads),
     )
-
-
-@contextmanager
-def ray_cluster(jobs: Sequence[str]) -> Iterator[str]:
-    """Start a Ray cluster if one of the jobs needs it; yields its address, or an empty one."""
-    if not any(job.startswith("ray") for job in jobs):
-        yield ""
-        return
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": RAY_CPUS, "include_dashboard": False})
-    try:
-        yield cluster.address
-    finally:
-        cluster.shutdown()
 
 
 def row_of(job: str, engine: str, weights: str, runs: Sequence[Measured]) -> str:
@@ -134,11 +120,13 @@ def main() -> None:
         if not (job == "ray-tp2" and engine == "native")  # the native sampler has no tensor parallelism
     ]
     results: dict[tuple[str, str, str], list[Measured]] = {row: [] for row in rows}
-    with ray_cluster(args.jobs) as address:
+    needs_ray = any(job.startswith("ray") for job in args.jobs)
+    with ray_head(sys.executable, cpus=RAY_CPUS) if needs_ray else nullcontext({}) as head:
         for seed in args.seeds:
             for row, runs in results.items():
-                cluster = address if row[0].startswith("ray") else ""
-                runs.append(measure(Job(*row, seed, args.steps, folder, cluster)))
+                cluster = head if row[0].startswith("ray") else {}
+                address = cluster.get("RAY_ADDRESS", "")
+                runs.append(measure(Job(*row, seed, args.steps, folder, address), cluster))
                 print(f"{' '.join(row)} {seed}: {runs[-1].accuracy}", file=sys.stderr, flush=True)
     print(
         "| job | engine | weights | accuracy at each evaluation, by seed | mean (range) after | gap of the probe | "

@@ -37,6 +37,7 @@ TABLES = {
     "step_time": ["benchmarks/step_time.py"],
     "async_validation": ["benchmarks/async_validation.py"],
     "async_simulation": ["benchmarks/async_simulation.py"],
+    "async_sweep": ["benchmarks/async_sweep.py"],
 }
 """Scripts that print a table, with their arguments."""
 
@@ -50,6 +51,7 @@ PAGES = {
     "step_time": DOCS / "scaling.md",
     "async_validation": DOCS / "scaling.md",
     "async_simulation": DOCS / "scaling.md",
+    "async_sweep": DOCS / "scaling.md",
 }
 """Page of a table; the other tables are in `docs/benchmarks.md`."""
 

@@ -20,20 +20,20 @@ import itertools
 import json
 import os
 import random
-import secrets
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ray_head import ray_head
+
+from strop.workers.network import LOOPBACK, find_free_port
 
 ROOT = Path(__file__).parents[1]
-PORT = 29571
 DEEPSPEED = {
     "bf16": {"enabled": False},
     "zero_optimization": {
@@ -204,25 +204,8 @@ def run_trinity(folder: Path, steps: int, python: str) -> Outcome:
             steps=steps,
         )
     )
-    address = f"127.0.0.1:{PORT}"
-    ray = [python, "-m", "ray.scripts.scripts"]
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    node = [
-        "--head",
-        f"--port={PORT}",
-        "--num-cpus=8",
-        "--num-gpus=4",
-        "--include-dashboard=false",
-        "--block",
-    ]
-    with subprocess.Popen(
-        [*ray, "start", *node], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment(token)
-    ) as head:
-        try:
-            time.sleep(15)
-            _run([python, "-m", "strop", "trinity", str(file)], token | {"RAY_ADDRESS": address})
-        finally:
-            head.terminate()
+    with ray_head(python, cpus=8, gpus=4) as cluster:
+        _run([python, "-m", "strop", "trinity", str(file)], cluster)
     return read_outcome(folder / "trinity" / "Trinity-RFT" / "sums" / "explorer", "eval/held-out/reward")
 
 
@@ -248,7 +231,7 @@ def run_component(folder: Path, steps: int, python: str) -> Outcome:
         *("--eval_strategy", "no", "--save_steps", str(4 * steps)),
         *("--mlflow_model_folder", str(own / "mlflow"), "--output_model_path", str(out)),
     ]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT + 1)}
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(find_free_port(LOOPBACK))}
     second = subprocess.Popen(
         line,
         cwd=ROOT,
