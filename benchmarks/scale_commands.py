@@ -62,7 +62,7 @@ algorithm:
   algorithm_type: grpo
   repeat_times: 16
   kl_loss_fn: none
-  optimizer: {{lr: 5e-4}}
+  optimizer: {{lr: 2e-4}}
 model: {{model_path: {model}, max_prompt_tokens: 16, max_response_tokens: 6}}
 cluster: {{node_num: 1, gpu_per_node: 4}}
 buffer:
@@ -156,7 +156,7 @@ def run_verl(folder: Path, steps: int, python: str) -> Outcome:
         f"actor_rollout_ref.model.path={sums / 'warm-start'}",
         "actor_rollout_ref.model.use_remove_padding=True",
         "actor_rollout_ref.model.enable_gradient_checkpointing=True",
-        f"{actor}.optim.lr=5e-4",
+        f"{actor}.optim.lr=2e-4",
         f"{actor}.ppo_mini_batch_size=16",
         f"{actor}.ppo_micro_batch_size_per_gpu=64",
         f"{actor}.use_kl_loss=True",
