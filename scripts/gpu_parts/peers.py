@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpu_parts.measuring import installed, print_table
 from gpu_parts.options import Options
-from gpu_parts.runs import absolute, quickstart_run, run_command
+from gpu_parts.runs import absolute, engines, quickstart_run, run_command
 
 _PEERS = Path(__file__).resolve().parents[1] / "gpu_peers.py"
 
@@ -23,18 +23,12 @@ def run_peers(options: Options) -> None:
         folder = Path(name)
         settings = quickstart_run(options, folder, "native", steps=4)
         data, rollouts = settings["data"], settings["algorithm"]["rollouts_per_task"]
-        settings |= {"reward": f"{_PEERS}:vowels"}
-        steps = run_command(folder, settings)[1:]
-        seconds = statistics.median(each["time/step_seconds"] for each in steps)
-        rows.append(("Strop, native sampler", f"{seconds:.2f}", "see memory"))
-        if installed("vllm"):
-            vllm = folder / "vllm"
-            vllm.mkdir()
-            steps = run_command(
-                vllm, settings | {"rollout": {"engine": "vllm"}, "data": absolute(data, folder)}
-            )[1:]
+        settings |= {"reward": f"{_PEERS}:vowels", "data": absolute(data, folder)}
+        for engine in engines():
+            (folder / engine).mkdir()
+            steps = run_command(folder / engine, settings | {"rollout": {"engine": engine}})[1:]
             seconds = statistics.median(each["time/step_seconds"] for each in steps)
-            rows.append(("Strop, vLLM", f"{seconds:.2f}", "see memory"))
+            rows.append((f"Strop, {engine}", f"{seconds:.2f}", "see memory"))
         questions = (
             json.loads(line)["question"] for line in (folder / "sums.jsonl").read_text().splitlines()
         )

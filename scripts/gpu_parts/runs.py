@@ -10,8 +10,14 @@ from typing import Any
 
 import yaml
 
+from gpu_parts.measuring import installed
 from gpu_parts.options import Options
 from strop.models.tiny import make_model
+
+
+def engines() -> tuple[str, ...]:
+    """The inference engines that are installed."""
+    return ("native", "vllm") if installed("vllm") else ("native",)
 
 
 def model_folder(options: Options, folder: Path) -> Path:

@@ -6,9 +6,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from gpu_parts.measuring import installed, print_table
+from gpu_parts.measuring import print_table
 from gpu_parts.options import Options
-from gpu_parts.runs import quickstart_run, run_command
+from gpu_parts.runs import engines, quickstart_run, run_command
 
 PHASES = ("sample", "reward", "update", "publish")
 """Phases of a step whose seconds are in a run's metrics."""
@@ -17,7 +17,7 @@ PHASES = ("sample", "reward", "update", "publish")
 def run_step(options: Options) -> None:
     """Phases of a step by engine, sampled tokens per second, and the log-prob gap of every load."""
     rows = []
-    for engine in ("native", *(["vllm"] if installed("vllm") else [])):
+    for engine in engines():
         with tempfile.TemporaryDirectory() as name:
             steps = run_command(Path(name), quickstart_run(options, Path(name), engine, steps=4))[1:]
             phases = [statistics.median(each[f"time/{phase}_seconds"] for each in steps) for phase in PHASES]

@@ -32,6 +32,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
 from strop.dialects.verl import switches
+from strop.dialects.verl.algorithm_converters import KL
 from strop.dialects.verl.data import step_size
 
 _AT, _LOSS, _MODELS = "distillation", "distillation.distillation_loss", "distillation.teacher_models"
@@ -39,15 +40,7 @@ _FIELD = "algorithm.distillation"
 _SINGLE = "teacher_model"
 """Name of the only teacher; verl drops it where there are others."""
 _TOP_K = "forward_kl_topk"
-_ESTIMATORS = {
-    "kl": "k1",
-    "k1": "k1",
-    "abs": "abs",
-    "mse": "k2",
-    "k2": "k2",
-    "low_var_kl": "k3",
-    "k3": "k3",
-}
+_ESTIMATORS = {name: estimator for name, estimator in KL.items() if estimator != "full"}
 _DUAL_CLIP = 3.0
 """verl's upper bound of the ratio for negative advantages, which `distillation_loss` has no key for."""
 _off = unless(f"{_AT}.enabled", True)

@@ -153,13 +153,13 @@ def _write_rows(tensor: Tensor, block: _Block, rows: Tensor) -> None:
 
 def _keys(tensor: Tensor, block: _Block) -> Tensor:
     """[K, m, n, D] Tokens of a [T, K, D] that a block's rows see, ancestors first, then zeros."""
-    own = block.of(tensor, 0, block.own_keys).permute(2, 0, 1, 3)
-    parts = [own]
+    parts = []
     if block.ancestors:
         above = torch.cat([tensor[start:stop] for start, stop in block.ancestors]).transpose(0, 1)
-        parts.insert(0, above[:, None].expand(-1, block.segments, -1, -1))
-    if block.padding:
-        parts.append(own.new_zeros(1, 1, 1, 1).expand(*own.shape[:2], block.padding, own.shape[3]))
+        parts.append(above[:, None].expand(-1, block.segments, -1, -1))
+    parts.append(block.of(tensor, 0, block.own_keys).permute(2, 0, 1, 3))
+    zero = tensor.new_zeros(1, 1, 1, 1)
+    parts.append(zero.expand(tensor.shape[1], block.segments, block.padding, tensor.shape[2]))
     return torch.cat(parts, dim=2)
 
 

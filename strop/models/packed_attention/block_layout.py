@@ -81,12 +81,13 @@ class SegmentLayout:
 def plan_layout(segments: PackedSegments, device: torch.device | str = "cpu") -> SegmentLayout:
     """The layout of a micro-batch's segments."""
     lengths, prefix_of = segments.lengths(), segments.prefix_of
-    starts, ancestors = [0] * len(lengths), [()] * len(lengths)  # type: list[int], list[TokenRanges]
+    starts: list[int] = [0] * len(lengths)
+    ancestors: list[TokenRanges] = [()] * len(lengths)
     runs: list[SegmentRun] = []
     tokens: list[IndexArray] = []
     end = 0
     for members in _group_by_length(segments):
-        prefix, length = prefix_of[members[0]], max(lengths[each] for each in members)
+        prefix, length = prefix_of[members[-1]], lengths[members[-1]]
         above: TokenRanges = ()
         if prefix >= 0:
             above = (*ancestors[prefix], (starts[prefix], starts[prefix] + lengths[prefix]))
@@ -115,7 +116,7 @@ def _visible_keys(
 
 
 def _group_by_length(segments: PackedSegments) -> Iterator[list[int]]:
-    """Numbers of each run's segments."""
+    """Numbers of each run's segments, shortest first."""
     lengths, prefix_of = segments.lengths(), segments.prefix_of
     depths = [len(line) for line in segments.lines()]
     order = sorted(range(len(lengths)), key=lambda i: (depths[i], prefix_of[i], lengths[i]))
