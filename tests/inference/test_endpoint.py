@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -237,6 +239,36 @@ def test_connections_without_a_key_are_closed(
     monkeypatch.setattr(connections, "AUTHENTICATION_SECONDS", 0.3)
     assert received_until_closed(client, content, drip)[9:12] in (b"", b"400")
     assert client.ask().status == 200
+
+
+def test_a_request_on_a_connection_that_was_closed_is_no_error_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "AUTHENTICATION_SECONDS", 0.5)
+    with (
+        contextlib.closing(server.EndpointServer()) as endpoint,
+        endpoint.register({"tiny": Fixed()}) as access,
+    ):
+        client = Client(urlsplit(access.url).port or 0, access.api_key)
+        with client.open() as opened:
+            assert client.ask().status == 200  # the server has accepted the first connection
+            blocked, sent = threading.Event(), threading.Event()
+            busy = endpoint._thread.submit(read_late(blocked, sent))
+            blocked.wait()
+            opened.sendall(client.head(1000))
+            sent.set()
+            busy.result()
+            with contextlib.suppress(ConnectionResetError):
+                assert opened.recv(1 << 16) == b""
+        assert client.ask().status == 200
+    assert not caplog.records
+
+
+async def read_late(blocked: threading.Event, sent: threading.Event) -> None:
+    """Keep the event loop from reading until the request is sent, and then for a second in which it is read."""
+    blocked.set()
+    sent.wait()
+    asyncio.get_running_loop().call_soon(time.sleep, 1.0)
 
 
 def test_a_body_that_does_not_arrive_times_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

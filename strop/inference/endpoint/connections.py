@@ -12,8 +12,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 log = logging.getLogger("strop.endpoint")
 
-AUTHENTICATION_SECONDS = 10.0
-"""Timeout for the first request's headers, with a valid API key, after a connection is opened."""
+AUTHENTICATION_SECONDS = 60.0
+"""Timeout for the first request's headers, with a valid API key, after a connection is opened: all rollouts of a step
+connect at once, in the same process, and its event loops may be slow on a busy machine."""
 IDLE_SECONDS = 75.0
 """Timeout for the next request on an open connection."""
 _LINGER_SECONDS = 1.0

@@ -187,6 +187,8 @@ def _find_model(models: Mapping[str, EndpointModel], name: str) -> EndpointModel
 
 async def _read_json(request: web.Request) -> Any:
     """The body; the client has `_BODY_SECONDS` to send it."""
+    if request.transport is None:
+        raise BadRequest("the connection was closed before the request was read", status=408)
     if (request.charset or "utf-8").lower() not in ("utf-8", "utf8", "us-ascii"):
         raise BadRequest("the charset of the request is not UTF-8")
     try:
