@@ -1,4 +1,4 @@
-"""Commands to a serving library that loses a process meanwhile."""
+"""Calls of a serving library that loses a process meanwhile."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from strop.errors import EngineLostError, InferenceError
 from strop.inference.serving import engine as serving
 from strop.inference.serving.backend import SERVING_CAPABILITIES
 from strop.inference.serving.engine import ServingEngine
+from strop.types import Completion, SampleRequest, SamplingParams
+
+from .helpers import requests_for
 
 
 class DyingBackend:
@@ -35,6 +38,13 @@ class DyingBackend:
             raise RuntimeError("Call to pause_scheduler method failed: cancelled")
         await asyncio.Event().wait()
 
+    def check(self, request: SampleRequest) -> None:
+        pass
+
+    async def generate(self, request: SampleRequest) -> Completion:
+        await asyncio.Event().wait()
+        raise AssertionError
+
     def lost(self, error: Exception) -> EngineLostError | None:
         self.asked += 1
         return EngineLostError("a process of the stub has ended") if self.asked > 3 else None
@@ -50,6 +60,17 @@ def test_a_command_ends_with_the_process_that_it_was_sent_to(answers: bool, monk
     with pytest.raises(EngineLostError, match="a process of the stub has ended"):
         engine.pause()
     assert backend.asked >= 4
+    engine.close()
+
+
+def test_requests_end_with_a_process_of_the_library(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serving, "_WATCH_SECONDS", 0.01)
+    backend: Any = DyingBackend(answers=False)
+    engine = ServingEngine(backend)
+    engine.start()
+    for _ in range(2):  # the second begins after the end
+        with pytest.raises(EngineLostError, match="a process of the stub has ended"):
+            asyncio.run(engine.sample(requests_for([[5, 6], [7]], SamplingParams(max_tokens=4))))
     engine.close()
 
 

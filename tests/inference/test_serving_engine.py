@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -221,6 +222,34 @@ def test_an_adapter_is_loaded_in_place_of_the_last_one(tmp_path: Path, library: 
             assert statistics.max_running > 1
         with pytest.raises(ModelError, match=r"cannot load version 3 of the weights"):
             pool.load_adapter(tmp_path, 3)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_an_engine_with_a_stopped_process_is_restarted(
+    tmp_path: Path, library: str, caplog: pytest.LogCaptureFixture
+):
+    folder = make_model(tmp_path / "model", ["two and two"], hidden_size=128)
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=16, ignore_eos=True))
+    pool = EnginePool(
+        [EngineSpec("engine-0", Factory(folder, library))],
+        LocalPlacement(),
+        max_restarts=1,
+        hang_timeout_seconds=8,
+    )
+    with running_engine(pool):
+        sample(pool, requests)
+        (scheduler,) = (
+            child
+            for child in psutil.Process().children(recursive=True)
+            if any(name in child.cmdline()[0] for name in ("VLLM::EngineCore", "sglang::scheduler"))
+        )
+        scheduler.suspend()
+        completions = sample(pool, requests)
+        assert not scheduler.is_running()
+    assert [len(each.token_ids) for each in completions] == [16] * len(requests)
+    hang, restart = (record.getMessage() for record in caplog.records if record.name == "strop.inference")
+    assert hang.startswith(f"engine-0 has made no progress for 8 s with {len(requests)} requests pending")
+    assert "restart 1 of 1" in restart
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -6,7 +6,7 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,16 @@ def _is_engine(process: psutil.Process) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def ignored(number: signal.Signals) -> Iterator[None]:
+    """Have processes that are started inside the block ignore a signal, as a shell script's background commands do."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize(
     ("victim", "tensor_parallel"),
     [("engine", 1), ("child", 1), ("child", 2)],
@@ -124,7 +134,8 @@ def test_a_killed_process_of_the_engine_is_replaced(
 ):
     values = engine_values(trainer__duration="12 steps")
     engine = values["rollout"]["engine"] | {"tensor_parallel": tensor_parallel}
-    process = start(tmp_path, values | {"rollout": values["rollout"] | {"engine": engine}})
+    with ignored(signal.SIGQUIT):  # by which SGLang reports the end of a process
+        process = start(tmp_path, values | {"rollout": values["rollout"] | {"engine": engine}})
     folder = tmp_path / "runs" / "strop" / "small"
     wait_for(folder / "metrics.jsonl", lines=2, process=process)
     found = processes_of(process.pid)

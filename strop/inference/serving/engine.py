@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.01
 """Interval at which requests are aborted until the library has none, and at which the end of its processes is looked
 for."""
 _WATCH_SECONDS = 1.0
-"""Interval at which the library's processes are looked at during a command."""
+"""Interval at which the library's processes are looked at."""
 _REFUSALS = (StropError, ValueError, TypeError)
 """Errors that a call raises itself, and not because of the end of a process."""
 
@@ -57,6 +57,10 @@ class ServingEngine:
         self._weight_client = WeightClient()
         self._fault: str | None = None
         """Reason why the weights are unusable; None while they are complete."""
+        self._calls: set[asyncio.Future[Any]] = set()
+        """Calls of the library that it has not answered yet."""
+        self._ended: EngineLostError | None = None
+        """The error of a library whose process has ended."""
         self._started = False
         self._closed = False
 
@@ -70,6 +74,7 @@ class ServingEngine:
         self._check_open()
         if not self._started:
             self._thread.run(self._backend.start())
+            self._thread.submit(self._watch_processes())
             self._started = True
 
     def close(self) -> None:
@@ -110,7 +115,7 @@ class ServingEngine:
         self._running += 1
         aborts = self._aborts
         try:
-            completion = await self._guarded(self._backend.generate(request))
+            completion = await self._guarded(self._answered(self._backend.generate(request)))
         finally:
             self._running -= 1
         if completion.finish_reason == "abort" and self._aborts == aborts:
@@ -272,15 +277,29 @@ class ServingEngine:
             raise
         self._thread.run(self._guarded(self._answered(coroutine)))
 
+    async def _watch_processes(self) -> None:
+        """End all calls when one of the library's processes has ended: the library may then never answer them."""
+        while self._ended is None:
+            await asyncio.sleep(_WATCH_SECONDS)
+            self._ended = self._backend.lost(TimeoutError("it has not answered"))
+        for call in self._calls:
+            call.cancel()
+
     async def _answered(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of a command. Raises `EngineLostError` if one of the library's processes ends meanwhile: the
-        library may then never answer."""
+        """The result of a call. Raises `EngineLostError` if one of the library's processes ends before."""
+        if self._ended is not None:
+            coroutine.close()
+            raise self._ended
         call = asyncio.ensure_future(coroutine)
-        while not (await asyncio.wait([call], timeout=_WATCH_SECONDS))[0]:
-            if (lost := self._backend.lost(TimeoutError("it has not answered"))) is not None:
-                call.cancel()
-                raise lost
-        return await call
+        self._calls.add(call)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if self._ended is not None:
+                raise self._ended from None
+            raise
+        finally:
+            self._calls.discard(call)
 
     async def _guarded(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine. Raises `EngineLostError` after the end of one of the library's processes."""

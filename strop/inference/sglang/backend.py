@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from dataclasses import asdict, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -37,15 +39,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ADAPTER = "policy"
+_NO_STEPS, _GENERATED = (0.0,) * 6, 5
+"""SGLang's sums over its decoding steps, before the first, and the place of the generated tokens among them."""
 _KV_CACHE = "kv_cache"
 """SGLang's name of the part of its memory that is freed where only an adapter is loaded."""
 
 
 class SglangBackend(SglangFeatures):
-    """SGLang's front end, which runs in the event loop of a serving engine.
-
-    If one of SGLang's processes ends, SGLang ends this process too; a pool then starts the engine again.
-    """
+    """SGLang's front end, which runs in the event loop of a serving engine."""
 
     name = "SGLang"
 
@@ -78,6 +79,8 @@ class SglangBackend(SglangFeatures):
         self._engine: Any
         self._front: Any
         """The engine's `TokenizerManager`, which has its coroutines."""
+        self._processes: list[BaseProcess] = []
+        """SGLang's processes."""
 
     async def start(self) -> None:
         """Start SGLang's processes, which load the model."""
@@ -94,6 +97,7 @@ class SglangBackend(SglangFeatures):
         except Exception as error:
             raise InferenceError(f"SGLang {library.version} does not start: {error}") from error
         self._front = self._engine.tokenizer_manager
+        self._processes = multiprocessing.active_children()
 
     async def close(self) -> None:
         """End SGLang's processes."""
@@ -220,9 +224,27 @@ class SglangBackend(SglangFeatures):
         """Whether the next load brings an adapter only."""
         return self.capabilities.adapters
 
+    @property
+    def processed_tokens(self) -> int:
+        """Tokens that SGLang's schedulers have computed, with those in their KV caches: they leave out slow steps of
+        the first, and the second changes with each step."""
+        loads = self._front.load_snapshot_reader.read_all()
+        return sum(
+            load.total_prefill_uncached_tokens
+            + int((load.decode_moments or _NO_STEPS)[_GENERATED])
+            + load.num_used_tokens
+            for load in loads
+        )
+
     def lost(self, error: Exception) -> EngineLostError | None:
-        """None: SGLang ends this process when it loses one of its own."""
-        return None
+        """The error of a lost engine, if one of SGLang's processes has ended.
+
+        SGLang sends SIGQUIT to this process then, which a shell script's command in the background ignores.
+        """
+        ended = [process.name for process in self._processes if not process.is_alive()]
+        if not ended:
+            return None
+        return EngineLostError(f"a process of SGLang has ended ({', '.join(ended)}): {error}")
 
 
 def _version_of(label: str) -> int:

@@ -35,8 +35,8 @@ class SglangFeatures:
         raise InferenceError(f"the {self.name} engine loads merged weights")
 
     @property
-    def processed_tokens(self) -> None:
-        """None: SGLang reports tokens with completions only."""
+    def processed_tokens(self) -> int | None:
+        """None: a server reports tokens with completions only."""
         return None
 
     def take_statistics(self) -> EngineStatistics:
