@@ -136,7 +136,7 @@ class ServingEngine:
         """Load a safetensors file, or those of a folder.
 
         Running completions continue with the new weights, which compute their KV cache again. Raises `ModelError` if
-        the library cannot load the file; the engine then samples no more.
+        the library cannot load the file; the engine then refuses all requests.
         """
         self._run(self._load(lambda: self._backend.load_weights(path), version))
 
