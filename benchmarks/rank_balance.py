@@ -18,6 +18,7 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+from experiences import unsampled
 
 from strop.config.units import Amount
 from strop.data.packing import plan_micro_batches
@@ -36,24 +37,7 @@ def step_experiences(rows: Sequence[dict[str, str]], random: Any) -> list[Experi
         prompt = max(2, len(row["question"]) // 4)
         for index, factor in enumerate(random.lognormal(0, 0.5, ROLLOUTS)):
             answer = max(1, int(len(row["answer"]) / 4 * factor))
-            zeros = np.zeros(prompt + answer, dtype=np.float32)
-            found.append(
-                Experience(
-                    id=f"{number}-{index}",
-                    task_id=str(number),
-                    group=str(number),
-                    index=index,
-                    turn=0,
-                    token_ids=np.full(prompt + answer, 3, dtype=np.int32),
-                    loss_mask=np.arange(prompt + answer) >= prompt,
-                    sampler_logprobs=zeros,
-                    policy_logprobs=zeros,
-                    reward=0.0,
-                    status="ok",
-                    temperature=1.0,
-                    versions=(0,),
-                )
-            )
+            found.append(unsampled(number, index, np.full(prompt + answer, 3), prompt))
     return found
 
 

@@ -25,6 +25,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from experiences import unsampled
 
 from strop.algorithms.loss_spec import LossSpec
 from strop.config.schema import Run
@@ -33,7 +34,7 @@ from strop.models.tiny import make_model
 from strop.protocols import TrainingEngine
 from strop.training.backends.registry import open_training_engines
 from strop.training.checkpoints import checkpoint
-from strop.types import Experience, TrainingBatch
+from strop.types import TrainingBatch
 
 ENGINES: Mapping[str, Mapping[str, Any]] = {
     "one process": {"type": "local", "device": "cpu"},
@@ -121,23 +122,7 @@ def run_of(model: Path, engine: Mapping[str, Any], concurrency: str, dtype: str 
 
 def train(engine: TrainingEngine, run: Run) -> None:
     """Do one update, which creates the optimizer's state."""
-    mask = np.arange(TOKENS) >= TOKENS // 2
-    zeros = np.zeros(TOKENS, np.float32)
-    experience = Experience(
-        id="0/0",
-        task_id="0",
-        group="0",
-        index=0,
-        turn=0,
-        token_ids=np.arange(TOKENS, dtype=np.int32) + 5,
-        loss_mask=mask,
-        sampler_logprobs=zeros,
-        policy_logprobs=zeros,
-        reward=1.0,
-        status="ok",
-        temperature=1.0,
-        versions=(0,),
-    )
+    experience = unsampled(0, 0, np.arange(TOKENS) + 5, TOKENS // 2)
     engine.set_lr(1e-4)
     engine.forward_backward(TrainingBatch([experience], [1.0]), LossSpec(run.algorithm, TOKENS))
     engine.step()

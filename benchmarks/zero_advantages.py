@@ -31,8 +31,9 @@ ROUNDS = 3
 def mixed_groups(vocabulary: int) -> list[Any]:
     """Groups of random responses; the rewards of every second group are equal."""
     import numpy as np
+    from experiences import unsampled
 
-    from strop.types import Experience, ExperienceGroup
+    from strop.types import ExperienceGroup
 
     random = np.random.default_rng(0)
     groups = []
@@ -43,25 +44,9 @@ def mixed_groups(vocabulary: int) -> list[Any]:
             answer = random.integers(
                 5, vocabulary, random.integers(RESPONSE_TOKENS // 2, RESPONSE_TOKENS + 1)
             )
-            tokens = np.concatenate([prompt, answer]).astype(np.int32)
-            zeros = np.zeros(len(tokens), dtype=np.float32)
-            members.append(
-                Experience(
-                    id=f"{number}-{index}",
-                    task_id=str(number),
-                    group=str(number),
-                    index=index,
-                    turn=0,
-                    token_ids=tokens,
-                    loss_mask=np.arange(len(tokens)) >= PROMPT_TOKENS,
-                    sampler_logprobs=zeros,
-                    policy_logprobs=zeros,
-                    reward=float(index % 2) if number % 2 else 1.0,
-                    status="ok",
-                    temperature=1.0,
-                    versions=(0,),
-                )
-            )
+            reward = float(index % 2) if number % 2 else 1.0
+            tokens = np.concatenate([prompt, answer])
+            members.append(unsampled(number, index, tokens, PROMPT_TOKENS, reward))
         groups.append(ExperienceGroup(str(number), tuple(members)))
     return groups
 

@@ -161,7 +161,7 @@ class WeightTransferError(StropError):
 
 
 class EngineLostError(StropError):
-    """An inference engine has ended and is not restarted, for a reason that no request caused; nothing can be sampled."""
+    """An inference engine has ended and is not restarted; no request caused it, and nothing can be sampled."""
 
 
 class TrainingError(StropError):
