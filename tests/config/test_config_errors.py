@@ -185,6 +185,10 @@ def test_a_mutated_file_loads_or_gives_a_config_error(tmp_path: Path, data: st.D
             "trainer.gradient_accumulation_steps=4",
             r"write trainer\.microbatch='8 sequences' or '16384 tokens'",
         ),
+        (
+            "rollout.engine={type: vllm, data_parallel: 4}",
+            r"unknown key\. In a run file write rollout\.pool\.engines=4\.",
+        ),
         ("trainer.learning_rate=1e-5", r"write trainer\.optimizer\.lr=1e-05"),
     ],
 )

@@ -63,6 +63,18 @@ def test_another_engine_is_refused_without_here():
         read_verl([*LINE, f"{ROLLOUT}.name=hf"])
 
 
+def test_each_data_parallel_rank_of_verl_is_an_engine():
+    several = (*LINE, *VLLM, f"+{ROLLOUT}.data_parallel_size=2")
+    run = read_verl(several).run
+    assert run.rollout.pool is not None and run.rollout.pool.engines == 2
+    assert write_dialect(VERL, run).values[f"{ROLLOUT}.data_parallel_size"] == 2
+    loaded = read_verl(several, here=True)
+    assert loaded.run.rollout.pool is None
+    assert f"{ROLLOUT}.data_parallel_size" in {item.key for item in loaded.overridden}
+    with pytest.raises(PlacementError, match="each rank is an engine of its own"):
+        read_verl([*LINE, f"+{ROLLOUT}.data_parallel_size=2"])
+
+
 SGLANG = (
     f"{ROLLOUT}.name=sglang",
     f"{ROLLOUT}.gpu_memory_utilization=0.6",
@@ -159,3 +171,32 @@ def test_trinity_decides_the_engines_of_auxiliary_models():
 def test_an_auxiliary_model_has_one_engine():
     with pytest.raises(PlacementError, match=r"engine_num.*an auxiliary model has one engine"):
         read(*(option.replace("engine_num: 1", "engine_num: 2") for option in AUXILIARY), here=False)
+
+
+@pytest.mark.usefixtures("trinity_file")
+def test_trinity_divides_its_engines():
+    model = "+explorer.rollout_model"
+    sizes = (f"{model}.pipeline_parallel_size=3", f"{model}.data_parallel_size=2")
+    options = (
+        *TRINITY,
+        *sizes,
+        f"{model}.enable_expert_parallel=true",
+        "explorer.rollout_model.engine_num=2",
+    )
+    run = read(*options, here=False).run
+    assert (run.rollout.engine.tensor_parallel, run.rollout.engine.pipeline_parallel) == (2, 3)
+    assert run.rollout.engine.engine_kwargs == {"enable_expert_parallel": True}
+    assert run.rollout.pool.engines == 4
+    cluster = ("cluster.node_num=1", "cluster.gpu_per_node=32")
+    assert read(*options, *cluster, here=False).run.trainer.engine.ranks == 32 - 2 * 2 * 3 * 2
+    replaced = {item.key.rpartition(".")[2] for item in read(*options).overridden}
+    assert {"pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"} <= replaced
+    with pytest.raises(PlacementError, match="data_parallel_size"):
+        read(f"{model}.data_parallel_size=2", here=False)
+
+
+@pytest.mark.usefixtures("trinity_file")
+def test_trinity_divides_an_auxiliary_model_into_stages():
+    judge = "+explorer.auxiliary_models=[{model_path: Qwen/Q7, pipeline_parallel_size: 2}]"
+    (model,) = read(judge, here=False).run.rollout.auxiliary_models
+    assert isinstance(model.engine, VllmEngineConfig) and model.engine.pipeline_parallel == 2

@@ -59,6 +59,8 @@ FAMILIAR_NAMES: Mapping[str, str] = {
     "max_completion_length": _RESPONSE,
     "max_response_length": _RESPONSE,
     "max_prompt_length": "data.max_prompt_tokens=<1024>",
+    "data_parallel": "rollout.pool.engines=<2>",
+    "data_parallel_size": "rollout.pool.engines=<2>",
     "grad_clip": "trainer.max_grad_norm=<1>",
     "model_name": "model.path",
     "model_name_or_path": "model.path",

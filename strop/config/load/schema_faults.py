@@ -152,8 +152,8 @@ def unknown_key(keys: KeyPath, value: Any, values: Any, key_owner: KeyOwner = un
     kinds = section_types_at(keys[:-1], values)
     here = list(dict.fromkeys(n for kind in kinds for n in kind.model_fields))
     owners = [str(k.model_fields["type"].default) for k in kinds if keys[-1] in k.model_fields]
-    near = closest(keys[-1], here)
-    familiar = "" if near and not owners else familiar_hint(dotted, keys[-1], value)
+    familiar = familiar_hint(dotted, keys[-1], value)
+    near = None if familiar else closest(keys[-1], here)
     if owners:
         return f"; it belongs to `type: {' or '.join(owners)}`, so write that `type` in the section{_after(familiar)}"
     hint = key_owner(dotted, False)

@@ -28,6 +28,8 @@ from strop.dialects.trinity.serving_engine import DTYPES, ENGINE_OPTIONS, ENGINE
 _AUXILIARY_MODELS = "explorer.auxiliary_models"
 _OPTIONS = tuple(ENGINE_OPTIONS["vllm"])
 """Options of serving engines."""
+_SIZES = {"tensor_parallel_size", "pipeline_parallel_size"}
+"""Options whose value 1 needs no serving engine."""
 
 
 def write_auxiliary_models(run: Run) -> Mapping[str, Any]:
@@ -80,9 +82,8 @@ def _engine(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The section `engine` of a model that asks for a serving engine by its type or by an option; otherwise none."""
     given = {key: foreign[f"{at}.{key}"] for key in _OPTIONS if foreign.is_set(f"{at}.{key}")}
     is_typed = foreign.is_set(f"{at}.engine_type")
-    if foreign.here or not (
-        is_typed or given.keys() - {"tensor_parallel_size"} or given.get("tensor_parallel_size", 1) > 1
-    ):
+    is_divided = any(given.get(size, 1) > 1 for size in _SIZES)
+    if foreign.here or not (is_typed or is_divided or given.keys() - _SIZES):
         return {}
     name = ENGINE_TYPES.get(foreign[f"{at}.engine_type"]) if is_typed else "vllm"
     if name is None:
@@ -123,6 +124,19 @@ def _engine_row(key: str, accepts: Callable[[Any], bool] = lambda value: True) -
     )
 
 
+def _size_row(key: str) -> KeyMapping:
+    """The row of a number of parts of a model's serving engine."""
+    return placement(
+        f"{_AUXILIARY_MODELS}.0.{key}",
+        UNSET,
+        NO_SHARDS,
+        supported=_one_or_served,
+        value_type=INTEGER,
+        fields=(f"rollout.auxiliary_models.0.engine.{ENGINE_OPTIONS['vllm'][key]}",),
+        read=auxiliary_models,
+    )
+
+
 ROWS = (
     mapped(
         _AUXILIARY_MODELS,
@@ -140,15 +154,7 @@ ROWS = (
         note="a workflow finds the model under the last part of this path; the first one is the teacher of "
         "on_policy_distill and jsd",
     ),
-    placement(
-        f"{_AUXILIARY_MODELS}.0.tensor_parallel_size",
-        UNSET,
-        NO_SHARDS,
-        supported=_one_or_served,
-        value_type=INTEGER,
-        fields=("rollout.auxiliary_models.0.engine.tensor_parallel",),
-        read=auxiliary_models,
-    ),
+    _size_row("tensor_parallel_size"),
 )
 FURTHER_ROWS = (
     _engine_row("engine_type", lambda value: value in ENGINE_TYPES),
@@ -226,3 +232,11 @@ FURTHER_ROWS = (
     ),
 )
 """The rows of the keys that the page does not have."""
+LATER = (
+    _size_row("pipeline_parallel_size"),
+    *(
+        placement(f"{_AUXILIARY_MODELS}.0.{name}", default, NO_SHARDS, supported=only(default))
+        for name, default in (("data_parallel_size", 1), ("enable_expert_parallel", False))
+    ),
+)
+"""Rows of keys that recent versions added."""

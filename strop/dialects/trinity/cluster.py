@@ -23,6 +23,7 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.placement_notes import ONE_MACHINE
 from strop.dialects.ledger.value_types import STRING, nullable
 from strop.dialects.trinity.presets import is_offline
+from strop.dialects.trinity.serving_engine import gpus_per_engine
 from strop.dialects.verl.gpus import one_gpu
 
 _NODES, _GPUS = "cluster.node_num", "cluster.gpu_per_node"
@@ -93,11 +94,11 @@ def cluster_ranks(foreign: ForeignValues) -> int:
     """The number of GPUs of the trainer; a single GPU is shared with the explorer."""
     gpus = foreign[_NODES] * foreign[_GPUS]
     at = "explorer.rollout_model"
-    engines, each = foreign[f"{at}.engine_num"], foreign[f"{at}.tensor_parallel_size"]
+    engines, each = foreign[f"{at}.engine_num"], gpus_per_engine(foreign)
     if gpus > 1 and gpus <= engines * each:
         raise foreign.error_for(
             f"{at}.engine_num",
-            f"{at}.engine_num {engines} x tensor_parallel_size {each} leaves none of the cluster's {gpus} "
+            f"{at}.engine_num {engines} x {each} GPUs of an engine leaves none of the cluster's {gpus} "
             "GPUs for the trainer, which needs at least one. Write fewer engines, or more nodes.",
         )
     return 1 if gpus <= 1 else int(gpus - engines * each)

@@ -17,6 +17,7 @@ from strop.dialects.ledger.key_mapping import (
     placement,
     refused,
     unstated_defaults,
+    versions,
     written_by,
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS
@@ -26,7 +27,15 @@ from strop.dialects.trinity.buffer_writer import EXPERIENCE
 from strop.dialects.trinity.cluster import name_row
 from strop.dialects.trinity.parsers import PARSERS
 from strop.dialects.trinity.presets import is_offline, repeat_times
-from strop.dialects.trinity.serving_engine import NATIVE, engine_type_row, option_row, serving_engine
+from strop.dialects.trinity.serving_engine import (
+    NATIVE,
+    data_parallel_row,
+    data_parallel_size,
+    engine_type_row,
+    expert_parallel_row,
+    option_row,
+    serving_engine,
+)
 from strop.dialects.trinity.workflows import ROLLOUT_LIMITS
 from strop.dialects.verl.trainer import every, frequency
 
@@ -101,7 +110,8 @@ def write_engines(run: Run) -> Mapping[str, Any]:
 def engines(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the engines and the rollout concurrency; a runner processes one task with all its rollouts."""
     engines = 1 if foreign.here else foreign[_ENGINES]
-    settings: dict[str, Any] = {} if engines == 1 else {"rollout.pool.engines": engines}
+    processes = engines * data_parallel_size(foreign)
+    settings: dict[str, Any] = {} if processes == 1 else {"rollout.pool.engines": processes}
     if foreign.is_set(_RUNNERS) and not is_offline(foreign):
         settings["rollout.max_concurrent_rollouts"] = foreign[_RUNNERS] * engines * repeat_times(foreign)
     return settings
@@ -278,3 +288,11 @@ EXPLORER = (
         placement("explorer.max_repeat_times_per_runner", None, NATIVE, supported=always, value_type=ANY),
     ),
 )
+LATER = versions(
+    option_row("pipeline_parallel_size", NO_SHARDS),
+    data_parallel_row("rollout.pool.engines", read=engines),
+    expert_parallel_row(),
+    *auxiliary_models.LATER,
+    since="0.6",
+)
+"""Rows of keys that recent versions added."""

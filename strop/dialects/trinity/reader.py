@@ -53,6 +53,7 @@ LEDGER = Ledger(
         *trainer_config.ROWS,
         *set_by_trinity.ROWS,
         *set_by_trinity.LATER,
+        *explorer.LATER,
     ),
     converts_text=True,
 )

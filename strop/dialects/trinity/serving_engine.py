@@ -15,22 +15,27 @@ from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
     KeyMapping,
+    ReadFunction,
     SupportCheck,
     never,
     only,
     placement,
     written_by,
 )
+from strop.dialects.ledger.placement_notes import NO_SHARDS
 from strop.dialects.ledger.value_types import ANY, STRING
 
 NATIVE = "the native sampler in the trainer's process"
 _MODEL = "explorer.rollout_model"
 _EXTRA = f"{_MODEL}.extra_engine_args."
+_DATA_PARALLEL, _EXPERTS = f"{_MODEL}.data_parallel_size", f"{_MODEL}.enable_expert_parallel"
 ENGINE_TYPES = {"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}
 """Engine of Strop for each engine type."""
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 DTYPES = ("bfloat16", "float16", "float32")
 _DEFAULTS: Mapping[str, Any] = {
     "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
     "enable_prefix_caching": True,
     "enforce_eager": True,
     "dtype": "bfloat16",
@@ -42,6 +47,7 @@ _DEFAULTS: Mapping[str, Any] = {
 ENGINE_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "vllm": {
         "tensor_parallel_size": "tensor_parallel",
+        "pipeline_parallel_size": "pipeline_parallel",
         "enable_prefix_caching": "enable_prefix_caching",
         "enforce_eager": "enforce_eager",
         "dtype": "dtype",
@@ -62,6 +68,19 @@ def serving_engine(foreign: ForeignValues) -> str | None:
     """The serving engine that the configuration asks for and `--here` does not replace."""
     key = f"{_MODEL}.engine_type"
     return ENGINE_TYPES.get(foreign[key]) if foreign.is_set(key) and not foreign.here else None
+
+
+def data_parallel_size(foreign: ForeignValues) -> int:
+    """Number of engines for each of Trinity's: one for every data-parallel rank of vLLM."""
+    return int(foreign[_DATA_PARALLEL]) if serving_engine(foreign) == "vllm" else 1
+
+
+def gpus_per_engine(foreign: ForeignValues) -> int:
+    """Number of GPUs of each of Trinity's engines, with all its data-parallel ranks."""
+    tensor_parallel = int(foreign[f"{_MODEL}.tensor_parallel_size"])
+    if serving_engine(foreign) != "vllm":
+        return tensor_parallel
+    return tensor_parallel * int(foreign[f"{_MODEL}.pipeline_parallel_size"]) * data_parallel_size(foreign)
 
 
 def write_engine(run: Run) -> Mapping[str, Any]:
@@ -87,13 +106,15 @@ def engine(foreign: ForeignValues) -> Mapping[str, Any]:
         return {}
     options = {field: foreign[f"{_MODEL}.{key}"] for key, field in ENGINE_OPTIONS[name].items()}
     extra = {key.removeprefix(_EXTRA): foreign[key] for key in foreign.written if key.startswith(_EXTRA)}
+    if name == "vllm" and foreign[_EXPERTS]:
+        extra["enable_expert_parallel"] = True
     if extra:
         options["engine_kwargs"] = extra
     return {f"rollout.engine.{field}": value for field, value in {"type": name, **options}.items()}
 
 
 def _supported(key: str) -> SupportCheck:
-    native = only(1) if key == "tensor_parallel_size" else never
+    native = only(1) if key in _SIZES else never
 
     def check(foreign: ForeignValues, value: Any) -> bool:
         if serving_engine(foreign) is None:
@@ -124,6 +145,37 @@ def extra_arguments_row() -> KeyMapping:
         "the native sampler has no such option",
         value_type=ANY,
         supported=lambda foreign, value: serving_engine(foreign) is not None,
+        fields=("rollout.engine.engine_kwargs",),
+        read=engine,
+    )
+
+
+def _not_of_vllm(foreign: ForeignValues) -> str | None:
+    name = serving_engine(foreign)
+    return None if name in (None, "vllm") else f"Trinity does not pass it to {name}"
+
+
+def data_parallel_row(*fields: str, read: ReadFunction) -> KeyMapping:
+    """The row of the number of data-parallel ranks, each of which is an engine of its own."""
+    return placement(
+        _DATA_PARALLEL,
+        1,
+        "each rank is an engine of its own; with --here, there is one engine",
+        supported=_supported("data_parallel_size"),
+        inactive=_not_of_vllm,
+        fields=fields,
+        read=read,
+    )
+
+
+def expert_parallel_row() -> KeyMapping:
+    """The row of the division of whole experts over an engine's GPUs."""
+    return placement(
+        _EXPERTS,
+        False,
+        NO_SHARDS,
+        supported=lambda foreign, value: not value or serving_engine(foreign) is not None,
+        inactive=_not_of_vllm,
         fields=("rollout.engine.engine_kwargs",),
         read=engine,
     )

@@ -16,7 +16,6 @@ from strop.dialects.ledger.key_mapping import (
     refused,
     versions,
 )
-from strop.dialects.ledger.placement_notes import NO_SHARDS
 from strop.dialects.ledger.value_types import ANY
 from strop.dialects.trinity.serving_engine import extra_arguments_row
 
@@ -102,12 +101,6 @@ def _rows(section: str, names: tuple[str, ...], why: str) -> Iterator[KeyMapping
 
 def _engine_rows(section: str) -> Iterator[KeyMapping]:
     """Options of an inference model that the native sampler does not have."""
-    for name, default in (
-        ("data_parallel_size", 1),
-        ("pipeline_parallel_size", 1),
-        ("enable_expert_parallel", False),
-    ):
-        yield placement(f"{section}.{name}", default, NO_SHARDS, supported=only(default))
     yield from _rows(section, ("weight_sync_buffer_size",), "weights are sent without a buffer of a set size")
     yield from _rows(
         section, ("base_port", "api_key"), "an endpoint has a free port of this machine and its own token"

@@ -29,7 +29,7 @@ from strop.dialects.ledger.placement_notes import (
 from strop.dialects.ledger.value_types import ANY, STRING
 from strop.dialects.verl import recomputation, switches
 from strop.dialects.verl.file_keys import NO_REPLAY
-from strop.dialects.verl.gpus import DEVICE
+from strop.dialects.verl.gpus import DATA_PARALLEL, DEVICE
 from strop.dialects.verl.layout import TIMEOUT
 from strop.dialects.verl.serving_engine import serving_option
 
@@ -123,13 +123,10 @@ _SAMPLER = (
             ("update_weights_bucket_megabytes", UNSET),
         )
     ),
+    DATA_PARALLEL,
     *(
-        _where(f"{_ROLLOUT}.{name}", 1, NO_SHARDS)
-        for name in (
-            "data_parallel_size",
-            "expert_parallel_size",
-            "moe_tensor_parallel_size",
-        )
+        _where(f"{_ROLLOUT}.{name}", 1, "experts are divided like the other layers of an engine")
+        for name in ("expert_parallel_size", "moe_tensor_parallel_size")
     ),
     _where(f"{_ROLLOUT}.nnodes", 0, ONE_MACHINE),
     _where(f"{_ROLLOUT}.n_gpus_per_node", UNSET, ONE_MACHINE),

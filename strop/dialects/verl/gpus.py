@@ -17,6 +17,7 @@ from strop.config.load.placement import count_cuda_devices
 from strop.config.plan.machine import described_machine
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayClusterConfig
+from strop.config.schema.inference_engine import ServingEngineConfig
 from strop.dialects.ledger.key_mapping import (
     ForeignValues,
     KeyMapping,
@@ -32,12 +33,14 @@ from strop.dialects.verl.serving_engine import devices_per_engine, serving_engin
 
 _NODES, _GPUS, _DEVICE = "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.device"
 _RELEASE = "actor_rollout_ref.rollout.free_cache_engine"
+_DATA_PARALLEL = "actor_rollout_ref.rollout.data_parallel_size"
 _HARDWARE = (
     _NODES,
     _GPUS,
     "actor_rollout_ref.rollout.name",
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
     "actor_rollout_ref.rollout.pipeline_model_parallel_size",
+    _DATA_PARALLEL,
 )
 """Keys that ask for hardware or an engine; where it lacks, no notice replaces it."""
 _RELEASING = ("vllm", "sglang")
@@ -80,15 +83,23 @@ def write_gpus(run: Run) -> Mapping[str, Any]:
     if run.trainer.engine.device == "cpu":
         return {_DEVICE: "cpu", _NODES: 1, _GPUS: run.trainer.engine.ranks}
     if not run.rollout.colocated:
-        return {}
+        return _write_data_parallel(run)
     return {_GPUS: run.trainer.engine.ranks, _RELEASE: run.releases_engine_memory}
+
+
+def _write_data_parallel(run: Run) -> Mapping[str, Any]:
+    """Write several serving engines without a number of GPUs as data-parallel ranks."""
+    if run.rollout.pool is None or not isinstance(run.rollout.engine, ServingEngineConfig):
+        return {}
+    return {_DATA_PARALLEL: run.rollout.pool.engines}
 
 
 @written_by(write_gpus)
 def gpus(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the GPUs: ranks of the trainer, and the number of engines."""
     if not uses_gpus(foreign):
-        return {}
+        several = foreign[_DATA_PARALLEL] > 1 and serving_engine(foreign) is not None
+        return {"rollout.pool.engines": foreign[_DATA_PARALLEL]} if several else {}
     nodes, per_node = foreign[_NODES], foreign[_GPUS]
     if _on_cpu(foreign):
         return _ranks(per_node) | {"trainer.engine.device": "cpu"}
@@ -162,6 +173,15 @@ def _not_shared(foreign: ForeignValues) -> str | None:
 
 RELEASE = mapped(
     _RELEASE, True, "rollout.release_memory", read=gpus, value_type=BOOLEAN, inactive=_not_shared
+)
+DATA_PARALLEL = placement(
+    _DATA_PARALLEL,
+    1,
+    "each rank is an engine of its own, and engines fill all of n_gpus_per_node where it is set; with --here, there is "
+    "one engine",
+    supported=lambda foreign, value: value == 1 or serving_engine(foreign) is not None,
+    fields=("rollout.pool.engines",),
+    read=gpus,
 )
 NODES = placement(
     _NODES,
