@@ -32,6 +32,7 @@ _DATA_PARALLEL, _EXPERTS = f"{_MODEL}.data_parallel_size", f"{_MODEL}.enable_exp
 ENGINE_TYPES = {"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}
 """Engine of Strop for each engine type."""
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""Numbers of parts, of which the native sampler supports 1."""
 DTYPES = ("bfloat16", "float16", "float32")
 _DEFAULTS: Mapping[str, Any] = {
     "tensor_parallel_size": 1,
