@@ -68,6 +68,9 @@ def test_each_data_parallel_rank_of_verl_is_an_engine():
     run = read_verl(several).run
     assert run.rollout.pool is not None and run.rollout.pool.engines == 2
     assert write_dialect(VERL, run).values[f"{ROLLOUT}.data_parallel_size"] == 2
+    on_cpu = read_verl([*several, "trainer.device=cpu", "trainer.n_gpus_per_node=2", "trainer.nnodes=1"]).run
+    assert (on_cpu.rollout.pool.engines, on_cpu.trainer.engine.ranks) == (2, 2)
+    assert write_dialect(VERL, on_cpu).values[f"{ROLLOUT}.data_parallel_size"] == 2
     loaded = read_verl(several, here=True)
     assert loaded.run.rollout.pool is None
     assert f"{ROLLOUT}.data_parallel_size" in {item.key for item in loaded.overridden}

@@ -81,14 +81,14 @@ def write_gpus(run: Run) -> Mapping[str, Any]:
     if isinstance(run.cluster, RayClusterConfig):
         return {_NODES: run.cluster.nodes, _GPUS: run.cluster.gpus_per_node}
     if run.trainer.engine.device == "cpu":
-        return {_DEVICE: "cpu", _NODES: 1, _GPUS: run.trainer.engine.ranks}
+        return {_DEVICE: "cpu", _NODES: 1, _GPUS: run.trainer.engine.ranks} | _write_data_parallel(run)
     if not run.rollout.colocated:
         return _write_data_parallel(run)
     return {_GPUS: run.trainer.engine.ranks, _RELEASE: run.releases_engine_memory}
 
 
-def _write_data_parallel(run: Run) -> Mapping[str, Any]:
-    """Write several serving engines without a number of GPUs as data-parallel ranks."""
+def _write_data_parallel(run: Run) -> dict[str, Any]:
+    """Write several serving engines that do not share the trainer's GPUs as data-parallel ranks."""
     if run.rollout.pool is None or not isinstance(run.rollout.engine, ServingEngineConfig):
         return {}
     return {_DATA_PARALLEL: run.rollout.pool.engines}
@@ -98,11 +98,10 @@ def _write_data_parallel(run: Run) -> Mapping[str, Any]:
 def gpus(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the GPUs: ranks of the trainer, and the number of engines."""
     if not uses_gpus(foreign):
-        several = foreign[_DATA_PARALLEL] > 1 and serving_engine(foreign) is not None
-        return {"rollout.pool.engines": foreign[_DATA_PARALLEL]} if several else {}
+        return _data_parallel(foreign)
     nodes, per_node = foreign[_NODES], foreign[_GPUS]
     if _on_cpu(foreign):
-        return _ranks(per_node) | {"trainer.engine.device": "cpu"}
+        return _ranks(per_node) | {"trainer.engine.device": "cpu"} | _data_parallel(foreign)
     each = devices_per_engine(foreign)
     if each > per_node:
         raise foreign.error_for(
@@ -122,6 +121,11 @@ def gpus(foreign: ForeignValues) -> Mapping[str, Any]:
         "rollout.pool.engines": engines,
     }
     return settings | _ranks(total - engines * each)
+
+
+def _data_parallel(foreign: ForeignValues) -> dict[str, Any]:
+    size = foreign[_DATA_PARALLEL] if serving_engine(foreign) is not None else 1
+    return {"rollout.pool.engines": size} if size > 1 else {}
 
 
 def _on_one_node(gpus: int, each: int, engine: str | None, releases: bool) -> dict[str, Any]:

@@ -281,6 +281,8 @@ class ServingEngine:
         """End all calls when one of the library's processes has ended: the library may then never answer them."""
         while self._ended is None:
             await asyncio.sleep(_WATCH_SECONDS)
+            if self._closed:
+                return
             self._ended = self._backend.lost(TimeoutError("it has not answered"))
         for call in self._calls:
             call.cancel()
