@@ -21,7 +21,7 @@ from strop.dialects.ledger.key_mapping import (
     written_by,
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS
-from strop.dialects.ledger.value_types import ANY, INTEGER, MAPPING_LIST, STRING, nullable
+from strop.dialects.ledger.value_types import ANY, INTEGER, MAPPING_LIST, STRING, ValueType, nullable
 from strop.dialects.trinity.presets import DISTILLED, advantage
 from strop.dialects.trinity.serving_engine import DTYPES, ENGINE_OPTIONS, ENGINE_TYPES, NATIVE
 
@@ -107,32 +107,24 @@ def _one_or_served(foreign: ForeignValues, value: Any) -> bool:
 
 def _engine_row(key: str, accepts: Callable[[Any], bool] = lambda value: True) -> KeyMapping:
     """The row of an option of a model's serving engine."""
-    field = "type" if key == "engine_type" else ENGINE_OPTIONS["vllm"][key]
-    note = (
-        ""
-        if key == "engine_type" or key in ENGINE_OPTIONS["sglang"]
-        else "; Trinity does not pass it to SGLang"
-    )
-    return placement(
-        f"{_AUXILIARY_MODELS}.0.{key}",
-        UNSET,
-        f"without a serving engine, {NATIVE}{note}",
-        supported=_served(accepts),
-        value_type=ANY,
-        fields=(f"rollout.auxiliary_models.0.engine.{field}",),
-        read=auxiliary_models,
-    )
+    return _row(key, _served(accepts), f"without a serving engine, {NATIVE}", ANY)
 
 
 def _size_row(key: str) -> KeyMapping:
     """The row of a number of parts of a model's serving engine."""
+    return _row(key, _one_or_served, NO_SHARDS, INTEGER)
+
+
+def _row(key: str, supported: SupportCheck, instead: str, value_type: ValueType) -> KeyMapping:
+    field = "type" if key == "engine_type" else ENGINE_OPTIONS["vllm"][key]
+    passed = key == "engine_type" or key in ENGINE_OPTIONS["sglang"]
     return placement(
         f"{_AUXILIARY_MODELS}.0.{key}",
         UNSET,
-        NO_SHARDS,
-        supported=_one_or_served,
-        value_type=INTEGER,
-        fields=(f"rollout.auxiliary_models.0.engine.{ENGINE_OPTIONS['vllm'][key]}",),
+        instead if passed else f"{instead}; Trinity does not pass it to SGLang",
+        supported=supported,
+        value_type=value_type,
+        fields=(f"rollout.auxiliary_models.0.engine.{field}",),
         read=auxiliary_models,
     )
 

@@ -290,7 +290,7 @@ EXPLORER = (
 )
 LATER = versions(
     option_row("pipeline_parallel_size", NO_SHARDS),
-    data_parallel_row("rollout.pool.engines", read=engines),
+    data_parallel_row(engines),
     expert_parallel_row(),
     *auxiliary_models.LATER,
     since="0.6",

@@ -6,7 +6,7 @@ set, the native sampler answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from strop.config.schema import Run
@@ -14,6 +14,7 @@ from strop.config.schema.inference_engine import SglangEngineConfig, VllmEngineC
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
+    InactiveCheck,
     KeyMapping,
     ReadFunction,
     SupportCheck,
@@ -151,20 +152,25 @@ def extra_arguments_row() -> KeyMapping:
     )
 
 
-def _not_of_vllm(foreign: ForeignValues) -> str | None:
-    name = serving_engine(foreign)
-    return None if name in (None, "vllm") else f"Trinity does not pass it to {name}"
+def _passed_only_to(engines: Collection[str]) -> InactiveCheck:
+    """Check that an option is inactive with a serving engine to which Trinity does not pass it."""
+
+    def inactive(foreign: ForeignValues) -> str | None:
+        name = serving_engine(foreign)
+        return None if name is None or name in engines else f"Trinity does not pass it to {name}"
+
+    return inactive
 
 
-def data_parallel_row(*fields: str, read: ReadFunction) -> KeyMapping:
+def data_parallel_row(read: ReadFunction) -> KeyMapping:
     """The row of the number of data-parallel ranks, each of which is an engine of its own."""
     return placement(
         _DATA_PARALLEL,
         1,
         "each rank is an engine of its own; with --here, there is one engine",
         supported=_supported("data_parallel_size"),
-        inactive=_not_of_vllm,
-        fields=fields,
+        inactive=_passed_only_to(("vllm",)),
+        fields=("rollout.pool.engines",),
         read=read,
     )
 
@@ -176,7 +182,7 @@ def expert_parallel_row() -> KeyMapping:
         False,
         NO_SHARDS,
         supported=lambda foreign, value: not value or serving_engine(foreign) is not None,
-        inactive=_not_of_vllm,
+        inactive=_passed_only_to(("vllm",)),
         fields=("rollout.engine.engine_kwargs",),
         read=engine,
     )
@@ -184,25 +190,14 @@ def expert_parallel_row() -> KeyMapping:
 
 def option_row(key: str, instead: str = NATIVE) -> KeyMapping:
     """The row of an option that decides a field of a serving engine; the native sampler does not use it."""
-    fields = dict.fromkeys(
-        f"rollout.engine.{options[key]}" for options in ENGINE_OPTIONS.values() if key in options
-    )
-
-    def not_passed(foreign: ForeignValues) -> str | None:
-        name = serving_engine(foreign)
-        return (
-            f"Trinity does not pass it to {name}"
-            if name is not None and key not in ENGINE_OPTIONS[name]
-            else None
-        )
-
+    field_of = {name: options[key] for name, options in ENGINE_OPTIONS.items() if key in options}
     return placement(
         f"{_MODEL}.{key}",
         _DEFAULTS[key],
         instead,
         value_type=ANY,
         supported=_supported(key),
-        inactive=not_passed,
-        fields=tuple(fields),
+        inactive=_passed_only_to(field_of),
+        fields=tuple(f"rollout.engine.{field}" for field in dict.fromkeys(field_of.values())),
         read=engine,
     )

@@ -125,7 +125,7 @@ def gpus(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def _data_parallel(foreign: ForeignValues) -> dict[str, Any]:
     size = foreign[_DATA_PARALLEL] if serving_engine(foreign) is not None else 1
-    return {"rollout.pool.engines": size} if size > 1 else {}
+    return {} if size == 1 else {"rollout.pool.engines": size}
 
 
 def _on_one_node(gpus: int, each: int, engine: str | None, releases: bool) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class ServingEngine:
         self._running += 1
         aborts = self._aborts
         try:
-            completion = await self._guarded(self._answered(self._backend.generate(request)))
+            completion = await self._answered(self._backend.generate(request))
         finally:
             self._running -= 1
         if completion.finish_reason == "abort" and self._aborts == aborts:
@@ -275,7 +275,7 @@ class ServingEngine:
         except InferenceError:
             coroutine.close()
             raise
-        self._thread.run(self._guarded(self._answered(coroutine)))
+        self._thread.run(self._answered(coroutine))
 
     async def _watch_processes(self) -> None:
         """End all calls when one of the library's processes has ended: the library may then never answer them."""
@@ -288,7 +288,7 @@ class ServingEngine:
             call.cancel()
 
     async def _answered(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of a call. Raises `EngineLostError` if one of the library's processes ends before."""
+        """The result of a call of the library. Raises `EngineLostError` if one of its processes ends before."""
         if self._ended is not None:
             coroutine.close()
             raise self._ended
@@ -300,17 +300,14 @@ class ServingEngine:
             if self._ended is not None:
                 raise self._ended from None
             raise
-        finally:
-            self._calls.discard(call)
-
-    async def _guarded(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine. Raises `EngineLostError` after the end of one of the library's processes."""
-        try:
-            return await coroutine
+        except EngineLostError:
+            raise
         except Exception as error:
             if (lost := await self._lost(error)) is not None:
                 raise lost from error
             raise
+        finally:
+            self._calls.discard(call)
 
     async def _lost(self, error: Exception) -> EngineLostError | None:
         """The error of a lost process, which the library may report later than the failure of a call."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _ADAPTER = "policy"
 _NO_STEPS, _GENERATED = (0.0,) * 6, 5
-"""SGLang's sums over its decoding steps, before the first, and the place of the generated tokens among them."""
+"""SGLang's sums over its decoding steps before the first step, and the index of the generated tokens among them."""
 _KV_CACHE = "kv_cache"
 """SGLang's name of the part of its memory that is freed where only an adapter is loaded."""
 
@@ -226,8 +226,8 @@ class SglangBackend(SglangFeatures):
 
     @property
     def processed_tokens(self) -> int:
-        """Tokens that SGLang's schedulers have computed, with those in their KV caches: they leave out slow steps of
-        the first, and the second changes with each step."""
+        """Tokens that SGLang's schedulers have counted, plus those in their KV caches: they do not count decoding
+        steps of more than 2 s, with which the KV caches still grow."""
         loads = self._front.load_snapshot_reader.read_all()
         return sum(
             load.total_prefill_uncached_tokens
