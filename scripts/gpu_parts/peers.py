@@ -24,9 +24,9 @@ def run_peers(options: Options) -> None:
         settings = quickstart_run(options, folder, "native", steps=4)
         data, rollouts = settings["data"], settings["algorithm"]["rollouts_per_task"]
         settings |= {"reward": f"{_PEERS}:vowels", "data": absolute(data, folder)}
-        for engine in engines():
+        for engine, section in engines(options).items():
             (folder / engine).mkdir()
-            steps = run_command(folder / engine, settings | {"rollout": {"engine": engine}})[1:]
+            steps = run_command(folder / engine, settings | {"rollout": {"engine": section}})[1:]
             seconds = statistics.median(each["time/step_seconds"] for each in steps)
             rows.append((f"Strop, {engine}", f"{seconds:.2f}", "see memory"))
         questions = (

@@ -15,9 +15,14 @@ from gpu_parts.options import Options
 from strop.models.tiny import make_model
 
 
-def engines() -> tuple[str, ...]:
-    """The inference engines that are installed."""
-    return ("native", "vllm") if installed("vllm") else ("native",)
+def engines(options: Options) -> dict[str, dict[str, Any]]:
+    """Sections of the inference engines that are installed, by name."""
+    sections: dict[str, dict[str, Any]] = {"native": {"type": "native"}}
+    if options.device.type == "cuda":
+        sections["native with CUDA graphs"] = {"type": "native", "cuda_graphs": True}
+    if installed("vllm"):
+        sections["vllm"] = {"type": "vllm"}
+    return sections
 
 
 def model_folder(options: Options, folder: Path) -> Path:

@@ -17,9 +17,9 @@ PHASES = ("sample", "reward", "update", "publish")
 def run_step(options: Options) -> None:
     """Phases of a step by engine, sampled tokens per second, and the log-prob gap of every load."""
     rows = []
-    for engine in engines():
+    for engine, section in engines(options).items():
         with tempfile.TemporaryDirectory() as name:
-            steps = run_command(Path(name), quickstart_run(options, Path(name), engine, steps=4))[1:]
+            steps = run_command(Path(name), quickstart_run(options, Path(name), section, steps=4))[1:]
             phases = [statistics.median(each[f"time/{phase}_seconds"] for each in steps) for phase in PHASES]
             gap = max(each.get("engine/logprob_gap", 0.0) for each in steps)
             difference = max(each.get("logprob_diff/mean_abs", 0.0) for each in steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from strop.inference.native.model.adapter import is_applicable
 from strop.inference.native.model.compaction import plan_compaction
 from strop.inference.native.model.decoder import NativeModelRunner
+from strop.inference.native.model.decoding_steps import DecodingSteps, DirectSteps
 from strop.inference.native.model.runner import Prompt
 from strop.inference.native.pending_request import PendingRequest, SampleCall, prompt_key
 from strop.inference.native.sequences import SequenceBatch
@@ -23,6 +24,7 @@ from strop.models.shared_weights import named_weights
 from strop.protocols import LowRankUpdate
 from strop.types import SampleRequest, SamplingParams
 from tests.fake_cuda.fake_models import SIZES, fake_adapted, fake_model
+from tests.inference.recorded_operators import CheckedSteps
 
 SAMPLINGS = {
     "plain": [SamplingParams(max_tokens=9), SamplingParams(max_tokens=5)],
@@ -34,25 +36,38 @@ SAMPLINGS = {
 }
 
 
+STEPS = {"called": DirectSteps, "as recorded": CheckedSteps}
+"""Steps as a plain engine calls them, and as a CUDA graph would record them: nothing comes from the host's memory."""
+
+
 def runner_of(
-    model: PreTrainedModel, adapter: Mapping[str, LowRankUpdate] | None = None
+    model: PreTrainedModel, steps: DecodingSteps, adapter: Mapping[str, LowRankUpdate] | None = None
 ) -> NativeModelRunner:
     return NativeModelRunner(
-        model.config, named_weights(model), device=torch.device("cuda"), dtype=torch.bfloat16, adapter=adapter
+        model.config,
+        named_weights(model),
+        device=torch.device("cuda"),
+        dtype=torch.bfloat16,
+        adapter=adapter,
+        steps=steps,
     )
 
 
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
-def test_prefill_and_decoding(gpu: torch.device, family: str) -> None:
-    check_prefill_and_decoding(runner_of(fake_model(family)))
+def test_prefill_and_decoding(gpu: torch.device, family: str, steps: Callable[[], DecodingSteps]) -> None:
+    check_prefill_and_decoding(runner_of(fake_model(family), steps()))
 
 
-def test_prefill_and_decoding_with_an_unmerged_adapter(gpu: torch.device) -> None:
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
+def test_prefill_and_decoding_with_an_unmerged_adapter(
+    gpu: torch.device, steps: Callable[[], DecodingSteps]
+) -> None:
     adapted = fake_adapted(fake_model("qwen2"), "all-linear")
     adapter = low_rank_updates(adapted)
     assert adapter is not None
     assert is_applicable(adapter, torch.bfloat16)
-    check_prefill_and_decoding(runner_of(base_model(adapted), adapter))
+    check_prefill_and_decoding(runner_of(base_model(adapted), steps(), adapter))
 
 
 def check_prefill_and_decoding(runner: NativeModelRunner) -> None:

@@ -36,6 +36,9 @@ class NativeEngineConfig(ProcessTimeoutsConfig):
     """Sample from a copy of the adapted weights with the LoRA adapter merged: the samples are, bit for bit, those of an
     explorer in a separate process; the rounding of the merged weights is not the trainer's. False applies the
     adapter without a copy, in the trainer's process."""
+    cuda_graphs: bool = False
+    """On a GPU, record the kernels of a decoding step and repeat them while sequences neither join nor leave in large
+    numbers; for Llama-style models. Not yet tried on a GPU. Without one it has no effect, as the engine's description says."""
 
 
 class ServingEngineConfig(ProcessTimeoutsConfig):

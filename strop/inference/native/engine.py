@@ -17,6 +17,7 @@ from strop.errors import InferenceError
 from strop.inference.native.model.adapter import is_applicable
 from strop.inference.native.model.architecture import native_unsupported_reason
 from strop.inference.native.model.decoder import NativeModelRunner
+from strop.inference.native.model.decoding_steps import CudaGraphRecorder, RecordedSteps
 from strop.inference.native.model.huggingface import HuggingFaceModelRunner
 from strop.inference.native.model.runner import ModelRunner
 from strop.inference.native.pending_request import PendingRequest, SampleCall, prompt_key
@@ -82,6 +83,8 @@ class NativeEngine:
             dtype = getattr(torch, section.dtype)
         self._fallback_reason = native_unsupported_reason(config)
         device = torch.device(device)
+        graphs = section.cuda_graphs and device.type == "cuda" and self._fallback_reason is None
+        self._lacks_graphs = section.cuda_graphs and not graphs
         runner: ModelRunner
         applied = None if section.merge_lora else unmerged
         if applied is not None and not is_applicable(applied.adapter, dtype):
@@ -94,6 +97,7 @@ class NativeEngine:
                 dtype=dtype,
                 image_processor=image_processor,
                 adapter=None if applied is None else applied.adapter,
+                steps=RecordedSteps(CudaGraphRecorder(device)) if graphs else None,
             )
         else:
             runner = HuggingFaceModelRunner(
@@ -189,10 +193,12 @@ class NativeEngine:
             call.fail(error)
 
     def describe(self) -> str:
-        """One line: forward pass, data type, weights used in place, and why it is not the native forward."""
+        """One line: forward pass, data type, weights used in place, why it is not the native forward, and whether it
+        cannot record CUDA graphs."""
         in_place = f"{100 * self._runner.shared_fraction():.0f} % of the weights used in place"
         reason = "" if self._fallback_reason is None else f" ({self._fallback_reason})"
-        return f"{self._runner.describe()}, {in_place}{reason}"
+        graphs = ", no CUDA graphs without a GPU and the native forward" if self._lacks_graphs else ""
+        return f"{self._runner.describe()}, {in_place}{reason}{graphs}"
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Completions in the order of the requests.

@@ -47,6 +47,12 @@ class AppliedAdapter:
                 updates.pop(name, None)
             yield name, weight
 
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Both matrices of each update."""
+        for updates in self._updates.values():
+            for each in updates.values():
+                yield from (each.update.a, each.update.b)
+
     def add_to(self, output: torch.Tensor, x: torch.Tensor, weight: StackedWeight) -> torch.Tensor:
         """Add the updates of a weight to its product with `x` [n, in], in place; rounded as in training."""
         for each in self._updates.get(weight, _NONE).values():

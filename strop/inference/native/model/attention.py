@@ -10,7 +10,7 @@ as in Hydragen (arXiv 2402.05099). Scores of prompt and own tokens go through on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from strop.transfers import to_device
 
 @dataclass(frozen=True, slots=True)
 class PromptSharing:
-    """Assignment of rows to prompts, rebuilt only when rows change."""
+    """Assignment of rows to prompts, rebuilt only when rows change. R, G and N may count some that are not in use."""
 
     rows_per_prompt: int
     """N"""
@@ -30,22 +30,40 @@ class PromptSharing:
     unstack: torch.Tensor
     """[R K] Index in [G K N] of each row's results."""
 
+    def replaced_by(self, other: PromptSharing) -> PromptSharing:
+        """The other assignment, in the memory of this one if it has the same sizes."""
+        sizes = [(each.rows_per_prompt, each.stack.shape, each.unstack.shape) for each in (self, other)]
+        if sizes[0] != sizes[1]:
+            return other
+        self.stack.copy_(other.stack)
+        self.unstack.copy_(other.unstack)
+        return self
+
 
 def build_prompt_sharing(
-    slots: Sequence[int], prompts: int, kv_heads: int, device: torch.device
+    slots: Sequence[int],
+    prompts: int,
+    kv_heads: int,
+    device: torch.device,
+    padded_count: Callable[[int], int] = int,
 ) -> PromptSharing:
-    """Build the assignment on the host, from the prompt slot [R] of each row."""
+    """Build the assignment on the host, from the prompt slot of each row in use.
+
+    `padded_count` gives the numbers R, G and N for those in use. A row that is not in use gets another row's results.
+    """
     by_row = np.array(slots, dtype=np.int64)
     counts = np.bincount(by_row, minlength=prompts)
-    largest = int(counts.max())
+    largest = padded_count(int(counts.max()))
     by_prompt = np.argsort(by_row, kind="stable")
     starts = counts.cumsum() - counts
     index_in_prompt = np.empty_like(by_row)
     index_in_prompt[by_prompt] = np.arange(len(by_row)) - starts[by_row[by_prompt]]
     heads = np.arange(kv_heads)
-    unstack = ((by_row[:, None] * kv_heads + heads) * largest + index_in_prompt[:, None]).ravel()
-    stack = np.zeros(prompts * kv_heads * largest, dtype=np.int64)
-    stack[unstack] = np.arange(len(unstack))
+    used = ((by_row[:, None] * kv_heads + heads) * largest + index_in_prompt[:, None]).ravel()
+    stack = np.zeros(padded_count(prompts) * kv_heads * largest, dtype=np.int64)
+    stack[used] = np.arange(len(used))
+    unstack = np.zeros(padded_count(len(slots)) * kv_heads, dtype=np.int64)
+    unstack[: len(used)] = used
     return PromptSharing(largest, to_device(stack, device), to_device(unstack, device))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from strop.inference.native.model.attention import (
     shared_prompt_attention,
 )
 from strop.inference.native.model.compaction import Compaction
+from strop.inference.native.model.decoding_steps import DecodingSteps, DirectSteps
 from strop.inference.native.model.kv_cache import KvCache, padded_width
 from strop.inference.native.model.rope import RotaryTable, rotate
+from strop.inference.native.model.row_positions import RowPositions
 from strop.inference.native.model.runner import Prompt
 from strop.inference.native.model.vision_tower import EmbeddedPrompts, NativeVisionTower
 from strop.inference.native.model.weights import (
@@ -33,27 +35,12 @@ from strop.inference.native.model.weights import (
 )
 from strop.models.vision.embedding import takes_images
 from strop.protocols import ImageProcessor, LowRankUpdate
-from strop.transfers import to_device
 
 PREFILL_CHUNK_TOKENS = 8192
 """Maximum number of prompt tokens in one forward pass; a longer prompt goes through alone."""
 
 _LANGUAGE_MODEL = "model.language_model."
 """Prefix of the decoder's names in a model with a vision tower, which is `model.` without one."""
-
-
-@dataclass(slots=True)
-class RowPositions:
-    """Position of each row in its sequence."""
-
-    slots: list[int]
-    """[R] Slot of the row's prompt, on the host."""
-    prompt_tokens: torch.Tensor
-    """[R] int64"""
-    first_positions: torch.Tensor
-    """[R] int64 Position of the first sampled token; below `prompt_tokens` after a prompt with images."""
-    own_tokens: torch.Tensor
-    """[R] int64 Number of the row's sampled tokens in the cache."""
 
 
 class NativeModelRunner:
@@ -71,8 +58,10 @@ class NativeModelRunner:
         dtype: torch.dtype,
         image_processor: Callable[[], ImageProcessor] | None = None,
         adapter: Mapping[str, LowRankUpdate] | None = None,
+        steps: DecodingSteps | None = None,
     ) -> None:
-        """`adapter` has updates that the forward pass applies to weights, by the weight's name.
+        """`adapter` has updates that the forward pass applies to weights, by the weight's name. `steps` runs the
+        decoding steps; None calls them.
 
         Raises `ModelError` for weights that do not fit the configuration.
         """
@@ -91,7 +80,7 @@ class NativeModelRunner:
         check_complete(self._matrices)
         self._adapter.apply(self._weights.matrices(), adapter or {})
         self._rope = RotaryTable(config, device, dtype)
-        self._sharing: PromptSharing | None = None
+        self._steps = DirectSteps() if steps is None else steps
         self._own = KvCache(arch, device, dtype)
         self._prompts = KvCache(arch, device, dtype)
         self.clear()
@@ -125,7 +114,8 @@ class NativeModelRunner:
 
     def cache_tokens_needed(self, rows: int, row_tokens: int, prompts: int, prompt_tokens: int) -> int:
         """Own tokens of all rows, and each prompt once."""
-        return rows * padded_width(row_tokens) + prompts * padded_width(prompt_tokens)
+        slots = self._steps.padded_count(rows), self._steps.padded_count(prompts)
+        return slots[0] * padded_width(row_tokens) + slots[1] * padded_width(prompt_tokens)
 
     def should_admit(self, joining: int, running: int) -> bool:
         """Always True: new rows go through the model together with the running ones."""
@@ -134,10 +124,11 @@ class NativeModelRunner:
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Prompt]) -> torch.Tensor:
         """[prompts, V] logits after each prompt."""
-        first = self._prompts.count
+        first = len(self._prompt_lengths)
         lengths = [len(prompt.token_ids) for prompt in prompts]
         self._prompt_lengths += lengths
-        self._prompts.resize(first + len(prompts), max(self._prompt_lengths))
+        count = self._steps.padded_count(len(self._prompt_lengths))
+        self._prompts.resize(count, max(self._prompt_lengths))
         hidden = [
             self._prefill(prompts[chunk.start : chunk.stop], first + chunk.start)
             for chunk in _prefill_chunks(lengths, PREFILL_CHUNK_TOKENS)
@@ -146,36 +137,101 @@ class NativeModelRunner:
 
     def add_rows(self, slots: Sequence[int]) -> None:
         """Append rows at the ends of their prompts."""
-        rows = self._rows
-        rows.slots += slots
-        lengths = to_device(np.array([self._prompt_lengths[slot] for slot in slots]), self.device)
-        rows.prompt_tokens = torch.cat((rows.prompt_tokens, lengths))
-        positions = to_device(np.array([self._next_positions[slot] for slot in slots]), self.device)
-        rows.first_positions = torch.cat((rows.first_positions, positions))
-        rows.own_tokens = torch.cat((rows.own_tokens, torch.zeros_like(lengths)))
-        self._own_lengths += [0] * len(slots)
-        self._own.resize(len(rows.slots), max(self._own_lengths) + 1)
-        self._sharing = None
+        self._rows.add(
+            slots,
+            [self._prompt_lengths[slot] for slot in slots],
+            [self._next_positions[slot] for slot in slots],
+        )
+        self._resize_rows()
+        self._sharing_is_current = False
 
     @torch.no_grad()
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[R, V] logits after each row's next token."""
-        arch, rows = self._arch, self._rows
-        self._own.resize(len(tokens), max(self._own_lengths) + 1)
-        if self._sharing is None:
-            self._sharing = build_prompt_sharing(rows.slots, self._prompts.count, arch.kv_heads, self.device)
-        sharing = self._sharing
-        positions = rows.first_positions + rows.own_tokens
-        cos, sin = self._rope.at(positions, max(self._prompt_lengths) + self._own.width)
+        """[R, V] logits after each row's next token; valid until the next step."""
+        self._resize_rows()
+        self._prompts.resize(self._steps.padded_count(len(self._prompt_lengths)), self._prompts.width)
+        self._rope.reserve(max(self._prompt_lengths) + self._own.width)
+        self._rows.next_tokens[: len(tokens)] = tokens
+        sharing = self._share_prompts()
+        logits = self._steps.run(partial(self._step, sharing), self._memory(sharing))
+        self._rows.advance()
+        return logits[: len(tokens)]
+
+    def compact_rows(self, compaction: Compaction) -> None:
+        """Remove finished rows; their memory is freed when none remains."""
+        self._rows.compact(compaction)
+        self._own.compact(compaction)
+        self._sharing_is_current = False
+        if compaction.after == 0:
+            self._own.clear()
+            self._steps.clear()
+
+    def compact_prompts(self, compaction: Compaction) -> None:
+        """Remove prompts, and update the slots of the rows."""
+        compaction.apply_to_list(self._prompt_lengths)
+        compaction.apply_to_list(self._next_positions)
+        self._prompts.compact(compaction)
+        self._rows.slots = compaction.new_indices()[self._rows.slots].tolist()
+        self._sharing_is_current = False
+        if compaction.after == 0:
+            self._prompts.clear()
+
+    def clear(self) -> None:
+        """Remove all rows and prompts, and free the cache."""
+        self._own.clear()
+        self._prompts.clear()
+        self._rows = RowPositions(self.device)
+        self._prompt_lengths: list[int] = []
+        self._next_positions: list[int] = []
+        """Position after each prompt."""
+        self._sharing: PromptSharing | None = None
+        self._sharing_is_current = False
+        self._steps.clear()
+
+    def _resize_rows(self) -> None:
+        """Resize rows and their cache to what the next step computes."""
+        count = self._steps.padded_count(len(self._rows))
+        self._rows.reserve(count)
+        self._own.resize(count, self._rows.longest + 1)
+
+    def _share_prompts(self) -> PromptSharing:
+        """Assignment of the current rows to prompts, in the memory of the last one if it has the same sizes."""
+        if self._sharing is None or not self._sharing_is_current:
+            built = build_prompt_sharing(
+                self._rows.slots,
+                len(self._prompt_lengths),
+                self._arch.kv_heads,
+                self.device,
+                self._steps.padded_count,
+            )
+            self._sharing = built if self._sharing is None else self._sharing.replaced_by(built)
+            self._sharing_is_current = True
+        return self._sharing
+
+    def _memory(self, sharing: PromptSharing) -> Iterator[torch.Tensor]:
+        """Every tensor that a decoding step reads or changes."""
+        rows = self._rows
+        yield from (rows.next_tokens, rows.prompt_tokens, rows.first_positions, rows.own_tokens)
+        yield from (sharing.stack, sharing.unstack, *self._rope.tables)
+        for number in range(self._arch.layers):
+            yield from (*self._own.layer(number), *self._prompts.layer(number))
+        yield from (matrix.tensor for matrix in self._weights.matrices())
+        yield from self._adapter.tensors()
+
+    def _step(self, sharing: PromptSharing) -> torch.Tensor:
+        """[rows, V] logits after each row's next token, whose keys and values it stores."""
+        arch, rows, count = self._arch, self._rows, self._own.count
+        prompt_tokens, own_tokens = rows.prompt_tokens[:count], rows.own_tokens[:count]
+        cos, sin = self._rope.at(rows.first_positions[:count] + own_tokens)
         masks = {
             window: attention_mask(
-                rows.prompt_tokens, rows.own_tokens + 1, self._prompts.width, self._own.width, window
+                prompt_tokens, own_tokens + 1, self._prompts.width, self._own.width, window
             )
             for window in set(arch.sliding_windows)
         }
-        heads = torch.arange(len(tokens) * arch.kv_heads, device=self.device).view(len(tokens), -1)
-        cache_indices = (heads * self._own.width + rows.own_tokens[:, None]).flatten()
-        x = F.embedding(tokens, self._weights.embedding.tensor)
+        heads = torch.arange(count * arch.kv_heads, device=self.device).view(count, -1)
+        cache_indices = (heads * self._own.width + own_tokens[:, None]).flatten()
+        x = F.embedding(rows.next_tokens[:count], self._weights.embedding.tensor)
         for number, layer in enumerate(self._weights.layers):
             queries_keys, values = self._project(layer, x, cos, sin)
             own = self._own.layer(number)
@@ -186,46 +242,8 @@ class NativeModelRunner:
                 queries_keys[:, : arch.heads], prompt, own, sharing, masks[arch.sliding_windows[number]]
             )
             x = self._output_and_mlp(layer, x, attended)
-        rows.own_tokens += 1
-        self._own_lengths[:] = [length + 1 for length in self._own_lengths]
+        own_tokens += 1
         return F.linear(self._norm(x, self._weights.norm), self._weights.head.tensor)
-
-    def compact_rows(self, compaction: Compaction) -> None:
-        """Remove finished rows; their memory is freed when none remains."""
-        rows = self._rows
-        compaction.apply_to_list(rows.slots)
-        for name in ("prompt_tokens", "first_positions", "own_tokens"):
-            column = getattr(rows, name)
-            compaction.apply(column)
-            setattr(rows, name, column[: compaction.after])
-        compaction.apply_to_list(self._own_lengths)
-        self._own.compact(compaction)
-        self._sharing = None
-        if compaction.after == 0:
-            self._own.clear()
-
-    def compact_prompts(self, compaction: Compaction) -> None:
-        """Remove prompts, and update the slots of the rows."""
-        compaction.apply_to_list(self._prompt_lengths)
-        compaction.apply_to_list(self._next_positions)
-        self._prompts.compact(compaction)
-        self._rows.slots = compaction.new_indices()[self._rows.slots].tolist()
-        self._sharing = None
-        if compaction.after == 0:
-            self._prompts.clear()
-
-    def clear(self) -> None:
-        """Remove all rows and prompts, and free the cache."""
-        self._own.clear()
-        self._prompts.clear()
-        none = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self._rows = RowPositions([], none, none, none)
-        self._own_lengths: list[int] = []
-        """`own_tokens` of each row on the host, so that a step does not wait for the device."""
-        self._prompt_lengths: list[int] = []
-        self._next_positions: list[int] = []
-        """Position after each prompt."""
-        self._sharing = None
 
     def _prefill(self, prompts: Sequence[Prompt], first: int) -> torch.Tensor:
         """[prompts, hidden] states of the last tokens; keys and values go to the slots from `first` on."""
@@ -234,7 +252,8 @@ class NativeModelRunner:
         embedded = self._embed(prompts)
         self._next_positions += [int(each.max()) + 1 for each in embedded.positions]
         positions = torch.from_numpy(np.concatenate(embedded.positions, axis=-1)).to(self.device, torch.int64)
-        cos, sin = self._rope.at(positions, max(lengths))
+        self._rope.reserve(max(lengths))
+        cos, sin = self._rope.at(positions)
         x = embedded.hidden
         for number, layer in enumerate(self._weights.layers):
             queries_keys, values = self._project(layer, x, cos, sin)

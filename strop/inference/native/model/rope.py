@@ -22,10 +22,18 @@ class RotaryTable:
         self._like = torch.empty(0, device=device, dtype=dtype)
         self._cos = self._sin = self._like
 
-    def at(self, positions: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and signed sin, [n, 1, head_dim] each, of positions [n] or [3, n] below `length`."""
+    @property
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and signed sin of all positions, [length, 1, head_dim] each."""
+        return self._cos, self._sin
+
+    def reserve(self, length: int) -> None:
+        """Compute the positions below `length`."""
         if length > len(self._cos):
             self._grow(max(length, 2 * len(self._cos), 256))
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and signed sin, [n, 1, head_dim] each, of reserved positions [n] or [3, n]."""
         if positions.ndim == 1:
             return self._cos[positions], self._sin[positions]
         assert self._dimensions is not None

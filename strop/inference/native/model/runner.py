@@ -68,7 +68,7 @@ class ModelRunner(Protocol):
         ...
 
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[R, V] logits after each row's next token [R]."""
+        """[R, V] logits after each row's next token [R]; valid until the next call."""
         ...
 
     def compact_rows(self, compaction: Compaction) -> None:

@@ -1,0 +1,111 @@
+"""Stand-in for CUDA graphs on a CPU: recorded operators that repeat with the same memory and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from strop.inference.native.model.decoding_steps import DirectSteps, RecordedSteps, Step
+
+
+class OperatorRecorder:
+    """Records steps, and counts how often each was replayed."""
+
+    def __init__(self) -> None:
+        self.replays: list[int] = []
+
+    def __call__(self, step: Step) -> RecordedOperators:
+        self.replays.append(0)
+        return RecordedOperators(step, self)
+
+
+class RecordedOperators:
+    """Operators of a step. Recording runs them, unlike that of a CUDA graph: the first replay is the recording."""
+
+    def __init__(self, step: Step, recorder: OperatorRecorder) -> None:
+        self._recorder = recorder
+        with _Calls() as recorded:
+            self.result = step()
+        self._calls = recorded.calls
+
+    def replay(self) -> None:
+        self._recorder.replays[-1] += 1
+        if self._recorder.replays[-1] == 1:
+            return
+        for function, arguments, options, results in self._calls:
+            again = function(*arguments, **options)
+            for recorded, new in zip(_tensors(results), _tensors(again), strict=True):
+                if recorded.data_ptr() != new.data_ptr():  # neither a view nor a change in place
+                    recorded.copy_(new)
+
+
+class CheckedSteps(DirectSteps):
+    """Calls steps for as many rows as recordings have, and checks that they use their memory and nothing else."""
+
+    padded_count = RecordedSteps.padded_count
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def run(self, step: Step, memory: Iterable[torch.Tensor]) -> torch.Tensor:
+        self.steps += 1
+        with _OnlyMemory(memory):
+            return step()
+
+
+class _Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+
+class _OnlyMemory(TorchDispatchMode):
+    def __init__(self, memory: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        known = list(memory)
+        self._storages = {_storage(tensor) for tensor in known}
+        self._device = known[0].device
+        self._created: list[torch.Tensor] = []
+        """Kept, so that no other tensor gets their memory."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        for tensor in _tensors((args, kwargs)):
+            assert tensor.device == self._device, f"{func} reads a tensor of {tensor.device}"
+            assert _storage(tensor) in self._storages, (
+                f"{func} reads a tensor that is not in the step's memory"
+            )
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            assert tensor.device == self._device, f"{func} makes a tensor on {tensor.device}"
+            self._storages.add(_storage(tensor))
+            self._created.append(tensor)
+        return result
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    return (each for each in tree_leaves(values) if isinstance(each, torch.Tensor))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
