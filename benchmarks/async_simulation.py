@@ -1,6 +1,6 @@
 """Simulated steps of GRPO on 16 to 1,024 H100 GPUs, by synchronization style, staleness and split of the GPUs.
 
-    make evidence ARGS=async_simulation                # updates docs/scaling.md; some minutes
+    make evidence ARGS=async_simulation                # updates docs/scaling.md; about ten minutes
     .venv/bin/python benchmarks/async_simulation.py    # prints the tables, and draws docs/async-simulation.png
 
 Nothing is trained or sampled: `async_loop.py` simulates the loop, with times of a model of 7B from published hardware
@@ -46,8 +46,9 @@ KV_BYTES = 2 * 2 * 28 * 4 * 128
 WEIGHT_BYTES = 2 * SHAPE.parameters
 ADAPTER = H100.between_nodes / 8
 """Bytes per second of one network adapter, by which the trainer sends weights."""
-STEPS = 8
-"""Number of steps whose mean a figure is."""
+FIRST, STEPS = 40, 8
+"""Steps that are left out, and steps whose mean a figure is. The longest response takes as long as 11 of the fastest
+steps, and a run needs several times that until its staleness is that of later steps."""
 PLOT = Path(__file__).parents[1] / "docs" / "async-simulation.png"
 MARKERS = "os^vDP"
 """Mark of each variant in the picture."""
@@ -146,9 +147,9 @@ def split_loop(variant: Variant, ranks: int, engines: int, sigma: float) -> Loop
 
 
 def outcome(loop: Loop) -> Outcome:
-    """Simulate a run after its first steps, in which the explorer gets ahead."""
+    """Simulate a run after its first steps, in which the explorer gets ahead and staleness grows."""
     ahead = loop.style.max_buffered_steps or loop.capacity_groups // PROMPTS
-    return simulate(loop, steps=ahead + 4 + STEPS, first=ahead + 4, beyond=ahead)
+    return simulate(loop, steps=FIRST + STEPS, first=FIRST, beyond=ahead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 
-from async_loop import simulate
-from async_settings import Loop, Outcome
-from async_simulation import TAILS, Variant, split_loop
+from async_settings import Outcome
+from async_simulation import TAILS, Variant, outcome, split_loop
 
 from strop.config.schema.synchronizer import (
     BoundedStyleConfig,
@@ -28,9 +27,6 @@ from strop.config.units import Amount
 
 ENGINES = 1024
 RANKS = (64, 256, 1024)
-FIRST, STEPS = 40, 8
-"""Steps that are left out, and steps whose mean a figure is. The longest response takes as long as 11 of the fastest
-steps, and a run needs several times that until its staleness is that of later steps."""
 
 
 def _bounded(staleness: int, concurrency: int) -> Variant:
@@ -52,11 +48,6 @@ VARIANTS = (
 
 Key = tuple[str, int]
 """Title of a variant, and GPUs that train."""
-
-
-def outcome(loop: Loop) -> Outcome:
-    """Simulate a run after its first steps."""
-    return simulate(loop, steps=FIRST + STEPS, first=FIRST)
 
 
 def sweep(pool: ProcessPoolExecutor) -> dict[Key, Outcome]:
