@@ -48,11 +48,7 @@ class CheckedSteps(DirectSteps):
 
     padded_count = RecordedSteps.padded_count
 
-    def __init__(self) -> None:
-        self.steps = 0
-
     def run(self, step: Step, memory: Iterable[torch.Tensor]) -> torch.Tensor:
-        self.steps += 1
         with _OnlyMemory(memory):
             return step()
 
