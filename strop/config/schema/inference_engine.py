@@ -38,7 +38,8 @@ class NativeEngineConfig(ProcessTimeoutsConfig):
     adapter without a copy, in the trainer's process."""
     cuda_graphs: bool = False
     """On a GPU, record the kernels of a decoding step and repeat them while sequences neither join nor leave in large
-    numbers; for Llama-style models. Not yet tried on a GPU. Without one it has no effect, as the engine's description says."""
+    numbers; for Llama-style models. Not yet tried on a GPU. Without one it has no effect, and the engine's description
+    says so."""
 
 
 class ServingEngineConfig(ProcessTimeoutsConfig):
