@@ -119,7 +119,7 @@ def test_weights_that_change_between_two_steps_are_used(
 
 async def changed_after_eight_steps(engine: NativeEngine, change: Callable[[], None]) -> list[Completion]:
     answers = asyncio.create_task(engine.sample(REQUESTS))
-    while engine.stats.generated_tokens < 8 * len(REQUESTS):
+    while not answers.done() and engine.stats.generated_tokens < 8 * len(REQUESTS):
         await asyncio.sleep(0)
     change()
     return await answers
