@@ -1,6 +1,6 @@
 """Simulated steps of GRPO on 16 to 1,024 H100 GPUs, by synchronization style, staleness and split of the GPUs.
 
-    make evidence ARGS=async_simulation                # updates docs/scaling.md; about ten minutes
+    make evidence ARGS=async_simulation                # updates docs/scaling.md; about five minutes
     .venv/bin/python benchmarks/async_simulation.py    # prints the tables, and draws docs/async-simulation.png
 
 Nothing is trained or sampled: `async_loop.py` simulates the loop, with times of a model of 7B from published hardware

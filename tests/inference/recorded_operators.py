@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,9 +37,9 @@ class RecordedOperators:
         self._recorder.replays[-1] += 1
         if self._recorder.replays[-1] == 1:
             return
-        for function, arguments, options, results in self._calls:
-            again = function(*arguments, **options)
-            for recorded, new in zip(_tensors(results), _tensors(again), strict=True):
+        for call in self._calls:
+            again = call.function(*call.arguments, **call.options)
+            for recorded, new in zip(_tensors(call.results), _tensors(again), strict=True):
                 if recorded.data_ptr() != new.data_ptr():  # neither a view nor a change in place
                     recorded.copy_(new)
 
@@ -49,35 +50,35 @@ class CheckedSteps(DirectSteps):
     padded_count = RecordedSteps.padded_count
 
     def run(self, step: Step, memory: Iterable[torch.Tensor]) -> torch.Tensor:
-        with _OnlyMemory(memory):
-            return step()
-
-
-class _Calls(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, result))
+        with _Calls() as recorded:
+            result = step()
+        known = list(memory)
+        device, storages = known[0].device, {_storage(tensor) for tensor in known}
+        for call in recorded.calls:
+            for tensor in _tensors((call.arguments, call.options)):
+                assert _storage(tensor) in storages, (
+                    f"{call.function} reads a tensor that is not in the step's memory"
+                )
+            for tensor in _tensors(call.results):
+                assert tensor.device == device, f"{call.function} makes a tensor on {tensor.device}"
+                storages.add(_storage(tensor))
         return result
 
 
-class _OnlyMemory(TorchDispatchMode):
-    def __init__(self, memory: Iterable[torch.Tensor]) -> None:
+@dataclass(frozen=True)
+class _Call:
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    results: Any
+
+
+class _Calls(TorchDispatchMode):
+    """Keeps all tensors of a step, so that none gets the memory of another."""
+
+    def __init__(self) -> None:
         super().__init__()
-        known = list(memory)
-        self._storages = {_storage(tensor) for tensor in known}
-        self._device = known[0].device
-        self._created: list[torch.Tensor] = []
-        """Kept, so that no other tensor gets their memory."""
+        self.calls: list[_Call] = []
 
     def __torch_dispatch__(
         self,
@@ -86,16 +87,8 @@ class _OnlyMemory(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        for tensor in _tensors((args, kwargs)):
-            assert tensor.device == self._device, f"{func} reads a tensor of {tensor.device}"
-            assert _storage(tensor) in self._storages, (
-                f"{func} reads a tensor that is not in the step's memory"
-            )
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
-            assert tensor.device == self._device, f"{func} makes a tensor on {tensor.device}"
-            self._storages.add(_storage(tensor))
-            self._created.append(tensor)
+        self.calls.append(_Call(func, args, kwargs or {}, result))
         return result
 
 

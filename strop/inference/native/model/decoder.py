@@ -137,18 +137,19 @@ class NativeModelRunner:
 
     def add_rows(self, slots: Sequence[int]) -> None:
         """Append rows at the ends of their prompts."""
+        self._rows.reserve(self._steps.padded_count(len(self._rows) + len(slots)))
         self._rows.add(
             slots,
             [self._prompt_lengths[slot] for slot in slots],
             [self._next_positions[slot] for slot in slots],
         )
-        self._resize_rows()
+        self._resize_own()
         self._sharing_is_current = False
 
     @torch.no_grad()
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
         """[R, V] logits after each row's next token; valid until the next step."""
-        self._resize_rows()
+        self._resize_own()
         self._prompts.resize(self._steps.padded_count(len(self._prompt_lengths)), self._prompts.width)
         self._rope.reserve(max(self._prompt_lengths) + self._own.width)
         self._rows.next_tokens[: len(tokens)] = tokens
@@ -188,11 +189,9 @@ class NativeModelRunner:
         self._sharing_is_current = False
         self._steps.clear()
 
-    def _resize_rows(self) -> None:
-        """Resize rows and their cache to what the next step computes."""
-        count = self._steps.padded_count(len(self._rows))
-        self._rows.reserve(count)
-        self._own.resize(count, self._rows.longest + 1)
+    def _resize_own(self) -> None:
+        """Resize the cache of the rows' own tokens to what the next step stores."""
+        self._own.resize(self._steps.padded_count(len(self._rows)), self._rows.longest + 1)
 
     def _share_prompts(self) -> PromptSharing:
         """Assignment of the current rows to prompts, in the memory of the last one if it has the same sizes."""

@@ -63,11 +63,10 @@ class RowPositions:
             self._columns = torch.cat((self._columns, self._columns.new_zeros(4, missing)), dim=1)
 
     def add(self, slots: Sequence[int], prompt_tokens: Sequence[int], first_positions: Sequence[int]) -> None:
-        """Append rows without sampled tokens."""
+        """Append rows without sampled tokens, for which memory is reserved."""
         first = len(self)
         self.slots += slots
         self._lengths += [0] * len(slots)
-        self.reserve(len(self))
         none: list[int] = [0] * len(slots)
         added: IntArray = np.array([none, prompt_tokens, first_positions, none])
         self._columns[:, first : len(self)] = to_device(added, self._device)
