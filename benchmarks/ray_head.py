@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from strop.workers.network import LOOPBACK, find_free_port
+from free_port import find_free_port
+
+from strop.workers.network import LOOPBACK
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 120

@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from free_port import find_free_port
 from ray_head import ray_head
 
-from strop.workers.network import LOOPBACK, find_free_port
+from strop.workers.network import LOOPBACK
 
 ROOT = Path(__file__).parents[1]
 DEEPSPEED = {

@@ -1,4 +1,4 @@
-"""Network addresses of this machine: for a Ray cluster's nodes, free ports, and interfaces."""
+"""Network addresses and interfaces of this machine."""
 
 from __future__ import annotations
 
@@ -27,12 +27,6 @@ def node_address() -> str:
     from ray.util import get_node_ip_address
 
     return str(get_node_ip_address())  # type: ignore[no-untyped-call]
-
-
-def find_free_port(host: str) -> int:
-    """A port of this machine at `host` on which no process listens at the moment."""
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def source_address(host: str, port: int) -> str:

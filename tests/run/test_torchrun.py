@@ -15,10 +15,11 @@ import pytest
 import yaml
 
 import strop
+from benchmarks.free_port import find_free_port
 from strop.errors import ConfigError, PlacementError, TrainingError
 from strop.run.distributed.torchrun import ADDRESS_FILE, require_torchrun_ranks
 from strop.training.ranks.available import on_available_ranks
-from strop.workers.network import LOOPBACK, find_free_port
+from strop.workers.network import LOOPBACK
 from strop.workers.torchrun import torchrun_process
 from tests.files import digest
 

@@ -44,8 +44,8 @@ def in_the_first_collective(channel: Channel) -> None:
     if spec.rank == spec.ranks - 1:
         original = rendezvous_module.init_process_group
 
-        def init_and_die(spec: RankSpec) -> None:
-            original(spec)
+        def init_and_die(spec: RankSpec, listening: None) -> None:
+            original(spec, listening)
             die()
 
         setattr(rank_worker, "init_process_group", init_and_die)  # noqa: B010  (not exported)

@@ -11,7 +11,7 @@ import pytest
 from strop.errors import DataError, InferenceError
 from strop.workers.child_process import ErrorReport, describe_exit, spawn_module
 from strop.workers.messages import RemoteFailure
-from strop.workers.network import LOOPBACK, find_free_port, interface_of, source_address
+from strop.workers.network import LOOPBACK, interface_of, source_address
 from strop.workers.restarts import RestartBudget
 from strop.workers.waiting import wait_until
 
@@ -58,9 +58,8 @@ def test_a_condition_is_polled_until_the_timeout() -> None:
 
 
 def test_addresses_of_this_machine() -> None:
-    port = find_free_port(LOOPBACK)
-    with socket.create_server((LOOPBACK, port)):
-        assert source_address(LOOPBACK, port) == LOOPBACK
+    with socket.create_server((LOOPBACK, 0)) as server:
+        assert source_address(LOOPBACK, server.getsockname()[1]) == LOOPBACK
     if sys.platform == "linux":
         assert interface_of(LOOPBACK) == "lo"
     assert interface_of("192.0.2.1") is None

@@ -20,7 +20,7 @@ from strop.protocols import FileChecksum
 from strop.training.ranks.messages import RankMessage, RankSpec, SaveCheckpoint
 from strop.training.ranks.rank_worker import RankWorker
 from strop.training.ranks.remote_rank import RankWatch, RemoteRank, check_replies, gather_results, raise_cause
-from strop.training.ranks.rendezvous import choose_init_method
+from strop.training.ranks.rendezvous import open_rendezvous
 from strop.training.ranks.sharded_save import gather_written_files
 from strop.training.zero.library import close_deepspeed
 from strop.workers.start import LOCAL, AgentPlacement, LocalPlacement, RankPlacement, RayPlacement
@@ -82,17 +82,20 @@ class RankGroup:
         self._watch: RankWatch | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="strop-ranks-")
         try:
-            init_method = choose_init_method(placement, network, self._folder.name)
-            specs = [
-                RankSpec(rank, ranks, device, index, init_method, hang_timeout_seconds, network)
-                for rank, index in enumerate(_device_indices(placement, ranks))
-            ]
-            self._start(placement, hang_timeout_seconds)
-            self._watch = RankWatch(self._remote)
-            with self._on_others(specs[1:]) as nodes:
-                self.worker = call_with_checks(
-                    lambda: RankWorker(specs[0]), lambda: check_replies(self._remote)
-                )
+            with open_rendezvous(placement, network, self._folder.name) as rendezvous:
+                self._start(placement, hang_timeout_seconds)
+                self._watch = RankWatch(self._remote)
+                specs = [
+                    RankSpec(
+                        rank, ranks, device, index, rendezvous.init_method, hang_timeout_seconds, network
+                    )
+                    for rank, index in enumerate(_device_indices(placement, ranks))
+                ]
+                with self._on_others(specs[1:]) as nodes:
+                    self.worker = call_with_checks(
+                        lambda: RankWorker(specs[0], rendezvous.listening),
+                        lambda: check_replies(self._remote),
+                    )
         except BaseException:
             self.close()
             raise

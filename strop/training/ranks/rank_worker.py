@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -40,10 +41,10 @@ _COLLECTIVE_ERRORS = (RuntimeError, DistBackendError, DistNetworkError, DistStor
 class RankWorker:
     """A rank with its models, by name."""
 
-    def __init__(self, spec: RankSpec) -> None:
-        """Joins the other ranks; returns once all of them are there."""
+    def __init__(self, spec: RankSpec, listening: socket.socket | None = None) -> None:
+        """Joins the other ranks; returns once all of them are there. See `init_process_group`."""
         self.rank = spec.rank
-        self.device, self.store = init_process_group(spec)
+        self.device, self.store = init_process_group(spec, listening)
         self.node = platform.node()
         """Name of the rank's node."""
         self._collective_timeout_seconds = spec.collective_timeout_seconds

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import assert_never
 from urllib.parse import urlsplit
@@ -16,7 +20,6 @@ from strop.config.schema.rank_network import RankNetworkConfig
 from strop.training.ranks.messages import RankSpec
 from strop.workers.network import (
     LOOPBACK,
-    find_free_port,
     interface_address,
     interface_of,
     node_address,
@@ -28,9 +31,44 @@ _GLOO_INTERFACE_ENV = "GLOO_SOCKET_IFNAME"
 _NCCL_INTERFACE_ENV = "NCCL_SOCKET_IFNAME"
 
 
-def init_process_group(spec: RankSpec) -> tuple[torch.device, Store]:
+@dataclass(frozen=True, slots=True)
+class RankRendezvous:
+    """Address at which the ranks find each other."""
+
+    init_method: str
+    """URL of a file that does not exist yet, or of an address of this node."""
+    listening: socket.socket | None
+    """Socket that listens at the address, for the first rank's key-value store; None for a file."""
+
+
+@contextmanager
+def open_rendezvous(
+    placement: RankPlacement, network: RankNetworkConfig, folder: str
+) -> Iterator[RankRendezvous]:
+    """The rendezvous: a file in a folder of this machine, or an address of this node if ranks are on others.
+
+    Until the first rank takes the socket of an address over, it is held open: a port that was only found free could
+    be another process's by then. Raises PlacementError for an interface that this node does not have.
+    """
+    match placement:
+        case LocalPlacement():
+            yield RankRendezvous(f"file://{folder}/store", None)
+            return
+        case RayPlacement():
+            host = node_address() if network.interface is None else interface_address(network.interface)
+        case AgentPlacement():
+            host = placement.hub.host
+        case _:
+            assert_never(placement)
+    with socket.create_server((host, 0)) as listening:
+        yield RankRendezvous(f"tcp://{host}:{listening.getsockname()[1]}", listening)
+
+
+def init_process_group(spec: RankSpec, listening: socket.socket | None = None) -> tuple[torch.device, Store]:
     """Join the process group, once all ranks are there; returns this rank's device, and the ranks' key-value
-    store, which any thread may use. The controller watches the processes meanwhile."""
+    store, which any thread may use. The controller watches the processes meanwhile.
+
+    `listening` is the rendezvous's socket, on the first rank."""
     timeout = timedelta(seconds=spec.network.join_timeout_seconds)
     os.environ.update(spec.network.environment)
     backend = "gloo" if spec.device == "cpu" else "cpu:gloo,cuda:nccl"
@@ -41,7 +79,7 @@ def init_process_group(spec: RankSpec) -> tuple[torch.device, Store]:
         set_gloo_interface(spec.init_method)
     else:
         os.environ[_GLOO_INTERFACE_ENV] = os.environ[_NCCL_INTERFACE_ENV] = spec.network.interface
-    store = _open_store(spec, timeout)
+    store = _open_store(spec, listening, timeout)
     distributed.init_process_group(
         backend,
         store=store,
@@ -52,7 +90,7 @@ def init_process_group(spec: RankSpec) -> tuple[torch.device, Store]:
     return device, store
 
 
-def _open_store(spec: RankSpec, timeout: timedelta) -> Store:
+def _open_store(spec: RankSpec, listening: socket.socket | None, timeout: timedelta) -> Store:
     """The ranks' key-value store, which the first rank runs.
 
     torch's own `rendezvous` would look for it in torchrun's process, if torchrun has started this one.
@@ -62,8 +100,15 @@ def _open_store(spec: RankSpec, timeout: timedelta) -> Store:
         return FileStore(url.path, spec.ranks)
     if url.scheme != "tcp" or url.hostname is None or url.port is None:
         raise ValueError(f"the rendezvous {spec.init_method!r} is neither a file nor an address")
+    if listening is None:
+        return TCPStore(url.hostname, url.port, spec.ranks, timeout=timeout)
     return TCPStore(
-        url.hostname, url.port, spec.ranks, is_master=spec.rank == 0, timeout=timeout, multi_tenant=True
+        url.hostname,
+        url.port,
+        spec.ranks,
+        is_master=True,
+        timeout=timeout,
+        master_listen_fd=listening.detach(),
     )
 
 
@@ -72,23 +117,6 @@ def set_collective_timeout(seconds: float) -> None:
     group does not take over the timeout of the group of all ranks."""
     for group in list(_world.pg_map):
         _set_pg_timeout(timedelta(seconds=seconds), group)
-
-
-def choose_init_method(placement: RankPlacement, network: RankNetworkConfig, folder: str) -> str:
-    """URL of the rendezvous: a file in a folder of this machine, or a free address of this node if ranks are on others.
-
-    Raises PlacementError for an interface that this node does not have.
-    """
-    match placement:
-        case LocalPlacement():
-            return f"file://{folder}/store"
-        case RayPlacement():
-            host = node_address() if network.interface is None else interface_address(network.interface)
-        case AgentPlacement():
-            host = placement.hub.host
-        case _:
-            assert_never(placement)
-    return f"tcp://{host}:{find_free_port(host)}"
 
 
 def set_gloo_interface(init_method: str) -> None:
