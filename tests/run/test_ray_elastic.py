@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -14,13 +13,12 @@ import yaml
 
 import strop
 
+from .command import Command
+from .network_hosts import Host, two_hosts
 from .test_distributed import rows_of
 from .test_launch import start, wait_for
 from .test_ranks import close, on
 from .test_ray import finish
-from .test_torchrun import HOSTS, _ip, clean_environment, hosts, said
-
-assert hosts, "a fixture"
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -69,58 +67,46 @@ TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 2}
 """Ray's token of a cluster that lives as long as its test."""
 
 
-def ray_on(host: str, log: Path, *arguments: str) -> subprocess.Popen:
+def ray_on(host: Host, log: Path, *arguments: str) -> Command:
     """Ray's node of a host. One that joins another has a `/tmp/ray` of its own."""
     hide = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /tmp/ray && exec "$@"', "sh")
-    own = ("start", f"--node-ip-address={HOSTS[host]}", "--block", "--disable-usage-stats")
-    ray = (sys.executable, "-m", "ray.scripts.scripts", *own, *arguments)
-    return subprocess.Popen(
-        ["ip", "netns", "exec", host, *(() if "--head" in arguments else hide), *ray],
-        stdout=log.open("w"),
-        stderr=subprocess.STDOUT,
-        env=clean_environment(**TOKEN),
-    )
+    inside = (*host.enter, *(() if "--head" in arguments else hide))
+    start = ("start", f"--node-ip-address={host.address}", "--block", "--disable-usage-stats", *arguments)
+    return Command(log, *inside, sys.executable, "-m", "ray.scripts.scripts", *start, **TOKEN)
 
 
 @pytest.mark.evidence
-def test_a_host_that_falls_silent_is_named_and_the_run_continues(values, tmp_path, hosts):
-    """Two network namespaces with a cable between them: each has two of four ranks. Ray itself notices the cut cable
-    after a minute."""
-    first, second = hosts
-    for host, device, other in ((first, "left", second), (second, "right", first)):
-        assert _ip("-n", host, "route", "add", "default", "via", HOSTS[other], "dev", device)
-    address = f"{HOSTS[first]}:6379"
-    run = values(
-        cluster={"type": "ray", "address": address},
-        trainer__engine=on(4) | {"sequence_parallel": 2, "network": {"node_timeout_seconds": 10}},
-        trainer__elastic={"wait_seconds": 5},
-        trainer__duration="200 steps",
-        checkpoint__every="5 steps",
-        evaluate={"every": "never", "at_start": False},
-    )
-    run_file, output = tmp_path / "run.yaml", tmp_path / "run.txt"
-    run_file.write_text(yaml.safe_dump(run))
-    processes = [ray_on(first, tmp_path / "a.txt", "--head", "--num-cpus=3", "--include-dashboard=false")]
-    try:
-        said(tmp_path / "a.txt", "Ray runtime started", 120)
-        processes.append(ray_on(second, tmp_path / "b.txt", f"--address={address}", "--num-cpus=2"))
-        said(tmp_path / "b.txt", "Ray runtime started", 120)
-        command = ["ip", "netns", "exec", first, sys.executable, "-m", "strop", "train", str(run_file)]
-        with output.open("w") as file:
-            processes.append(
-                subprocess.Popen(
-                    command, stdout=file, stderr=subprocess.STDOUT, env=clean_environment(**TOKEN)
-                )
-            )
-        said(output, "trainer  | step   8/200", 180)
-        assert _ip("-n", second, "link", "set", "right", "down")
-        cut = time.monotonic()
-        named = said(output, "which has given no sign of life for 10 s", 60)
-        seconds = time.monotonic() - cut
-        print(f"named after {seconds:.0f} s: {named.splitlines()[-1]}")
-        assert seconds < 30
-        assert "Finished 200 steps" in said(output, "Finished", 240)
-    finally:
-        for process in reversed(processes):
-            process.kill()
-            process.wait()
+def test_a_host_that_falls_silent_is_named_and_the_run_continues(values, tmp_path):
+    """Each host has two of four ranks. Ray itself notices the cut cable after a minute."""
+    with two_hosts() as (first, second):
+        for host, other in ((first, second), (second, first)):
+            host.ip("route", "add", "default", "via", other.address, "dev", host.device)
+        address = f"{first.address}:6379"
+        run = values(
+            cluster={"type": "ray", "address": address},
+            trainer__engine=on(4) | {"sequence_parallel": 2, "network": {"node_timeout_seconds": 10}},
+            trainer__elastic={"wait_seconds": 5},
+            trainer__duration="200 steps",
+            checkpoint__every="5 steps",
+            evaluate={"every": "never", "at_start": False},
+        )
+        run_file = tmp_path / "run.yaml"
+        run_file.write_text(yaml.safe_dump(run))
+        commands = [ray_on(first, tmp_path / "a.txt", "--head", "--num-cpus=3", "--include-dashboard=false")]
+        try:
+            commands[0].wait_for("Ray runtime started", 120)
+            commands.append(ray_on(second, tmp_path / "b.txt", f"--address={address}", "--num-cpus=2"))
+            commands[1].wait_for("Ray runtime started", 120)
+            train = (sys.executable, "-m", "strop", "train", str(run_file))
+            commands.append(Command(tmp_path / "run.txt", *first.enter, *train, **TOKEN))
+            commands[2].wait_for("trainer  | step   8/200", 180)
+            second.cut_cable()
+            cut = time.monotonic()
+            named = commands[2].wait_for("which has given no sign of life for 10 s", 60)
+            seconds = time.monotonic() - cut
+            print(f"named after {seconds:.0f} s: {named.splitlines()[-1]}")
+            assert seconds < 30
+            assert "Finished 200 steps" in commands[2].wait_for("Finished", 240)
+        finally:
+            for command in reversed(commands):
+                command.kill()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +21,8 @@ from strop.workers.network import LOOPBACK
 from strop.workers.torchrun import torchrun_process
 from tests.files import digest
 
+from .command import Command, clean_environment
+from .network_hosts import Host, two_hosts
 from .test_distributed import rows_of
 
 VARIABLES = {
@@ -138,95 +138,28 @@ def test_processes_of_a_launcher_train_what_own_processes_train(values, tmp_path
     assert (folder / ADDRESS_FILE).stat().st_mode & 0o777 == 0o600
 
 
-def clean_environment(**more: str) -> dict[str, str]:
-    """The environment for a command; ranks in this process have left their network interface in it."""
-    kept = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
-    return kept | {"OMP_NUM_THREADS": "1"} | more
-
-
-HOSTS = {"strop-test-a": "10.213.7.1", "strop-test-b": "10.213.7.2"}
-
-
-def _ip(*arguments: str) -> bool:
-    return subprocess.run(["ip", *arguments], capture_output=True, check=False).returncode == 0
-
-
-@pytest.fixture
-def hosts() -> Iterator[Sequence[str]]:
-    """Two network namespaces with a cable between them, which stand for two hosts."""
-    first, second = HOSTS
-    made = shutil.which("ip") is not None and all(_ip("netns", "add", host) for host in HOSTS)
-    made = made and _ip(
-        "link", "add", "left", "netns", first, "type", "veth", "peer", "right", "netns", second
-    )
-    try:
-        if not made:
-            pytest.skip("network namespaces are not permitted")
-        for host, name in zip(HOSTS, ("left", "right"), strict=True):
-            assert _ip("-n", host, "link", "set", "lo", "up")
-            assert _ip("-n", host, "address", "add", f"{HOSTS[host]}/24", "dev", name)
-            assert _ip("-n", host, "link", "set", name, "up")
-        yield tuple(HOSTS)
-    finally:
-        for host in HOSTS:
-            listed = subprocess.run(
-                ["ip", "netns", "pids", host], capture_output=True, text=True, check=False
-            )
-            for pid in listed.stdout.split():
-                subprocess.run(["kill", "-9", pid], check=False, capture_output=True)
-            _ip("netns", "delete", host)
-
-
 @contextmanager
-def torchrun_on(hosts: Sequence[str], run: dict, tmp_path: Path, *wrapper: str) -> Iterator[list[Path]]:
-    """torchrun on both hosts, on the second one inside a wrapper; their outputs."""
+def torchrun_on(hosts: Sequence[Host], run: dict, tmp_path: Path, *wrapper: str) -> Iterator[list[Command]]:
+    """torchrun on both hosts, on the second one inside a wrapper."""
     run_file = tmp_path / "run.yaml"
     run_file.write_text(yaml.safe_dump(run))
-    outputs, processes = [], []
-    for number, host in enumerate(hosts):
-        outputs.append(tmp_path / f"{host}.txt")
-        launcher = [
-            *(
-                "-m",
-                "torch.distributed.run",
-                "--nnodes",
-                "2",
-                "--node-rank",
-                str(number),
-                "--nproc-per-node",
-                "1",
-            ),
-            *("--master-addr", HOSTS[hosts[0]], "--master-port", "29500"),
-        ]
-        with outputs[-1].open("w") as file:
-            processes.append(
-                subprocess.Popen(
-                    [
-                        *("ip", "netns", "exec", host, *(wrapper if number else ())),
-                        *(sys.executable, *launcher, "-m", "strop", "train", str(run_file)),
-                    ],
-                    env=clean_environment(),
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    yield outputs
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def said(output: Path, text: str, seconds: float = 600) -> str:
-    """The output once it has a text."""
-    deadline = time.monotonic() + seconds
-    while text not in (found := output.read_text()):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
-    return found
+    address = ("--master-addr", hosts[0].address, "--master-port", "29500")
+    commands: list[Command] = []
+    try:
+        for number, host in enumerate(hosts):
+            size = ("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1")
+            launcher = (sys.executable, "-m", "torch.distributed.run", *size, *address)
+            inside = (*host.enter, *(wrapper if number else ()))
+            train = ("-m", "strop", "train", str(run_file))
+            commands.append(Command(tmp_path / f"{number}.txt", *inside, *launcher, *train))
+        yield commands
+    finally:
+        for command in commands:
+            command.kill()
 
 
 @pytest.mark.evidence
-def test_a_lost_host_is_named_and_the_run_goes_on_without_it(values, tmp_path, hosts):
+def test_a_lost_host_is_named_and_the_run_goes_on_without_it(values, tmp_path):
     network = {"node_timeout_seconds": 10}
     run = values(
         trainer__engine=fsdp2(2, network=network),
@@ -234,23 +167,23 @@ def test_a_lost_host_is_named_and_the_run_goes_on_without_it(values, tmp_path, h
         trainer__duration="200 steps",
         evaluate={"every": "never", "at_start": False},
     )
-    with torchrun_on(hosts, run, tmp_path) as (first, _):
-        said(first, "step   6/200")
-        assert _ip("-n", hosts[1], "link", "set", "right", "down")
+    with two_hosts() as hosts, torchrun_on(hosts, run, tmp_path) as (first, _):
+        first.wait_for("step   6/200")
+        hosts[1].cut_cable()
         cut = time.monotonic()
-        named = said(first, "Rank 1 of the trainer ended with its node", 60)
+        named = first.wait_for("Rank 1 of the trainer ended with its node", 60)
         assert time.monotonic() - cut < 30
         assert "The run continues from its last checkpoint (restart 1 of at most 3)" in named
-        assert "Finished 200 steps" in said(first, "Finished")
+        assert "Finished 200 steps" in first.wait_for("Finished")
 
 
 @pytest.mark.evidence
-def test_a_folder_that_hosts_do_not_share_is_refused(values, tmp_path, hosts):
+def test_a_folder_that_hosts_do_not_share_is_refused(values, tmp_path):
     hidden = tmp_path / "runs"
     hidden.mkdir()
     mount = ("unshare", "-m", "sh", "-c", f'mount -t tmpfs none {hidden} && exec "$@"', "sh")
     run = values(trainer__engine=fsdp2(2))
-    with torchrun_on(hosts, run, tmp_path, *mount) as outputs:
-        for output in outputs:
-            text = said(output, "does not see the file")
+    with two_hosts() as hosts, torchrun_on(hosts, run, tmp_path, *mount) as commands:
+        for command in commands:
+            text = command.wait_for("does not see the file")
             assert "`output` must be a folder on storage that all nodes share" in text
