@@ -31,6 +31,7 @@ TroubleshootingSection = Literal[
     "out-of-memory",
     "a-run-hangs-or-waits",
     "a-run-does-not-resume",
+    "it-is-slow",
 ]
 """Sections of docs/troubleshooting.md that messages name."""
 

@@ -12,6 +12,7 @@ from strop.config.checks.advice import unusual_values
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import OverriddenKey
 from strop.config.paths import existing_path
+from strop.config.plan.bfloat16 import slow_bfloat16
 from strop.config.plan.fit import with_default_microbatch
 from strop.config.plan.machine import described_machine
 from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
@@ -89,7 +90,7 @@ def check_run(loaded: LoadedRun) -> None:
         for line in (*hub_models(stage.run), *inspect_data(stage.run)):
             echo(line)
         check_first_rows(stage.run)
-        for advice in unusual_values(stage.run):
+        for advice in (*unusual_values(stage.run), *slow_bfloat16(stage.run, machine_of(stage.run))):
             echo(advice)
         print_plan(stage.run)
         fit = print_memory(stage.run)

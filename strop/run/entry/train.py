@@ -12,6 +12,8 @@ from strop.algorithms.custom import check_custom_functions
 from strop.config.checks.advice import unusual_values
 from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
+from strop.config.plan.bfloat16 import slow_bfloat16
+from strop.config.plan.table import machine_of
 from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, SftConfig
@@ -86,7 +88,7 @@ def train(
             if setup.examples:
                 write_training_examples(folder.training_examples, setup.examples)
         export = partial(setup.engine.export, add_files=tokenizer.save_pretrained)
-        notes = (*start.notes, *setup.notes, *unusual_values(run))
+        notes = (*start.notes, *setup.notes, *unusual_values(run), *slow_bfloat16(run, machine_of(run)))
         stopped = False
         try:
             with Recorder(folder, loaded, setup.horizon, replace(start, notes=notes)) as recorder:
