@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("aiohttp")
 
+from benchmarks.free_port import find_free_port
 from strop.config.schema.inference_engine import SglangServerConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
@@ -172,9 +172,7 @@ def test_a_server_that_has_ended_is_a_lost_engine(engine: InferenceEngine, serve
 def real_server(tmp_path: Path) -> Iterator[int]:
     """Port of SGLang's server on a model in this folder."""
     folder = make_model(tmp_path / "model", ["two and two"], hidden_size=128)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_free_port("127.0.0.1")
     options = "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-cuda-graph"
     options += " --disable-overlap-schedule --dtype float32 --max-total-tokens 4096 --context-length 512"
     options += f" --skip-server-warmup --log-level error --host 127.0.0.1 --port {port}"

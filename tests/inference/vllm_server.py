@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.free_port import find_free_port
 from strop.inference.vllm.arguments import WORKER_EXTENSION
 from strop.workers.waiting import wait_until
 
@@ -28,9 +28,7 @@ class VllmServerProcess:
     """A server of a model folder under the name `policy`, on one port for all its starts."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = find_free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}/v1"
         self._command = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from benchmarks.free_port import find_free_port
 from strop.config.schema.judge import JudgeCallsConfig
 from strop.config.schema.judge import JudgeConfig as Section
 from strop.errors import RewardError
@@ -141,9 +141,7 @@ def test_transient_errors_are_retried(tmp_path: Path, status: int) -> None:
 
 def test_unreachable_judge(tmp_path: Path) -> None:
     """Found when it is made, before anything is trained."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    url = f"http://127.0.0.1:{find_free_port('127.0.0.1')}/v1"
     with pytest.raises(RewardError, match=r"does not respond \(.*refused.*reward\.judges") as caught:
         judge(url, tmp_path).__enter__()
     assert "\n" not in str(caught.value)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from strop.config.plan.machine import Machine
 from strop.config.plan.request import shares_host_memory
+from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.config.schema.run import Run
 from strop.errors import see_troubleshooting
 
@@ -31,10 +32,9 @@ def slow_bfloat16(run: Run, machine: Machine) -> Iterator[str]:
 
     Yields nothing on systems other than Linux, which do not tell what their CPU has.
     """
-    dtypes = {
-        "model.compute_dtype": run.model.compute_dtype or run.model.dtype,
-        "rollout.engine.dtype": getattr(run.rollout.engine, "dtype", "model"),
-    }
+    dtypes: dict[str, str] = {"model.compute_dtype": run.model.compute_dtype or run.model.dtype}
+    if isinstance(run.rollout.engine, NativeEngineConfig):
+        dtypes["rollout.engine.dtype"] = run.rollout.engine.dtype
     keys = [key for key, dtype in dtypes.items() if dtype == "bfloat16"]
     flags = _cpu_flags()
     if keys and shares_host_memory(run, machine) and flags and not flags & _KERNEL_INSTRUCTIONS:
