@@ -9,7 +9,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Empty: Python keeps compiled modules. The tests start hundreds of interpreters, which would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart real test check slow engines juicer evidence docs clean
+.PHONY: quickstart real test ci nightly check engines contract juicer verifiers evidence docs clean
 
 quickstart: .venv/base
 	$(BIN)/python examples/quickstart/quickstart.py $(ARGS)
@@ -18,27 +18,35 @@ real: .venv/real  ## fetches SmolLM2-135M-Instruct and trains it on sums in word
 	$(BIN)/python examples/real/real.py $(ARGS)
 
 # Four processes on two cores, because a test waits for other processes half of its time.
-FAST := -n 4 --dist worksteal -m "not (learning or faults or slow or evidence)" --durations=20
+PYTEST := -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --durations=20
 
-test: .venv/dev  ## the fast tests; without ARGS with line coverage and its minimum
-ifeq ($(ARGS),)
-	$(BIN)/python -m slipcover --source strop --json --out .coverage.json -m pytest $(FAST)
+test: .venv/dev  ## the fast tests, in minutes
+	$(BIN)/python $(PYTEST) -m "not (slow or nightly or engines or juicer)" $(ARGS)
+
+ci: .venv/dev  ## what CI runs: the fast tests and the slow ones, in one session
+	$(BIN)/python $(PYTEST) -m "not (nightly or engines or juicer)" $(ARGS)
+
+# Every combination, kills at random moments and long learning runs, with line coverage and its minimum; then the
+# environments of the serving engines, of Data-Juicer and of verifiers, and the documentation site. Hours on two cores.
+nightly: .venv/dev docs
+	$(BIN)/python -m slipcover --source strop --json --out .coverage.json $(PYTEST) -m "not (engines or juicer)"
 	$(BIN)/python tools/check_coverage.py .coverage.json
-else
-	$(BIN)/pytest $(FAST) $(ARGS)
-endif
-
-slow: .venv/dev  ## learning tests, fault tests and long end-to-end tests, which CI runs too
-	$(BIN)/pytest -n 3 --dist worksteal -m "(learning or faults or slow) and not evidence" $(ARGS)
+	$(MAKE) engines juicer verifiers
 
 engines: .venv-vllm/ready .venv-sglang/ready  ## tests on vLLM's CPU build and on SGLang, in environments of their own
 	.venv-vllm/bin/pytest -m engines tests/inference tests/run $(ARGS)
 	.venv-sglang/bin/python -m pytest -m engines -k sglang tests/inference tests/run $(ARGS)
 
+contract: .venv-vllm/ready  ## the quick cases of the contract of engines, on vLLM's CPU build; a minute
+	.venv-vllm/bin/python -m pytest -q -m engines -k "quick and vllm and not parallel" tests/inference/test_contract.py $(ARGS)
+
 juicer: .venv/dev .venv-datajuicer/ready  ## tests on Data-Juicer, whose service has an environment of its own
 	STROP_DATA_JUICER_PYTHON=.venv-datajuicer/bin/python $(BIN)/pytest -m juicer tests/pipelines tests/cli $(ARGS)
 
-check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages, links of the documentation
+verifiers: .venv-verifiers/ready  ## tests on verifiers, whose requirements exclude those of strop[mcp]
+	.venv-verifiers/bin/python -m pytest tests/workflows/test_verifiers.py $(ARGS)
+
+check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -48,7 +56,6 @@ check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated
 	$(BIN)/python tools/check_words.py
 	$(BIN)/codespell
 	$(BIN)/python -m strop.dialects.reference --check
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -b dummy docs build/docs
 
 ifneq (,$(filter fake-cuda,$(ARGS)))
 evidence: .venv-cuda/ready
@@ -63,7 +70,7 @@ docs: .venv/dev  ## pages that are generated from the code, and the documentatio
 	@echo "The documentation is in site/index.html."
 
 clean:
-	rm -rf .venv .venv-vllm .venv-sglang .venv-datajuicer .venv-cuda build dist runs site
+	rm -rf .venv .venv-vllm .venv-sglang .venv-datajuicer .venv-verifiers .venv-cuda build dist runs site
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Strop needs Python 3.11 or newer; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
@@ -105,6 +112,12 @@ clean:
 	$(BIN)/python -m venv .venv-datajuicer
 	.venv-datajuicer/bin/python tools/layer_environment.py .venv
 	.venv-datajuicer/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-datajuicer.txt
+	touch $@
+
+.venv-verifiers/ready: constraints-verifiers.txt | .venv/dev
+	$(BIN)/python -m venv .venv-verifiers
+	.venv-verifiers/bin/python tools/layer_environment.py .venv
+	.venv-verifiers/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-verifiers.txt
 	touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python

@@ -21,7 +21,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = (
     "tests/run/test_kill.py",
-    "tests/run/test_kill_moments.py",
     "tests/run/test_rank_killed.py",
     "tests/run/test_distributed_kill.py",
     "tests/run/test_engines.py",
@@ -50,7 +49,7 @@ def main() -> None:
             "--dist",
             "worksteal",
             "-m",
-            "faults",
+            "slow or nightly",
             *TESTS,
         ]
         done = subprocess.run(

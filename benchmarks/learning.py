@@ -88,7 +88,10 @@ ON_ROLLOUTS = {
 }
 ON_DEMONSTRATIONS = {
     "sft": RunSpec(steps=None, metrics=("eval/held-out/loss", ACCURACY)),
-    "dpo": RunSpec(steps=None, metrics=("eval/held-out/dpo/margin", "eval/held-out/dpo/accuracy")),
+    **dict.fromkeys(
+        ("dpo", "simpo", "orpo"),
+        RunSpec(steps=None, metrics=("eval/held-out/pairs/margin", "eval/held-out/pairs/accuracy")),
+    ),
     "mix": RunSpec(steps=None, metrics=(ACCURACY, "sft_loss")),
 }
 ALGORITHMS = ON_ROLLOUTS | ON_DEMONSTRATIONS

@@ -22,10 +22,12 @@ import strop
 from strop.algorithms.loss_spec import LossSpec
 from strop.config.schema import Run
 from strop.config.schema.group_baselines import GrpoConfig
+from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.data.taskset import load_taskset
 from strop.models.loading import load_tokenizer
 from strop.protocols import InferenceEngine
 from strop.run.rollout.inference_engines import open_colocated_engine
+from strop.run.tokenizer import load_model_tokens
 from strop.training.backends.registry import open_training_engines
 from strop.types import Completion, Experience, SampleRequest, SamplingParams, Task, TrainingBatch
 
@@ -89,6 +91,9 @@ def train(run: Run, steps: int) -> list[float]:
     """Train the run's model; returns the mean reward of each step, sampled before its updates."""
     tokenizer = load_tokenizer(run.model)
     tasks = load_taskset(run.data.train, run.data, tokenizer, seed=run.seed, shuffle=True)
+    encoder = TurnEncoder(
+        tokenizer, run.data.chat_template, eos_ids=load_model_tokens(run.model, tokenizer).end_ids
+    )
     params = SamplingParams(temperature=1.0, max_tokens=run.data.max_response_tokens)
     loss = LossSpec(GrpoConfig(rollouts_per_task=ROLLOUTS_PER_TASK), run.data.max_response_tokens)
     history = []
@@ -100,7 +105,7 @@ def train(run: Run, steps: int) -> list[float]:
                 prompts = tasks.take(TASKS_PER_STEP)
                 completions = sample(sampler, prompts, params, seed=step * 1_000_000)
                 rollouts = [(task, index) for task in prompts for index in range(ROLLOUTS_PER_TASK)]
-                texts = [tokenizer.decode(c.token_ids, skip_special_tokens=True) for c in completions]
+                texts = [encoder.replies.decode(completion.token_ids) for completion in completions]
                 rewards = np.array(
                     [text.strip() == task.answer for text, (task, _) in zip(texts, rollouts, strict=True)],
                     float,

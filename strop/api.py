@@ -13,13 +13,16 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from strop.config.environment_values import set_environment
 from strop.config.load.loader import LoadedRun, load_run, load_values
 from strop.config.load.schema_faults import OwnerHint
 from strop.errors import Interrupted
+from strop.python_rewards import PythonRewards, list_rewards
 from strop.run.entry.result import RunResult
 from strop.workers.cleanup import cleanup
+from strop.workers.imports import without_collections
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:
@@ -78,7 +81,11 @@ def _key_owner(dotted: str, by_last_name: bool) -> OwnerHint:
 
 
 def train(
-    run: LoadedRun, *, reward: RewardFn | None = None, callbacks: Sequence[Callback | Any] = ()
+    run: LoadedRun,
+    *,
+    reward: RewardFn | None = None,
+    callbacks: Sequence[Callback | Any] = (),
+    change: Sequence[str] = (),
 ) -> RunResult:
     """Run to the end, or continue where an earlier start of the same run stopped.
 
@@ -89,12 +96,19 @@ def train(
         run: the run that `load` returned.
         reward: a function such as `f(completion, answer) -> float`, added to the rewards of the run file.
         callbacks: objects with some of the methods of `Callback`, called during training.
+        change: fields that a stopped run continues with as they are now, such as `trainer.optimizer.lr`, `data.train`
+            for rows that have changed, or `reward` for this function.
 
     Raises:
         Interrupted: SIGINT or SIGTERM stopped the run. Its state is saved; the same call continues it. In a
             script that does not catch it, Python prints one line and exits with code 130 or 143.
         StropError: the run cannot continue.
     """
+    if change:
+        from strop.run.state.change import change_configuration
+
+        for stage in run.runs:
+            print(change_configuration(stage.run, change, _all_rewards(stage, reward)), flush=True)
     return _train(run, reward, callbacks, StopSignal())
 
 
@@ -173,7 +187,7 @@ def _train(run: LoadedRun, reward: RewardFn | None, callbacks: Sequence[Any], st
     try:
         with torchrun_session(run):
             for stage in run.runs:
-                finished = finished_result(stage) if run.stages else None
+                finished = finished_result(stage, _all_rewards(stage, reward)) if run.stages else None
                 results.append(finished or _train_one(stage, reward, callbacks, stop))
                 if results[-1].stopped:
                     break
@@ -196,8 +210,10 @@ def _train_one(
     from strop.report.build import write_bench, write_report
     from strop.run.entry.start import start_run
 
+    rewards, callbacks = _all_rewards(run, reward), (*run.callbacks, *callbacks)
     if run.run.mode == "bench":
-        result = start_run(run, reward, stop=stop, callbacks=callbacks)
+        with set_environment(run.environment):
+            result = start_run(run, rewards, stop=stop, callbacks=callbacks)
         if not result.stopped:
             write_bench(result.folder)
         return result
@@ -207,8 +223,13 @@ def _train_one(
         if run.run.record.report and (run.run.folder_path / "metrics.jsonl").is_file():
             write_report(run.run.folder_path)
 
-    with cleanup(report):
-        return start_run(run, reward, stop=stop, callbacks=callbacks)
+    with set_environment(run.environment), cleanup(report):
+        return start_run(run, rewards, stop=stop, callbacks=callbacks)
+
+
+def _all_rewards(run: LoadedRun, reward: RewardFn | None) -> PythonRewards | None:
+    """The functions of the program that configures the run, and `reward`."""
+    return (*run.rewards, *list_rewards(reward)) or None
 
 
 def _print_interrupts_in_one_line() -> None:
@@ -239,9 +260,10 @@ def evaluate(
     run: LoadedRun, *, checkpoint: str | Path | None = None, reward: RewardFn | None = None
 ) -> dict[str, float]:
     """Evaluate the eval tasksets with the initial model, or with a checkpoint's weights."""
-    from strop.run.entry.evaluate import evaluate as run_evaluate
+    with without_collections():
+        from strop.run.entry.evaluate import evaluate as run_evaluate
 
-    return run_evaluate(run, Path(checkpoint) if checkpoint else None, reward)
+    return run_evaluate(run, Path(checkpoint) if checkpoint else None, _all_rewards(run, reward))
 
 
 def generate(
@@ -251,13 +273,24 @@ def generate(
 
     Writes the rows with a column `responses` as Parquet to `out`; returns the number of prompts.
     """
-    from strop.run.entry.generate import generate as run_generate
+    with without_collections():
+        from strop.run.entry.generate import generate as run_generate
 
     return run_generate(run, Path(prompts), Path(out), Path(checkpoint) if checkpoint else None)
 
 
-def export(folder: str | Path, to: str | Path, *, step: int | None = None) -> Path:
-    """Export a run's checkpoint (the newest intact one, or that of `step`) as a Hugging Face folder."""
-    from strop.run.entry.export import export_checkpoint
+def export(
+    folder: str | Path,
+    to: str | Path,
+    *,
+    step: int | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+) -> Path:
+    """Export a run's checkpoint (the newest intact one, or that of `step`) as a Hugging Face folder.
 
-    return export_checkpoint(Path(folder), Path(to), step)
+    `dtype` is the data type of the weights, in place of the run's `export.dtype`.
+    """
+    with without_collections():
+        from strop.run.entry.export import export_checkpoint
+
+    return export_checkpoint(Path(folder), Path(to), step, dtype)

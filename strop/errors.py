@@ -3,7 +3,7 @@ instead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar, Literal
@@ -92,6 +92,8 @@ class ConfigError(StropError):
             fault if isinstance(fault, Fault) else Fault(self.kind, fault) for fault in dict.fromkeys(faults)
         )
         super().__init__("\n".join(_report(self.faults)))
+        self.notices: tuple[str, ...] = ()
+        """Notices about the configuration's other values, which a command prints before the faults."""
 
     def __str__(self) -> str:
         """The message without control characters; every fault is shortened on its own."""
@@ -99,7 +101,9 @@ class ConfigError(StropError):
 
     def reworded(self, reword: Callable[[str], str]) -> ConfigError:
         """The same error with other messages."""
-        return config_error([replace(fault, message=reword(fault.message)) for fault in self.faults])
+        error = config_error([replace(fault, message=reword(fault.message)) for fault in self.faults])
+        error.notices = tuple(map(reword, self.notices))
+        return error
 
 
 class PlacementError(ConfigError):
@@ -108,10 +112,12 @@ class PlacementError(ConfigError):
     kind: ClassVar = FaultKind.PLACEMENT
 
 
-def config_error(faults: Sequence[Fault]) -> ConfigError:
+def config_error(faults: Sequence[Fault], notices: Iterable[str] = ()) -> ConfigError:
     """The error for the faults of a configuration: a PlacementError if all of them concern placement."""
     only_placement = all(fault.kind is FaultKind.PLACEMENT for fault in faults)
-    return (PlacementError if only_placement else ConfigError)(*faults)
+    error = (PlacementError if only_placement else ConfigError)(*faults)
+    error.notices = tuple(dict.fromkeys(notices))
+    return error
 
 
 def _report(faults: Sequence[Fault]) -> Iterator[str]:

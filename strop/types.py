@@ -36,7 +36,7 @@ RolloutStatus = Literal["ok", "truncated", "error"]
 """Status of a finished rollout: normal, at the token limit, or with an error (never trained on)."""
 FinishReason = Literal["stop", "length", "abort"]
 """Why a completion ended: an end token, stop token or stop string; or the token limit."""
-FailureCause = Literal["failed", "timeout"]
+FailureCause = Literal["failed", "timeout", "unscored"]
 """Why a rollout failed before it was scored: its workflow raised an error, or exceeded its time limit."""
 SequenceUnit = Literal["trajectory", "turn"]
 """Unit of a rollout that becomes one training sequence."""
@@ -75,7 +75,7 @@ class Task:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Remaining columns of the task's row, available to rewards; the column of images holds the paths of `media`."""
     prompt_value: Any = None
-    """Value of the prompt column, as it is in the row: text or messages."""
+    """Value of the prompt column: text, or messages as the row has them, decoded if they are JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,18 +212,22 @@ class Rollout:
     """Index in the group, from 0."""
     turns: tuple[Turn, ...]
     text: str
-    """Scored text: the last completion, decoded without special tokens."""
+    """Scored text: the last completion, with its special tokens except those that end a turn."""
     status: RolloutStatus
     sampling: SamplingParams
     reward: float | None = None
     """Total reward; None before scoring and for a failed rollout. A reward set by the workflow takes precedence."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
+    prediction: str | None = None
+    """Answer in the response, as the first reward function that names one does (verl's `pred`); counted in majority
+    votes."""
     reward_limit_exceeded: bool = False
     """Whether a reward function exceeded a limit, so that its value counts as 0."""
     error: str | None = None
     """Error message, for `status="error"`."""
     failure_cause: FailureCause | None = None
-    """Cause of a failure in the workflow; None without an error and for an error in scoring."""
+    """Cause of a failure in the workflow, or `unscored` where all reward functions leave the response out; None without
+    an error and for an error in scoring."""
     attempts: int = 1
     """Number of attempts, including failed ones before the last."""
     messages: tuple[Message, ...] = ()
@@ -571,6 +575,8 @@ class GlobalCounts:
     """Number of targets in expert demonstrations (mix)."""
     pairs: int = 0
     """Number of pairs of a chosen and a rejected response."""
+    chosen_tokens: int = 0
+    """Number of targets in the chosen responses of pairs."""
     all_tokens: int = 0
     """Number of tokens of all sequences, prompts included: a shared prompt counts for each of them."""
     kept_tokens: int | None = None
@@ -599,6 +605,7 @@ class GlobalCounts:
             sequences=len(counted),
             expert_tokens=sum(e.response_tokens for e in experiences) - tokens,
             pairs=sum(e.role == "chosen" for e in experiences),
+            chosen_tokens=sum(e.response_tokens for e in experiences if e.role == "chosen"),
             all_tokens=sum(len(e.token_ids) for e in experiences),
         )
 

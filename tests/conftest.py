@@ -1,7 +1,9 @@
-"""Process-wide settings of the tests."""
+"""Process-wide settings of the tests, their order, and the table of what was skipped."""
 
 from __future__ import annotations
 
+import collections
+import gc
 import os
 import signal
 
@@ -9,7 +11,10 @@ import signal
 # run in this process bit for bit with one in processes of its own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import settings
+
+from strop.workers.fork_server import fork_server
 
 # An example takes longer than Hypothesis' 200 ms on a machine that does other work too.
 settings.register_profile("strop", deadline=None)
@@ -18,3 +23,46 @@ settings.load_profile("strop")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts `make test &` makes it ignore SIGINT, and the processes that tests interrupt inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart() -> None:
+    """Start the server of `tests.command` before a test changes the environment, whose first state it has."""
+    fork_server(dict(os.environ))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests first, so that no long one is left at the end; fast tests of a file share a process, which builds
+    their fixtures once. Slow ones share one where they name an `xdist_group`."""
+    for item in items:
+        if not item.get_closest_marker("slow") and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+    items.sort(key=_rank)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of later garbage collections, which would scan them each time."""
+    gc.freeze()
+
+
+def _rank(item: pytest.Item) -> int:
+    if not item.get_closest_marker("slow"):
+        return 2
+    return 0 if item.get_closest_marker("xdist_group") else 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what was skipped and why: a skipped test has proved nothing."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons: dict[str, list[str]] = collections.defaultdict(list)
+    for report in reports:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason.removeprefix("Skipped: ")].append(report.nodeid)
+    if not reasons:
+        return
+    terminalreporter.section("not run on this machine")
+    terminalreporter.write_line("tests  reason (a file that was skipped as a whole counts as one test)")
+    for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        files = sorted({name.split("::")[0] for name in names})
+        shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more files" if len(files) > 3 else "")
+        terminalreporter.write_line(f"{len(names):5}  {reason}: {shown}")

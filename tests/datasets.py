@@ -5,17 +5,17 @@ from __future__ import annotations
 import atexit
 import json
 import shutil
-import struct
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator
 from functools import cache
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -83,15 +83,8 @@ def _countdown_games(count: int, first: int = 0) -> Iterator[Row]:
 
 
 def _math_problems() -> Iterator[Row]:
-    answers = (
-        r"\frac{3}{4}",
-        "12",
-        r"2\sqrt{5}",
-        r"\left( 3, \frac{\pi}{2} \right)",
-        r"\text{east}",
-        "x^2 + 1",
-        "15\\%",
-    )
+    numbers = (r"\frac{3}{4}", "12", r"2\sqrt{5}", r"\left( 3, \frac{\pi}{2} \right)", "15\\%")
+    answers = (*numbers, r"\text{east}", "x^2 + 1")
     for number, answer in enumerate(answers):
         yield {
             "problem": f"Problem {number}.",
@@ -151,11 +144,7 @@ def _tool_conversations(count: int) -> Iterator[Row]:
 def _write_geometry(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
-        {
-            "images": [{"bytes": _png(shade), "path": None}],
-            "problem": f"<image>Find x, if 2 x = {2 * shade}.",
-            "answer": str(shade),
-        }
+        {"images": [_image(shade)], "problem": f"<image>Find x, if 2 x = {2 * shade}.", "answer": str(shade)}
         for shade in range(4)
     ]
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -163,12 +152,8 @@ def _write_geometry(path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
 
 
-def _png(shade: int) -> bytes:
-    """Encode a gray image of 4 x 4 pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", 4, 4, 8, 0, 0, 0, 0)
-    pixels = zlib.compress((b"\0" + bytes([shade]) * 4) * 4)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+def _image(shade: int) -> Row:
+    """A gray image of 4 x 4 pixels."""
+    file = BytesIO()
+    Image.new("L", (4, 4), shade).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}

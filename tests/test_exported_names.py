@@ -3,42 +3,21 @@
 import inspect
 import subprocess
 import sys
+from importlib.metadata import version
 
 import strop
 
-
-def test_the_exported_names_are_these():
-    assert strop.__all__ == [
-        "Callback",
-        "Interrupted",
-        "RunControl",
-        "RunHandle",
-        "RunResult",
-        "StropError",
-        "__version__",
-        "evaluate",
-        "export",
-        "generate",
-        "load",
-        "start",
-        "train",
-    ]
+CLASSES = ["Callback", "Interrupted", "RunControl", "RunHandle", "RunResult", "StropError"]
+OTHERS = ["__version__", "evaluate", "export", "generate", "load", "start", "train"]
 
 
-def test_each_exported_name_is_there_and_documented():
+def test_the_exported_names_are_these_and_documented():
+    assert strop.__all__ == [*CLASSES, *OTHERS]
     for name in strop.__all__:
         thing = getattr(strop, name)
         assert isinstance(thing, str) or inspect.getdoc(thing), name
-
-
-def test_the_version_is_the_packages():
-    from importlib.metadata import version
-
     assert strop.__version__ == version("strop")
-
-
-def test_an_unknown_name_is_an_attribute_error():
-    assert not hasattr(strop, "trian")
+    assert not hasattr(strop, "trian"), "an unknown name is an AttributeError"
 
 
 def test_importing_strop_does_not_import_torch():

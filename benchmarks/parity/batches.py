@@ -63,7 +63,16 @@ class Batch:
 
     def counts(self) -> GlobalCounts:
         """Return the counts of an update that consists of this batch."""
-        return GlobalCounts(tokens=int(self.mask.sum()), sequences=len(self.mask))
+        return GlobalCounts(
+            tokens=int(self.mask.sum()),
+            sequences=len(self.mask),
+            pairs=len(self.mask) // 2,
+            chosen_tokens=int(self.mask[::2].sum()),
+        )
+
+    def pairs(self) -> Batch:
+        """Return the batch with an even number of responses: a chosen one and its rejected one alternate."""
+        return self.first(len(self.mask) // 2 * 2)
 
     def ungrouped(self) -> Batch:
         """Return the same responses, each in a separate group."""

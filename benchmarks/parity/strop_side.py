@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -10,12 +9,13 @@ from batches import MAX_RESPONSE_TOKENS, Batch
 from pydantic import Field, TypeAdapter
 
 from strop.algorithms import registry
-from strop.algorithms.losses.preference_losses import DpoLoss
+from strop.algorithms.losses.preference_losses import PreferenceLoss
 from strop.algorithms.losses.value_losses import value_loss_terms
-from strop.config.schema.algorithm import CriticFreeConfig, DpoConfig
+from strop.config.schema.algorithm import CriticFreeConfig
 from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.preference import PreferenceConfig
 from strop.protocols import LossFn
-from strop.types import GlobalCounts, MicroBatch, TokenOutputs
+from strop.types import GlobalCounts, MicroBatch, SegmentRole, TokenOutputs
 
 _SECTION: TypeAdapter[CriticFreeConfig] = TypeAdapter(
     Annotated[CriticFreeConfig, Field(discriminator="type")]
@@ -44,13 +44,10 @@ def loss(batch: Batch, **section: Any) -> torch.Tensor:
     return with_gradient(batch, batch.micro_batch(), loss_fn, batch.counts())
 
 
-def dpo(batch: Batch, beta: float) -> torch.Tensor:
-    """[1 + N L] DPO's loss on pairs of one chosen and one rejected response, and its gradient."""
-    pairs = len(batch.mask) // 2
-    counts = replace(batch.counts(), pairs=pairs)
-    return with_gradient(
-        batch, batch.micro_batch(("chosen", "rejected") * pairs), DpoLoss(DpoConfig(beta=beta)), counts
-    )
+def pairs(batch: Batch, config: PreferenceConfig) -> torch.Tensor:
+    """[1 + N L] A loss on pairs of a chosen and a rejected response, and its gradient."""
+    roles: tuple[SegmentRole, ...] = ("chosen", "rejected") * (len(batch.mask) // 2)
+    return with_gradient(batch, batch.micro_batch(roles), PreferenceLoss(config), batch.counts())
 
 
 def with_gradient(

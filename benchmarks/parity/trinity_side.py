@@ -36,6 +36,7 @@ from strop.algorithms.kl import estimate_kl
 from strop.algorithms.losses.sft import SftLoss
 from strop.algorithms.token_filters import clip_b
 from strop.config.schema.group_baselines import TokenWeight
+from strop.config.schema.preference import DpoConfig
 
 DEVIATIONS = 1.0
 
@@ -267,7 +268,7 @@ def cases() -> list[Case]:
             f"loss: dpo, {label}",
             "Trinity-RFT",
             lambda b, responses=responses: dpo_loss(b.first(responses)),
-            lambda b, responses=responses: strop_side.dpo(b.first(responses), beta=0.1),
+            lambda b, responses=responses: strop_side.pairs(b.first(responses), DpoConfig()),
             reason,
         )
         for label, responses, reason in (

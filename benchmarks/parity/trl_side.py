@@ -1,8 +1,10 @@
-"""Cases that compare TRL's GRPO loss, run with log-probs instead of a model, and its overlong penalty."""
+"""Cases that compare TRL's losses of GRPO, DPO, CPO and ORPO, run with log-probs instead of a model, and its overlong
+penalty."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +12,16 @@ import strop_side
 import torch
 from batches import MAX_RESPONSE_TOKENS, Batch
 from cases import Case, Value, with_gradient
+from torch.nn.functional import pad
+from trl.experimental.cpo import CPOTrainer
+from trl.experimental.orpo import ORPOTrainer
 from trl.rewards import get_soft_overlong_punishment
+from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 from verl_side import DUAL, HIGH, LOW, TAU_NEG
 
 from strop.algorithms.reward_shaping import overlong_penalty
+from strop.config.schema.preference import CpoConfig, DpoConfig, OrpoConfig, PreferenceConfig
 
 
 def trl_loss(
@@ -75,6 +82,116 @@ def trl_loss(
     return run
 
 
+def trl_dpo(config: DpoConfig) -> Value:
+    """Value and gradient by `DPOTrainer._compute_loss`, whose batches have all chosen responses before the rejected."""
+    divergences = {"jsd": "js_divergence", "alpha": "alpha_divergence"}
+
+    def run(batch: Batch) -> torch.Tensor:
+        def in_order(values: torch.Tensor) -> torch.Tensor:
+            shifted = pad(torch.cat([values[::2], values[1::2]]), (1, 0))  # by the token before, as TRL does
+            # Of the alpha divergence TRL knows no bound in float64.
+            return shifted.float() if config.divergence == "alpha" and values.is_floating_point() else shifted
+
+        def loss(logprobs: torch.Tensor) -> torch.Tensor:
+            mask, model = in_order(batch.mask.long()), torch.nn.Identity()
+            model.is_gradient_checkpointing = False
+            trainer = SimpleNamespace(
+                model=model,
+                accelerator=SimpleNamespace(device="cpu", gather=lambda x: x, gather_for_metrics=lambda x: x),
+                args=SimpleNamespace(
+                    gradient_checkpointing_kwargs=None, discopop_tau=config.discopop_temperature
+                ),
+                aux_loss_enabled=False,
+                ld_alpha=None if config.excess_token_weight == 1 else config.excess_token_weight,
+                precompute_ref_logps=False,
+                ref_model=lambda **_: SimpleNamespace(log_probs=in_order(batch.ref_logprobs)[:, 1:]),
+                f_divergence_type=divergences.get(config.divergence, config.divergence),
+                f_alpha_divergence_coef=config.divergence_alpha,
+                beta=config.beta,
+                label_smoothing=config.label_smoothing,
+                loss_types=list(config.losses),
+                loss_weights=list(config.losses.values()),
+                use_weighting=False,
+                _metrics=defaultdict(lambda: defaultdict(list)),
+                _total_train_tokens=0,
+                _tp_size=1,
+            )
+            zeros = torch.zeros(mask[:, 1:].shape)
+            outputs = SimpleNamespace(
+                log_probs=in_order(logprobs * batch.mask)[:, 1:],
+                entropy=zeros,
+                mean_logits=zeros,
+                is_top1=zeros.bool(),
+            )
+            inputs = {"completion_mask": mask, "input_ids": mask, "attention_mask": mask}
+            return DPOTrainer._compute_loss(trainer, lambda **_: outputs, inputs, return_outputs=False)
+
+        return with_gradient(batch, loss)
+
+    return lambda batch: run(batch.pairs())
+
+
+def trl_without_reference(config: CpoConfig | OrpoConfig) -> Value:
+    """Value and gradient by TRL's function of log-probs, with the cross entropy of the chosen responses."""
+
+    def loss(batch: Batch, logprobs: torch.Tensor) -> torch.Tensor:
+        mean = isinstance(config, OrpoConfig) or config.loss in ("ipo", "simpo")
+        of_responses = (logprobs * batch.mask).sum(1) / (batch.lengths if mean else 1)
+        imitated = -logprobs[::2][batch.mask[::2]].mean()
+        trainer = SimpleNamespace(accelerator=SimpleNamespace(device="cpu"), beta=config.beta)
+        if isinstance(config, OrpoConfig):
+            return (
+                imitated
+                - ORPOTrainer.odds_ratio_loss(trainer, of_responses[::2], of_responses[1::2])[0].mean()
+            )
+        trainer.alpha, trainer.loss_type = config.reward_shape, config.loss
+        trainer.simpo_gamma, trainer.label_smoothing = config.margin, config.label_smoothing
+        losses = CPOTrainer.cpo_loss(trainer, of_responses[::2], of_responses[1::2])[0]
+        return losses.mean() + config.sft_weight * imitated
+
+    def run(batch: Batch) -> torch.Tensor:
+        return with_gradient(batch, lambda logprobs: loss(batch, logprobs))
+
+    return lambda batch: run(batch.below_one().pairs())
+
+
+def preference_cases() -> Iterator[Case]:
+    """Return the losses on pairs, with every option."""
+    options: list[dict[str, Any]] = [
+        *(
+            {"loss": name}
+            for name in ("sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "nca_pair", "bco_pair")
+        ),
+        *({"loss": name} for name in ("sppo_hard", "apo_zero", "apo_down", "discopop")),
+        {"loss": "robust", "label_smoothing": 0.2},
+        {"loss": "exo_pair", "label_smoothing": 0.01},
+        {"loss": {"sigmoid": 0.8, "bco_pair": 0.2, "sft": 1.0}},
+        *({"divergence": name} for name in ("forward_kl", "jsd", "alpha")),
+        {"divergence": "alpha", "divergence_alpha": 0.8},
+        {"excess_token_weight": 0.3},
+    ]
+    for each in options:
+        config = DpoConfig.model_validate(each)
+        yield _pairs_case(config, trl_dpo(config), each, lambda batch: batch.pairs())
+    for each in (
+        *({"loss": name} for name in ("sigmoid", "hinge", "ipo", "simpo")),
+        {"loss": "simpo", "sft_weight": 0.0, "label_smoothing": 0.1, "margin": 1.0},
+        {"reward_shape": 0.25},
+    ):
+        alone = CpoConfig.model_validate(each)
+        yield _pairs_case(alone, trl_without_reference(alone), each, lambda batch: batch.below_one().pairs())
+    odds = OrpoConfig(beta=0.2)
+    yield _pairs_case(odds, trl_without_reference(odds), {}, lambda batch: batch.below_one().pairs())
+
+
+def _pairs_case(
+    config: PreferenceConfig, peer: Value, options: dict[str, Any], of: Callable[[Batch], Batch]
+) -> Case:
+    label = ", ".join(f"{name} {value}" for name, value in options.items())
+    name = f"loss: {config.type}{', ' if label else ''}{label}"
+    return Case(name, "TRL", peer, lambda batch: strop_side.pairs(of(batch), config))
+
+
 def strop_loss(section: dict[str, Any], aggregation: str, **options: Any) -> Value:
     """Value and gradient by Strop's policy loss."""
     return lambda batch: strop_side.loss(batch, policy_loss=section, aggregation=aggregation, **options)
@@ -124,6 +241,7 @@ def cases() -> list[Case]:
             lambda b: strop_loss(gspo, "seq-mean-token-mean")(b.with_one_advantage()),
         )
     )
+    rows += preference_cases()
     rows.append(Case("overlong penalty", "TRL", trl_overlong_penalty, strop_overlong_penalty))
     return rows
 

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from strop.algorithms.groups import GroupIndex
+from strop.reward_comparison import are_equal, reaches
 
 
 def grpo(
@@ -142,7 +143,7 @@ def raft(rewards: torch.Tensor, *, min_reward: float | None) -> torch.Tensor:
     """RAFT (Dong et al., arXiv 2304.06767): 1 for a rollout that is imitated, 0 for one below `min_reward`."""
     if min_reward is None:
         return torch.ones_like(rewards, dtype=torch.float64)
-    return (rewards >= min_reward).double()
+    return reaches(rewards.double(), min_reward).double()
 
 
 def preferred(
@@ -162,7 +163,7 @@ def preferred(
     for number in range(int(groups.group_number.max()) + 1):
         mine = (groups.group_number == number).nonzero().squeeze(1)
         scores = rewards[mine]
-        if len(mine) < 2 or (not train_ties and bool((scores == scores[0]).all())):
+        if len(mine) < 2 or (not train_ties and are_equal(scores.tolist())):
             continue
         chosen = int(scores.argmax())
         rejected = int(scores.index_fill(0, torch.tensor([chosen], device=scores.device), math.inf).argmin())

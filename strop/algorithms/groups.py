@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from strop.reward_comparison import are_equal
+
 
 @dataclass(frozen=True, slots=True)
 class GroupIndex:
@@ -52,4 +54,4 @@ def has_reward_variance(rewards: Sequence[float]) -> bool:
 
     False for a group of one or none. (verl's DAPO keeps groups of one.)
     """
-    return len(set(rewards)) > 1
+    return not are_equal(rewards)

@@ -22,7 +22,7 @@ from strop.algorithms.advantages import (
 from strop.algorithms.kl import AdaptiveKlController, FixedKlController, KlController
 from strop.algorithms.losses.distilled_mix import DistilledMixLoss
 from strop.algorithms.losses.policy_objective import PolicyObjective
-from strop.algorithms.losses.preference_losses import DpoLoss
+from strop.algorithms.losses.preference_losses import PreferenceLoss
 from strop.algorithms.losses.sft import MixedLoss, SftLoss
 from strop.algorithms.process_rewards import prime
 from strop.algorithms.reward_shaping import overlong_penalty
@@ -43,7 +43,6 @@ from strop.config.schema.algorithm import (
     CriticFreeConfig,
     CustomConfig,
     DistillationOnlyConfig,
-    DpoConfig,
     OnlineDpoConfig,
     PpoConfig,
     PrimeConfig,
@@ -70,6 +69,7 @@ from strop.config.schema.group_baselines import (
     OptimalTokenBaselineConfig,
     RlooConfig,
 )
+from strop.config.schema.preference import CpoConfig, DpoConfig, OrpoConfig
 from strop.protocols import LossFn
 
 
@@ -219,8 +219,8 @@ def make_loss_fn(config: AlgorithmConfig, *, max_response_tokens: int) -> LossFn
     match config:
         case SftConfig():
             return SftLoss(config.token_weight)
-        case DpoConfig():
-            return DpoLoss(config)
+        case DpoConfig() | CpoConfig() | OrpoConfig():
+            return PreferenceLoss(config)
         case MixConfig():
             objective = PolicyObjective(config, max_response_tokens)
             return MixedLoss(config.mu, objective, config.expert_weight)

@@ -6,10 +6,9 @@ from strop.algorithms.losses.policy_losses import vanishes_at_zero_advantage as 
 from strop.config.schema.algorithm import (
     AlgorithmConfig,
     CustomConfig,
-    DpoConfig,
+    OfflineAlgorithmConfig,
     RemaxConfig,
     RolloutAlgorithmConfig,
-    SftConfig,
 )
 from strop.config.schema.distillation import DistillationConfig, DivergenceConfig, SampledKlLossConfig
 from strop.config.schema.group_baselines import OptimalTokenBaselineConfig
@@ -21,7 +20,7 @@ def needs_reference_model(config: AlgorithmConfig) -> bool:
 
     DPO computes the reference's log-probs of the whole dataset before the first update, and keeps no model.
     """
-    if isinstance(config, SftConfig | DpoConfig):
+    if isinstance(config, OfflineAlgorithmConfig):
         return False
     if isinstance(config, CustomConfig) and config.ref_logprobs:
         return True
@@ -48,14 +47,14 @@ def needs_start_logprobs(config: RolloutAlgorithmConfig) -> bool:
 
 def needs_divergence(config: AlgorithmConfig) -> bool:
     """Whether the loss reads `TokenOutputs.divergence`."""
-    if isinstance(config, SftConfig | DpoConfig):
+    if isinstance(config, OfflineAlgorithmConfig):
         return False
     return config.kl_loss is not None and config.kl_loss.estimator == "full"
 
 
 def distillation_of(config: AlgorithmConfig) -> DistillationConfig | None:
     """The section of the teachers; None for an algorithm without one."""
-    return None if isinstance(config, SftConfig | DpoConfig) else config.distillation
+    return None if isinstance(config, OfflineAlgorithmConfig) else config.distillation
 
 
 def teacher_divergence(config: AlgorithmConfig) -> DivergenceConfig | None:
@@ -105,4 +104,4 @@ def needs_greedy_baseline(config: AlgorithmConfig) -> bool:
 
 def needs_entropy(config: AlgorithmConfig) -> bool:
     """Whether the loss reads `TokenOutputs.entropy`, as a metric and for the entropy bonus."""
-    return not isinstance(config, SftConfig | DpoConfig)
+    return not isinstance(config, OfflineAlgorithmConfig)

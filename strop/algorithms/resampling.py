@@ -7,6 +7,7 @@ from typing import assert_never
 import torch
 
 from strop.config.schema.algorithm import RewardResamplingConfig
+from strop.reward_comparison import exceeds, reaches
 
 _LEAST = 1e-8
 """Added to each weight, so that rollouts can be drawn where all weights are 0."""
@@ -21,12 +22,12 @@ def resampling_weights(rewards: torch.Tensor, config: RewardResamplingConfig) ->
     max_random  0.4 for the highest reward of the step, 0.1 for the others
     """
     scores = rewards.double()
-    highest = scores == scores.max()
+    highest = reaches(scores, float(scores.max()))
     match config.method:
         case "pow":
             weights = scores.abs().pow(config.power)
         case "max_min":
-            weights = (highest | (scores == scores.min())).double()
+            weights = (highest | ~exceeds(scores, float(scores.min()))).double()
         case "max_random":
             weights = torch.where(highest, 0.4, 0.1).double()
         case _:

@@ -26,7 +26,7 @@ class RolloutBatch:
     baselines: torch.Tensor | None = None
     """[N] float32: reward of the task's greedy response."""
     reward_parts: torch.Tensor | None = None
-    """[N, P] float32: the parts of the reward that the algorithm names."""
+    """[N, P] float32: the parts of the reward that the algorithm names; NaN for a rollout without the part."""
     gradient_norms: torch.Tensor | None = None
     """[K] float32: expected squared norm of the gradient of each target's log-prob, up to a constant."""
     process_rewards: torch.Tensor | None = None
@@ -64,7 +64,6 @@ class RolloutBatch:
             "rewards",
             "kl_penalties",
             "baselines",
-            "reward_parts",
             "gradient_norms",
             "process_rewards",
             "intermediate_rewards",
@@ -72,6 +71,8 @@ class RolloutBatch:
             value = getattr(self, name)
             if value is not None and not bool(torch.isfinite(value).all()):
                 raise ValueError(f"{name} must be finite; leave failed rollouts out of the batch")
+        if self.reward_parts is not None and bool(self.reward_parts.isinf().any()):
+            raise ValueError("reward_parts must be finite, or NaN for a part that a rollout does not have")
 
     @property
     def num_targets(self) -> int:

@@ -16,14 +16,18 @@ from strop.config.schema.schedule import (
     ScheduleConfig,
     WsdScheduleConfig,
 )
-from strop.config.units import Amount
+from strop.config.units import Amount, Rounding
 
 NO_WARMUP_TIMESCALE = 10_000
 """Timescale of `inverse_sqrt` without a warm-up, as in transformers."""
 
 
 def lr_at(
-    schedule: ScheduleConfig, lr: float, position: int, total: int, count: Callable[[Amount], int]
+    schedule: ScheduleConfig,
+    lr: float,
+    position: int,
+    total: int,
+    count: Callable[[Amount, Rounding], int],
 ) -> float:
     """The learning rate of the update at `position`, counted from 0 as transformers counts.
 
@@ -37,16 +41,16 @@ def lr_at(
         lr: highest rate.
         position: number of steps or updates done, in the unit `schedule.interval`.
         total: length of the run, in the same unit.
-        count: converts an amount of the run file into that unit.
+        count: converts an amount of the run file into that unit, with the rounding of a percentage.
     """
-    warmup = count(schedule.warmup)
+    warmup = count(schedule.warmup, schedule.warmup_rounding)
     if position < warmup:
         return lr * _between(schedule.start_ratio, position / warmup)
     if not isinstance(schedule, DecayScheduleConfig):
         return lr
-    end = total if schedule.length is None else count(schedule.length)
+    end = total if schedule.length is None else count(schedule.length, "down")
     if isinstance(schedule, InverseSqrtScheduleConfig):
-        scale = count(schedule.timescale) if schedule.timescale else warmup or NO_WARMUP_TIMESCALE
+        scale = count(schedule.timescale, "down") if schedule.timescale else warmup or NO_WARMUP_TIMESCALE
         height = math.sqrt(scale / (position - warmup + scale))
         return lr * (schedule.min_ratio if position > end else max(schedule.min_ratio, height))
     if isinstance(schedule, WsdScheduleConfig):
@@ -75,11 +79,11 @@ def weight_decay_at(
     return increase.start + (weight_decay - increase.start) * progress
 
 
-def _decay_start(decay: Amount, warmup: int, end: int, count: Callable[[Amount], int]) -> int:
+def _decay_start(decay: Amount, warmup: int, end: int, count: Callable[[Amount, Rounding], int]) -> int:
     """Position at which the stable phase of `wsd` ends."""
     if decay.unit == "%":
         return warmup + int((end - warmup) * (100 - decay.count) / 100)
-    return max(warmup, end - count(decay))
+    return max(warmup, end - count(decay, "down"))
 
 
 def _height(schedule: DecayScheduleConfig, progress: float) -> float:

@@ -75,17 +75,22 @@ def gdpo(
         A_i = whiten(sum over k of w_k (r_ik - mean(group)) / (std(group) + epsilon))
 
     Each part of the reward is compared within the group on its own, so that a part of a large range does not hide
-    the others. Mean and standard deviation of the whitening are taken over all targets of the step, as in verl.
+    the others; a rollout without a part (NaN) does not count in its statistics, and has the advantage 0 for it. Mean
+    and standard deviation of the whitening are taken over all targets of the step, as in verl.
     `weights` [P] are those of the parts; None is 1. Raises ValueError where `RolloutBatch.reward_parts` is missing.
     """
     if scored.reward_parts is None:
         raise ValueError("gdpo needs the parts of the reward (RolloutBatch.reward_parts); they are missing")
     parts = scored.reward_parts.unbind(1)
-    advantages = [
-        weight * grpo(part, scored.group, divide_by_std=divide_by_std, epsilon=epsilon)
-        for weight, part in zip(weights or [1.0] * len(parts), parts, strict=True)
-    ]
-    return whiten(scored.expand_to_tokens(torch.stack(advantages).sum(0)))
+    advantages = torch.zeros(len(scored.rewards), dtype=torch.float64)
+    for weight, part in zip(weights or [1.0] * len(parts), parts, strict=True):
+        has_part = ~part.isnan()
+        if has_part.any():
+            compared = grpo(
+                part[has_part], scored.group[has_part], divide_by_std=divide_by_std, epsilon=epsilon
+            )
+            advantages[has_part] += weight * compared
+    return whiten(scored.expand_to_tokens(advantages))
 
 
 def logit_gradient_norms(

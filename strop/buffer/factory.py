@@ -80,6 +80,18 @@ def open_buffer(
             assert_never(section)
 
 
+def require_buffer(section: schema.BufferConfig) -> None:
+    """Raise ConfigError for a database whose package is not installed, or whose URL cannot be one; connects to none."""
+    if not isinstance(section, schema.SqlBufferConfig):
+        return
+    if importlib.util.find_spec("sqlalchemy") is None:
+        raise MissingExtraError("`buffer: sql` needs SQLAlchemy: pip install 'strop[sql]'")
+    if section.url is not None:
+        from strop.buffer.sql.engine import parse_url
+
+        parse_url(section.url)
+
+
 def make_queue_buffer(store: GroupStore, section: InMemoryBufferConfig, check: StopCheck) -> QueueBuffer:
     """A queue buffer with the section's limits; the writers of a priority queue never wait."""
     return QueueBuffer(
@@ -147,8 +159,7 @@ def _open_sql(
     member_name: str | None,
     check: StopCheck,
 ) -> SqlBuffer:
-    if importlib.util.find_spec("sqlalchemy") is None:
-        raise MissingExtraError("`buffer: sql` needs SQLAlchemy: pip install 'strop[sql]'")
+    require_buffer(section)
     from strop.buffer.sql.buffer import SqlBuffer
 
     name = _unique_member_name(role) if member_name is None else member_name

@@ -24,7 +24,7 @@ from strop.workers.append_file import AppendFile
 from strop.workers.atomic_write import atomic_path
 from strop.workers.waiting import StopCheck, TimedWait, never_stop
 
-_NAME = re.compile(r"\.?[0-9]{20}-[0-9a-f]{8}\.(jsonl|parquet)(\.new|\.tmp)?")
+_NAME = re.compile(r"\.?[0-9]{20}-[0-9a-f]{8}\.(jsonl|parquet)(\.new|(\.[0-9a-f-]+)?\.tmp)?")
 """Groups, and what an interrupted write has left (`.new`: of earlier versions of Strop)."""
 _DONE = "done.txt"
 _FINISHED = "finished"
@@ -57,7 +57,7 @@ class FileBuffer:
         with _storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             done = folder / _DONE
-            self._done = set(done.read_text(encoding="utf-8").splitlines()) if done.exists() else set()
+            self._done = set(done.read_text(encoding="utf-8").split("\n")[:-1]) if done.exists() else set()
         self._ids_read = set(self._done)
         self._ids = self._done | {group.id for file in self._files() for group in _read(file)}
 

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from strop.cli.output import echo
 from strop.config.environment_values import forget_environment
-from strop.errors import StropError, message_with_notes, out_of_memory
+from strop.errors import ConfigError, StropError, message_with_notes, out_of_memory
 
 _UNLIMITED = 1000
 """Maximum length of a first sentence in the list of commands, longer than any."""
@@ -49,6 +49,8 @@ class StropGroup(CommandGroup):
         try:
             return super().invoke(ctx)
         except StropError as error:
+            for notice in error.notices if isinstance(error, ConfigError) else ():
+                echo(f"note: {notice}", err=True)
             echo(f"strop: {message_with_notes(error)}", err=True)
             raise typer.Exit(error.exit_code) from None
         except (MemoryError, RuntimeError) as error:

@@ -11,6 +11,7 @@ from strop.cli.output import echo
 
 if TYPE_CHECKING:
     from strop.dialects.job import Job
+    from strop.run.entry.result import RunResult
 
 
 def component(
@@ -41,7 +42,7 @@ def component(
         run_job(job)
 
 
-def run_job(job: Job) -> None:
+def run_job(job: Job) -> RunResult:
     """Install the packages that the job requests, train, and fill its outputs.
 
     In a process of torchrun other than the first one: join the run as a rank, and end with it.
@@ -58,9 +59,10 @@ def run_job(job: Job) -> None:
 
     prepare_outputs(job, require_mlflow)
     print_outputs(job)
-    run_and_print(job.loaded)
+    result = run_and_print(job.loaded)
     for sentence in write_outputs(job, write_mlflow):
         echo(sentence)
+    return result
 
 
 def add_to(app: typer.Typer) -> None:

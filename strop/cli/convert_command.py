@@ -55,7 +55,7 @@ def convert(
     from strop.dialects.detect import read_any
 
     job = read_any(run, overrides or (), here=True, dialect=source)
-    for note in job.loaded.notes:
+    for note in dict.fromkeys(note for stage in job.loaded.runs for note in stage.notes):
         echo(f"note: {note}", err=True)
     conversion = convert_job(job, to)
     _print_differences(conversion, to)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CURVES = (
     "reward/mean",
     "sft_loss",
-    "dpo_loss",
+    "preference_loss",
     "response_tokens/mean",
     "rollouts/truncated_fraction",
     "groups/zero_variance_fraction",

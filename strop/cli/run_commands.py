@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,22 +25,26 @@ def train(
     change: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE",
-            help="Continue a stopped run with another value, such as trainer.optimizer.lr=1e-6; may be repeated.",
+            metavar="KEY[=VALUE]",
+            help="Continue a stopped run with another value, such as trainer.optimizer.lr=1e-6, or with changed data "
+            "or code, such as data.train; may be repeated.",
         ),
     ] = None,
 ) -> None:
     """Train, or resume a run that was stopped. The file may also be one of verl, Trinity-RFT, TRL or AzureML."""
+    from strop.cli.actions import change_recorded
     from strop.cli.component_command import run_job
     from strop.dialects.detect import read_any
+    from strop.dialects.trl.script.detection import SCRIPT_SUFFIXES
 
-    job = read_any(run, [*(overrides or ()), *(change or ())], here=here)
-    if change:
-        from strop.run.state.change import change_configuration
+    if run.suffix in SCRIPT_SUFFIXES:
+        from strop.cli.script import train_script
 
-        keys = [override.partition("=")[0].lstrip("+~") for override in change]
-        for stage in job.loaded.runs:
-            echo(change_configuration(stage.run, keys))
+        train_script(run, overrides or (), here=here, changes=change or ())
+        return
+    values = [each for each in change or () if "=" in each]
+    job = read_any(run, [*(overrides or ()), *values], here=here)
+    change_recorded(job, change or ())
     run_job(job)
 
 
@@ -129,6 +133,10 @@ def export(
     step: Annotated[
         int | None, typer.Option(help="Step of the checkpoint; by default the last valid one.")
     ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Data type of the weights; by default the run's export.dtype."),
+    ] = None,
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="ORG/NAME", help="Repository on the Hub to upload the folder to.")
     ] = None,
@@ -139,7 +147,7 @@ def export(
     """Convert a run's checkpoint, or a GGUF file, to a Hugging Face folder; a LoRA both as an adapter and merged."""
     from strop import api
 
-    echo(f"Wrote {api.export(folder, to, step=step)}")
+    echo(f"Wrote {api.export(folder, to, step=step, dtype=dtype)}")
     if push_to_hub is not None:
         from strop.run.entry.push import push_to_hub as push
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import signal
 import sys
@@ -15,8 +16,15 @@ def main() -> None:
         )  # as stderr: a character beyond the locale is no error
     try:
         from strop.cli.main import app
+        from strop.workers.output import OutputError, reported_output
 
-        app()
+        try:
+            with reported_output():
+                app()
+        except OutputError as error:
+            if error.errno != errno.EPIPE:  # the reader of the pipe has read enough
+                print(f"strop: The output cannot be written: {error.strerror}.", file=sys.stderr)
+            sys.exit(1)
     except KeyboardInterrupt:
         # A second interrupt ends the process at once, if a thread delays its exit.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -16,6 +16,10 @@ def studio(
     ] = Path("runs"),
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 for a free one.", min=0, max=65535)] = 8765,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    anywhere: Annotated[
+        bool,
+        typer.Option("--anywhere", help="Read and write files outside of this folder and FOLDER, too."),
+    ] = False,
 ) -> None:
     """Serve a web page: compose and start runs, watch them, browse rollouts, rate responses."""
     from strop.studio.server import serve
@@ -24,7 +28,7 @@ def studio(
         typer.echo(f"Strop Studio: {address}")  # with its token, which `echo` would hide
         echo(f"Runs in {folder.resolve()}. Ctrl-C ends Studio; runs that it started continue.")
 
-    serve(folder, port, open_browser=open_browser, announce=announce)
+    serve(folder, port, open_browser=open_browser, announce=announce, anywhere=anywhere)
 
 
 def add_to(app: typer.Typer) -> None:

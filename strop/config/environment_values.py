@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from strop.config.paths import expand_user
@@ -45,6 +47,21 @@ def read_secret(name: str) -> str | None:
         return None
     remember_secret(name, value)
     return value
+
+
+@contextmanager
+def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables inside the context, and restore them afterwards."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def forget_environment() -> None:

@@ -28,6 +28,6 @@ def read_model_file(path: str, name: str) -> dict[str, Any]:
     folder = existing_path(path)
     try:
         found = json.loads((folder / name).read_text(encoding="utf-8")) if folder else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

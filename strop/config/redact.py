@@ -14,7 +14,7 @@ HIDDEN = "***"
 _SHOWN = 60
 _URL = re.compile(r"(?P<scheme>\b[A-Za-z][\w+.-]{0,30}://)(?P<rest>[^\s'\"<>]+)")
 _WHOLE_URL = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<rest>.+)", re.DOTALL)
-_URL_PARAMETER = re.compile(r"([?&;])([^=&;\s#]+)=([^&;\s#]+)")
+_URL_PARAMETER = re.compile(r"([?&;])([^?=&;\s#]+)=([^&;\s#]+)")
 _URL_SECRETS = frozenset({"sig", "key", "code", "auth"})
 _INTERPOLATED_PASSWORD = re.compile(r"[^:@/?#${}]*:\$\{oc\.env:\w+\}")
 _ASSIGNMENT = re.compile(r"(?<![\w.?&;-])([A-Za-z][\w.-]*)(\s?=\s?)([^\s,;&'\"]+|'[^']*'|\"[^\"]*\")")

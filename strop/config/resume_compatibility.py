@@ -33,10 +33,12 @@ NON_LEARNING_FIELDS = (
     "synchronizer.timeout_seconds",
     "synchronizer.max_restarts",
     "checkpoint",
+    "export",
     "evaluate",
     "data.eval",
     "data.tokenize_workers",
     "record",
+    "buffer.on_timeout",
     "reward.timeout_seconds",
     "reward.workers",
     "reward.worker",
@@ -103,6 +105,11 @@ def learning_fields(run: Run) -> dict[str, Any]:
     """Return the fields that determine what is learned, including the run's length; secrets are redacted."""
     free = _non_learning_fields(run)
     return {field: value for field, value in _values(run).items() if not _is_non_learning(field, free)}
+
+
+def is_learning_field(run: Run, field: str) -> bool:
+    """Return whether a field determines what a run learns."""
+    return not _is_non_learning(field, _non_learning_fields(run))
 
 
 def _values(run: Run) -> dict[str, Any]:

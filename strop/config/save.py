@@ -26,7 +26,7 @@ _FINGERPRINTS = "# Fingerprints of the values from environment variables, which 
 _ROUNDS = 100_000
 _FORMAT: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 100}
 _ONLY_INTERPOLATION = re.compile(r"\$\{[^{},]*\}")
-_INTERPOLATION = re.compile(r"(\\*)\$\{")
+_INTERPOLATION = re.compile(r"((?<!\\)\\*)\$\{")
 
 
 def save_resolved(run: Run, path: Path) -> None:

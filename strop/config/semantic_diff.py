@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, PpoConfig, SftConfig, demonstrations_field
+from strop.config.schema.algorithm import OfflineAlgorithmConfig, PpoConfig, demonstrations_field
 from strop.config.schema.base import Section
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.data import DataConfig
 from strop.config.schema.inference_engine import AutoEngineConfig
 from strop.config.schema.schedule import BaseScheduleConfig, ConstantScheduleConfig
+from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.config.step_arithmetic import to_steps, updates_per_step
 from strop.config.units import Amount
 
@@ -73,6 +74,10 @@ def canonicalize(run: Run) -> Run:
             every=to_steps(run, checkpoint.every),
             resume_optimizer=checkpoint.resume_optimizer and checkpoint.save_optimizer,
         ),
+        # Explorer and trainer that take turns in one process never wait for each other.
+        "buffer": _with(run.buffer, on_timeout="stop")
+        if isinstance(run.synchronizer, MemorySyncConfig)
+        else run.buffer,
         "evaluate": _with(run.evaluate, every=to_steps(run, run.evaluate.every)),
         "record": _with(run.record, rollouts_every=to_steps(run, run.record.rollouts_every)),
         "trainer": _with(
@@ -106,7 +111,7 @@ def _data(run: Run) -> DataConfig:
     """Remove columns and limits without an effect: demonstrations have no reference answer, and only the sum
     of the two length limits applies to them, unless responses are sampled too."""
     data = _with(run.data, demonstrations=tuple(_with(item, answer=None) for item in run.data.demonstrations))
-    if not isinstance(run.algorithm, SftConfig | DpoConfig):
+    if not isinstance(run.algorithm, OfflineAlgorithmConfig):
         return data
     measured = tuple(taskset if taskset.is_sampled else _with(taskset, answer=None) for taskset in data.eval)
     mixture = tuple(_with(taskset, answer=None) for taskset in data.mixture)
@@ -146,7 +151,7 @@ def _algorithm(run: Run) -> Section:
 def _sample(run: Run) -> Section:
     """Fill in the defaults of a warm-up."""
     sample, tasks = run.trainer.batch_selection, run.trainer.tasks_per_update or run.trainer.tasks_per_step
-    if not isinstance(sample, WarmupSelectionConfig) or isinstance(run.algorithm, SftConfig | DpoConfig):
+    if not isinstance(sample, WarmupSelectionConfig) or isinstance(run.algorithm, OfflineAlgorithmConfig):
         return sample
     rollouts = tasks * run.algorithm.rollouts_per_task
     return _with(
@@ -157,10 +162,12 @@ def _sample(run: Run) -> Section:
 
 
 def _schedule(run: Run, schedule: BaseScheduleConfig) -> Section:
-    """Remove options without an effect: the start of an empty warm-up, and the interval of a constant
-    rate."""
+    """Remove options without an effect: the start of an empty warm-up, the rounding of one that is no fraction, and
+    the interval of a constant rate."""
     warmup = to_steps(run, schedule.warmup)
     spelled = _with(schedule, warmup=warmup)
+    if schedule.warmup.unit != "%" or schedule.warmup.count == 0:
+        spelled = _with(spelled, warmup_rounding="down")
     if schedule.warmup.count == 0:
         spelled = _with(spelled, warmup=Amount(0, "steps"), start_ratio=0.0)
     stays = isinstance(schedule, ConstantScheduleConfig) and schedule.warmup.count == 0

@@ -12,6 +12,8 @@ from strop.config.redact import redacted_repr
 
 Unit = Literal["steps", "updates", "epochs", "tokens", "sequences", "%"]
 
+Rounding = Literal["down", "up"]
+"""Rounding of a percentage to whole steps or updates."""
 MAX_SECONDS = 1_000_000
 """Largest time limit, 11 days; a system call waits for at most 24 days."""
 _MAX_COUNT = 1e15

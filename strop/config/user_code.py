@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
 import importlib.util
 import sys
@@ -11,12 +10,10 @@ import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from strop.config.paths import expand_user
 from strop.errors import StropError
 
 _ACCEPTED_FORMS = "Write a built-in's name, a dotted path such as package.module.{kind}, or file.py:{kind}"
@@ -38,27 +35,6 @@ def construct(make: Callable[..., Any], what: str, error: type[StropError], /, *
     except Exception as raised:
         name = getattr(make, "__name__", str(make))
         raise error(f"{what}: {name}(...) raised {type(raised).__name__}: {raised}.") from raised
-
-
-def user_code_digest(name: str) -> str:
-    """Hash of the file that defines a user's object, which is not imported; empty for a built-in's name, and for a
-    module that is not on Python's path."""
-    if ":" in name:
-        return _file_digest(expand_user(name.rpartition(":")[0]))
-    spec, places = None, None
-    for part in name.split(".")[:-1]:
-        spec = PathFinder.find_spec(part, places)
-        places = None if spec is None else spec.submodule_search_locations
-        if not places:
-            break
-    return "" if spec is None or spec.origin is None else _file_digest(Path(spec.origin))
-
-
-def _file_digest(file: Path) -> str:
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError as error:
-        return f"unreadable: {error.strerror}"  # its import says what is wrong
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from strop.config.schema.task_order import CurriculumOrderConfig
 from strop.data.epoch_order import EpochOrder, IndexArray, TaskOutcome, epoch_permutation, uniform_draws
+from strop.reward_comparison import exceeds, reaches
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -64,7 +65,7 @@ class CurriculumOrder:
         decay = self._section.decay
         for outcome in outcomes:
             if outcome.rewards:
-                new = float(np.mean(np.array(outcome.rewards) >= self._section.success_reward))
+                new = float(np.mean(reaches(np.array(outcome.rewards), self._section.success_reward)))
                 old = self._rates.get(outcome.index)
                 self._rates[outcome.index] = new if old is None else decay * old + (1 - decay) * new
 
@@ -87,8 +88,13 @@ class CurriculumOrder:
         low, high = self._section.target
         distance = np.maximum(np.maximum(low - rates, rates - high), 0.0)
         if self._section.falloff == 0:
-            return (distance == 0).astype(np.float64)
+            return self._in_target(rates).astype(np.float64)
         return np.maximum(0.0, 1 - distance / self._section.falloff)
+
+    def _in_target(self, rates: FloatArray) -> npt.NDArray[np.bool_]:
+        low, high = self._section.target
+        inside: npt.NDArray[np.bool_] = reaches(rates, low) & ~exceeds(rates, high)
+        return inside
 
     def _draw(self, n: int, taken: frozenset[int]) -> list[int]:
         """At most `n` tasks without replacement, with probabilities proportional to their priorities.
@@ -123,13 +129,12 @@ class CurriculumOrder:
 
     def _measure(self, explored: Sequence[int], drawn: Sequence[int]) -> dict[str, float]:
         rates = np.fromiter(self._rates.values(), dtype=np.float64, count=len(self._rates))
-        low, high = self._section.target
         found = {
             "curriculum/explored_fraction": len(explored) / (len(explored) + len(drawn)),
             "curriculum/seen_fraction": len(rates) / self._tasks,
         }
         if len(rates):
-            found["curriculum/in_target_fraction"] = float(np.mean((rates >= low) & (rates <= high)))
+            found["curriculum/in_target_fraction"] = float(np.mean(self._in_target(rates)))
             found["curriculum/success_rate"] = float(rates.mean())
         if drawn:
             found["curriculum/drawn_rate"] = float(np.mean([self._rates[task] for task in drawn]))

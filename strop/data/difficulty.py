@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from strop.config.schema.task_order import DifficultyOrderConfig
 from strop.data.epoch_order import EpochOrder, IndexArray, TaskOutcome, epoch_permutation, uniform_draws
+from strop.reward_comparison import reaches
 
 FloatArray = npt.NDArray[np.float64]
 _CAPABILITY_DECAY = 0.9
@@ -141,7 +142,7 @@ class DifficultyOrder:
         values = np.array(rewards)
         if self._section.success_reward is None:
             return float(np.clip(values.mean(), 0.0, 1.0))
-        return float(np.mean(values >= self._section.success_reward))
+        return float(np.mean(reaches(values, self._section.success_reward)))
 
     def _update_capability(self, tasks: IndexArray, observed: FloatArray) -> float:
         """The model's place between the two references on the step's tasks, averaged over steps."""

@@ -12,7 +12,8 @@ from strop.config.paths import existing_path
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.few_shot import FewShotConfig
 from strop.data.encoding.messages import to_messages
-from strop.data.sources.columns import value_at
+from strop.data.prompt_columns import prompt_columns, prompt_value
+from strop.data.sources.columns import messages_at
 from strop.data.sources.reader import read_rows
 from strop.errors import DataError
 from strop.types import Message
@@ -52,10 +53,11 @@ def read_examples(section: FewShotConfig) -> tuple[Example, ...]:
 def _read(settings: str, version: int) -> tuple[Example, ...]:
     """The examples of settings as JSON; `version` is the file's time of modification."""
     section = FewShotConfig.model_validate_json(settings)
-    rows = read_rows(TasksetConfig(path=section.path, split=section.split, subset=section.subset))
-    found = []
-    for number, row in enumerate(islice(rows.scan([section.prompt, section.answer]), section.count + 1)):
-        found.append(_example(row, rows.where(number), section))
+    source = {"path": section.path, "split": section.split, "subset": section.subset}
+    taskset = TasksetConfig(**source, prompt=section.prompt, response=section.answer)
+    rows = read_rows(taskset)
+    scanned = islice(rows.scan([*prompt_columns(taskset), section.answer]), section.count + 1)
+    found = [_example(row, rows.where(number), taskset, section.answer) for number, row in enumerate(scanned)]
     if len(found) < section.count:
         raise DataError(
             f"few_shot: {section.path} has {len(found)} rows, fewer than count ({section.count}). "
@@ -64,13 +66,11 @@ def _read(settings: str, version: int) -> tuple[Example, ...]:
     return tuple(found)
 
 
-def _example(row: Mapping[str, Any], where: str, section: FewShotConfig) -> Example:
-    answer = value_at(row, section.answer, where)
+def _example(row: Mapping[str, Any], where: str, taskset: TasksetConfig, column: str) -> Example:
+    answer = messages_at(row, column, where)
     if not isinstance(answer, str):
-        raise DataError(
-            f"{where}: the answer of an example, column {section.answer!r}, is {answer!r} and not text."
-        )
-    return to_messages(value_at(row, section.prompt, where), where), answer
+        raise DataError(f"{where}: the answer of an example, column {column!r}, is {answer!r} and not text.")
+    return to_messages(prompt_value(row, where, taskset), where), answer
 
 
 def _text(template: str, prompt: Sequence[Message], answer: str) -> str:

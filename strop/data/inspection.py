@@ -10,6 +10,7 @@ from strop.config.schema import Run
 from strop.config.schema.data import TasksetConfig
 from strop.data.mixture import run_mixture_order
 from strop.data.prompt_check import to_prompt
+from strop.data.prompt_columns import prompt_columns
 from strop.data.sources.columns import value_at
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
@@ -38,6 +39,23 @@ def inspect_data(run: Run) -> Iterator[str]:
         yield f"{name}: {counted(len(rows), 'row')}" if rows is not None else _unread(name, section)
 
 
+def steps_per_epoch(run: Run) -> int | None:
+    """Steps of an epoch if no row is filtered; None where not all training rows are files of this machine.
+
+    Raises DataError like `inspect_data`.
+    """
+    data = run.data
+    if data.is_prepared or data.stream is not None or data.queue is not None:
+        return None
+    sizes = []
+    for section in data.training_tasksets().values():
+        paths = (section.path,) if isinstance(section.path, str) else section.path
+        if section.dataset is not None or not all(map(existing_path, paths)):
+            return None
+        sizes.append(len(read_rows(section)))
+    return run_mixture_order(run, sizes).steps_per_epoch(run.tasks_sampled_per_step)
+
+
 def _training_lines(run: Run) -> Iterator[str]:
     """One line per training taskset; the last one, if all of them are read, with the steps of an epoch."""
     sizes, per_step = [], run.trainer.tasks_per_step
@@ -49,7 +67,10 @@ def _training_lines(run: Run) -> Iterator[str]:
         if rows is None or len(sets) > 1:
             yield f"{name}: {counted(len(rows), 'row')}" if rows is not None else _unread(name, section)
     known = [size for size in sizes if size is not None]
-    if len(known) == len(sizes):
+    if run.data.packing is not None and known:
+        longest = run.data.max_prompt_tokens + run.data.max_response_tokens
+        yield f"train: {counted(sum(known), 'row')}, in sequences of at most {longest} tokens, {per_step} per step"
+    elif len(known) == len(sizes):
         steps = run_mixture_order(run, known).steps_per_epoch(per_step)
         yield f"train: {counted(sum(known), 'row')}, {counted(steps, 'step')} of {per_step} per epoch"
 
@@ -73,7 +94,7 @@ def _rows(name: str, section: TasksetConfig) -> DatasetRows | None:
     if not len(rows):
         raise DataError(f"The taskset {name} has no rows.")
     columns = _columns(section)
-    read = columns if section.text else [*columns, section.prompt]
+    read = columns if section.text else [*columns, *prompt_columns(section)]
     for number, row in enumerate(islice(rows.scan(read), _READ_ROWS)):
         where = rows.where(number)
         for column in columns:

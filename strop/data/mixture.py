@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from itertools import accumulate
@@ -128,6 +128,10 @@ class MixedTaskSet:
     def __str__(self) -> str:
         """One line per taskset."""
         return "\n".join(map(str, self._members))
+
+    def notes(self) -> Iterator[str]:
+        """The lines of all tasksets."""
+        return (note for member in self._members for note in member.notes())
 
     @property
     def fingerprint(self) -> str:

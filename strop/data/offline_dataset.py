@@ -5,8 +5,10 @@ A text column holds plain text, which is trained on from its second token on; an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass, fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +16,19 @@ import numpy as np
 
 from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
 from strop.config.schema.task_order import ColumnOrderConfig
+from strop.data.encoding.answer_truncation import fit_answers
 from strop.data.encoding.chat_template import require_encodable
-from strop.data.encoding.conversation_encoder import (
-    ConversationEncoder,
-    EncodedSequence,
-)
-from strop.data.encoding.truncation import OverlongRule, require_whole_images
+from strop.data.encoding.conversation_encoder import ConversationEncoder, EncodedSequence, turn_ends
+from strop.data.encoding.model_tokens import ModelTokens
+from strop.data.encoding.plain_text import encode_plain
+from strop.data.encoding.turn_ends import TurnEnds
 from strop.data.epoch_order import TaskOrder
 from strop.data.images.prompt_images import RunImages
 from strop.data.images.row_images import read_row_images
 from strop.data.offline_rows import ConversationRow, conversation_rows
 from strop.data.progress_bar import with_progress_bar
+from strop.data.row_keys import RowKeys
+from strop.data.row_packing import pack_rows
 from strop.data.sources.columns import value_at
 from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
@@ -39,15 +43,42 @@ if TYPE_CHECKING:
 _ROWS_PER_CHUNK = 256
 
 
+@dataclass(frozen=True, slots=True)
+class OfflineCounts:
+    """Numbers of rows and turns that are not used, or not as they are written."""
+
+    too_long: int = 0
+    """Rows that are filtered because they are too long, or have nothing left to train on after truncation."""
+    truncated: int = 0
+    """Rows that are truncated."""
+    equal: int = 0
+    """Pairs that are filtered because their responses are equal."""
+    turns: int = 0
+    """Trained turns before truncation."""
+    unended: int = 0
+    """Trained turns without a token at their end at which sampling stops."""
+    packed: int = 0
+    """Rows that `data.packing` puts into sequences."""
+
+    def __add__(self, other: OfflineCounts) -> OfflineCounts:
+        return OfflineCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
 class OfflineDataset:
     """Encoded demonstrations or preference pairs, in an order that a seed determines and one number resumes."""
 
     def __init__(
-        self, name: str, groups: Sequence[ExperienceGroup], num_filtered: int, order: TaskOrder
+        self,
+        name: str,
+        groups: Sequence[ExperienceGroup],
+        counts: OfflineCounts,
+        order: TaskOrder,
+        key_notes: Sequence[str] = (),
     ) -> None:
+        """`key_notes` say which keys of the rows are not read, without the name."""
         self.name = name
-        self.num_filtered = num_filtered
-        """Number of rows that are not used because they are too long."""
+        self.counts = counts
+        self.key_notes = tuple(key_notes)
         self._groups = tuple(groups)
         self._order = order
 
@@ -56,11 +87,21 @@ class OfflineDataset:
 
     def __str__(self) -> str:
         """`train: 17 rows; 2 of 19 filtered, because they are too long`"""
-        text = f"{self.name}: {len(self)} rows"
-        if self.num_filtered:
-            total = len(self) + self.num_filtered
-            return f"{text}; {self.num_filtered} of {total} filtered, because they are too long"
-        return text
+        counts, used = self.counts, self.counts.packed or len(self)
+        text = f"{self.name}: {used} rows" + (f" in {len(self)} sequences" if counts.packed else "")
+        total = used + counts.too_long + counts.equal
+        if counts.too_long:
+            text += f"; {counts.too_long} of {total} filtered, because they are too long"
+        if counts.equal:
+            text += f"; {counts.equal} of {total} filtered, because chosen and rejected are equal"
+        return f"{text}; {counts.truncated} of them truncated" if counts.truncated else text
+
+    def notes(self) -> Iterator[str]:
+        """The dataset in one line, a warning about turns that the model is not trained to end, and a line for each kind
+        of key of its rows that is not read."""
+        yield str(self)
+        yield from unended_note(self.name, self.counts)
+        yield from (f"{self.name}: {note}" for note in self.key_notes)
 
     @property
     def position(self) -> int:
@@ -73,7 +114,7 @@ class OfflineDataset:
 
     def rewound_copy(self) -> OfflineDataset:
         """A copy at position 0, for a second reader."""
-        answers = OfflineDataset(self.name, self._groups, self.num_filtered, copy(self._order))
+        answers = OfflineDataset(self.name, self._groups, self.counts, copy(self._order))
         answers.position = 0
         return answers
 
@@ -100,48 +141,168 @@ def load_offline_dataset(
     shuffle: bool,
     order: ColumnOrderConfig | None = None,
     images: RunImages | None = None,
+    tokens: ModelTokens | None = None,
 ) -> OfflineDataset:
     """Read, check and encode every row of a taskset with a column `response`, or `chosen` and `rejected`.
 
-    `order` is `data.order`; `images` are those of a model that reads images. Raises `DataError`, which names the row,
+    `order` is `data.order`; `images` are those of a model that reads images; `tokens` are the model's, by default those
+    of the folder of the tokenizer. Raises `DataError`, which names the row,
     for a row without an answer or an assistant turn, for an image that cannot be used, and for a row that is too long
     under `overlong: error`; `ModelError` for a tokenizer that cannot be used.
     """
-    rows, encoded = _rows_and_answers(section, tokenizer, data, images, name)
-    pad = None if images is None else images.processor.image_token_id
-    limit = data.max_prompt_tokens + data.max_response_tokens
-    groups: list[ExperienceGroup] = []
-    numbers, num_filtered = [], 0
-    for number, of_row in enumerate(with_progress_bar(encoded, len(rows), f"Encoding the answers of {name}")):
-        where = rows.where(number)
-        fitted = [_fit(one, data.overlong, limit, where, pad) for one in of_row]
-        kept = [one for one in fitted if one is not None]
-        if len(kept) == len(fitted):
-            groups.append(_group(f"{name}:{number}", where, kept))
-            numbers.append(number)
-        else:
-            num_filtered += 1
-    if not groups:
-        raise DataError(
-            f"All {len(rows)} rows of {name} are longer than data.max_prompt_tokens + max_response_tokens "
-            f"({limit} tokens), so there is nothing to train on. Write a higher limit."
-        )
+    also_read = [] if order is None else [order.column]
+    found = encode_offline_rows(
+        section, data, tokenizer, name=name, seed=seed, images=images, tokens=tokens, also_read=also_read
+    )
+    found.require_some(data, name)
     task_order = make_task_order(
         order,
-        rows,
-        np.array(numbers, dtype=np.int64),
+        found.rows,
+        np.array(found.numbers, dtype=np.int64),
         seed=seed,
         shuffle=shuffle,
         incomplete=data.incomplete_batch,
         name=name,
     )
-    return OfflineDataset(name, groups, num_filtered, task_order)
+    return OfflineDataset(name, found.groups, found.counts, task_order, found.key_notes)
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineRows:
+    """Encoded rows of a taskset."""
+
+    rows: DatasetRows
+    numbers: tuple[int, ...]
+    """Number of each group's row; of packed sequences their own."""
+    groups: tuple[ExperienceGroup, ...]
+    counts: OfflineCounts
+    key_notes: tuple[str, ...]
+    """Keys of the rows that are not read, without the name of the taskset."""
+
+    def require_some(self, data: DataConfig, name: str) -> None:
+        """Raise `DataError` if all rows are filtered."""
+        if self.groups:
+            return
+        limit, equal = data.max_prompt_tokens + data.max_response_tokens, self.counts.equal
+        raise DataError(
+            f"All {len(self.rows)} rows of {name} are filtered: {self.counts.too_long} are longer than "
+            f"data.max_prompt_tokens + max_response_tokens ({limit} tokens)"
+            f"{f', and {equal} are pairs of equal responses' if equal else ''}, so there is nothing to train on. Write "
+            "a higher limit, or other rows."
+        )
+
+
+def encode_offline_rows(
+    section: TasksetConfig,
+    data: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    name: str,
+    seed: int,
+    images: RunImages | None = None,
+    tokens: ModelTokens | None = None,
+    also_read: Sequence[str] = (),
+) -> OfflineRows:
+    """Read, check, encode and pack every row; see `load_offline_dataset`. `also_read` are columns that others read."""
+    tokens = tokens or ModelTokens.of_tokenizer(tokenizer)
+    keys = RowKeys(section, also_read)
+    rows, encoded, encoder = _rows_and_answers(section, tokenizer, data, images, name, keys, tokens)
+    pad = None if images is None else images.processor.image_token_id
+    limit = data.max_prompt_tokens + data.max_response_tokens
+    packing, counts = data.packing, Counter[str]()
+    cuts_rows = packing is not None and packing.strategy != "bfd"
+    used: list[list[EncodedSequence]] = []
+    numbers: list[int] = []
+    for number, of_row in enumerate(with_progress_bar(encoded, len(rows), f"Encoding the answers of {name}")):
+        where = rows.where(number)
+        _check_pair(of_row, where)
+        for one in of_row:
+            tokens.require_known(one.token_ids, where, tokenizer)
+            last = _last_tokens(one)
+            counts["turns"] += len(last)
+            counts["unended"] += sum(token not in tokens.end_ids for token in last)
+        if packing is not None and any(one.media for one in of_row):
+            raise DataError(f"{where} has an image, and data.packing packs text only. Remove data.packing.")
+        kept = of_row if cuts_rows else fit_answers(of_row, data.overlong, limit, where, pad)
+        if kept is None:
+            counts["too_long"] += 1
+            continue
+        is_truncated = any(len(a.token_ids) < len(b.token_ids) for a, b in zip(kept, of_row, strict=True))
+        if _is_equal_pair(kept):
+            _require_filter(section, where, is_truncated)
+            counts["equal"] += 1
+            continue
+        counts["truncated"] += is_truncated
+        used.append(kept)
+        numbers.append(number)
+    groups = [_group(f"{name}:{number}", each) for number, each in zip(numbers, used, strict=True)]
+    if packing is not None:
+        counts["packed"] = len(used)
+        packed = pack_rows(
+            [one for (one,) in used],
+            packing,
+            limit=limit,
+            seed=seed,
+            trains_first=section.text is not None or section.train_on_prompt,
+        )
+        groups = [_packed_group(f"{name}:sequence-{number}", each) for number, each in enumerate(packed)]
+        numbers = [*range(len(groups))]
+    template = encoder.template if encoder is not None and keys.need_template else None
+    key_notes = tuple(keys.notes(template))
+    return OfflineRows(rows, tuple(numbers), tuple(groups), OfflineCounts(**counts), key_notes)
+
+
+def unended_note(name: str, counts: OfflineCounts) -> Iterator[str]:
+    """A warning about the trained turns of a dataset that have no end token."""
+    if counts.unended:
+        yield (
+            f"warning: {name}: {counts.unended} of {counts.turns} trained turns do not end with a token at which "
+            "sampling stops (eos_token_id of generation_config.json or config.json, and the tokenizer's eos_token), so "
+            "the model is not trained to end them. Write, under data.chat_template, a template that ends each response "
+            "with such a token, or add the token that the template writes to eos_token_id of generation_config.json."
+        )
+
+
+def _last_tokens(encoded: EncodedSequence) -> list[int]:
+    """The last token of each trained turn."""
+    mask = encoded.loss_mask
+    last: list[int] = encoded.token_ids[mask & ~np.append(mask[1:], False)].tolist()
+    return last
+
+
+def _is_equal_pair(encoded: Sequence[EncodedSequence]) -> bool:
+    if len(encoded) == 1:
+        return False
+    better, worse = encoded
+    return np.array_equal(better.token_ids, worse.token_ids) and better.media == worse.media
+
+
+def _require_filter(section: TasksetConfig, where: str, is_truncated: bool) -> None:
+    """Raise `DataError` for a pair of equal responses, unless the taskset filters them."""
+    if section.equal_pairs == "error":
+        after, limit = (" after truncation", "write a higher limit, ") if is_truncated else ("", "")
+        raise DataError(
+            f"{where}: {section.chosen!r} and {section.rejected!r} are equal{after}; a pair needs two different "
+            f"answers. Remove the row, {limit}or write equal_pairs: filter in the taskset to drop and count such pairs."
+        )
+
+
+def _check_pair(encoded: Sequence[EncodedSequence], where: str) -> None:
+    """Raise `DataError` for a pair whose sequences do not begin with the same prompt."""
+    prompts = [one.token_ids[: int(one.loss_mask.argmax())] for one in encoded]
+    if not np.array_equal(prompts[0], prompts[-1]):
+        raise DataError(
+            f"{where}: the chat template renders the prompts of the chosen and of the rejected answer "
+            "differently, so the answers cannot be compared. Write another template under data.chat_template."
+        )
 
 
 def mixed_dataset(members: Sequence[OfflineDataset], order: TaskOrder) -> OfflineDataset:
     """One dataset of all rows, in an order over the rows of the first one, then the second one, and so on."""
     groups = [group for member in members for group in member.all_groups()]
-    return OfflineDataset("train", groups, sum(member.num_filtered for member in members), order)
+    key_notes = [f"{member.name}: {note}" for member in members for note in member.key_notes]
+    counts = sum((member.counts for member in members), OfflineCounts())
+    return OfflineDataset("train", groups, counts, order, key_notes)
 
 
 def check_offline_images(
@@ -149,7 +310,8 @@ def check_offline_images(
 ) -> None:
     """Read every row's conversations and their images. Raises `DataError` for the first that cannot be used."""
     rows = read_rows(section)
-    for _ in conversation_rows(rows, section, read_row_images(rows, section, data.images, images, name)):
+    row_images = read_row_images(rows, section, data.images, images, name)
+    for _ in conversation_rows(rows, section, data, row_images, RowKeys(section)):
         pass
 
 
@@ -164,27 +326,39 @@ def _rows_and_answers(
     data: DataConfig,
     images: RunImages | None,
     name: str,
-) -> tuple[DatasetRows, Iterator[list[EncodedSequence]]]:
-    """The rows, and for each one training sequence or a pair of them."""
+    keys: RowKeys,
+    tokens: ModelTokens,
+) -> tuple[DatasetRows, Iterator[list[EncodedSequence]], ConversationEncoder | None]:
+    """The rows, for each one training sequence or a pair, and their encoder; `keys` counts what is not read."""
     if section.text is not None:
-        rows = read_rows(section)
-        return rows, ([sequence] for sequence in _texts(rows, section.text, tokenizer))
+        rows, ends = read_rows(section), turn_ends(tokenizer, tokens)
+        return rows, ([sequence] for sequence in _texts(rows, section.text, tokenizer, keys, ends)), None
     custom = None if section.dataset is None else CustomDataset(section, tokenizer)
     rows = read_rows(section) if custom is None else custom.rows()
     if custom is not None and custom.has_answer_tokens:
-        return rows, ([answer] for answer in islice(custom.answers(), len(rows)))
+        return rows, ([answer] for answer in islice(custom.answers(), len(rows))), None
     row_images = read_row_images(rows, section, data.images, images, name)
     processor = None if images is None else images.processor
-    encoder = ConversationEncoder(tokenizer, data.chat_template, data.chat_template_args, processor)
-    return rows, _encoded(conversation_rows(rows, section, row_images), encoder)
+    encoder = ConversationEncoder(
+        tokenizer,
+        data.chat_template,
+        data.chat_template_args,
+        processor,
+        raw_text=data.text_prompts == "raw",
+        tokens=tokens,
+    )
+    return rows, _encoded(conversation_rows(rows, section, data, row_images, keys), encoder), encoder
 
 
-def _texts(rows: DatasetRows, column: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[EncodedSequence]:
-    """The texts of a column with the tokenizer's own special tokens; the first token has no token before it."""
+def _texts(
+    rows: DatasetRows, column: str, tokenizer: PreTrainedTokenizerBase, keys: RowKeys, ends: TurnEnds
+) -> Iterator[EncodedSequence]:
+    """The texts of a column, each with the tokens that the tokenizer writes before a text, and one end token; the first
+    token has no token before it."""
     for start in range(0, len(rows), _ROWS_PER_CHUNK):
         numbers = range(start, min(start + _ROWS_PER_CHUNK, len(rows)))
-        texts = [_text(rows[number], column, rows.where(number)) for number in numbers]
-        encoded = tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
+        texts = [_text(rows[number], column, rows.where(number), keys) for number in numbers]
+        encoded = encode_plain(tokenizer, list(map(ends.closed, texts)))
         for number, ids in zip(numbers, encoded, strict=True):
             if len(ids) < 2:
                 raise DataError(
@@ -196,12 +370,15 @@ def _texts(rows: DatasetRows, column: str, tokenizer: PreTrainedTokenizerBase) -
             yield EncodedSequence(np.array(ids, dtype=np.int32), loss_mask)
 
 
-def _text(row: Mapping[str, Any], column: str, where: str) -> str:
+def _text(row: Mapping[str, Any], column: str, where: str, keys: RowKeys) -> str:
     value = value_at(row, column, where)
+    keys.add_trained(row, where)
     if not isinstance(value, str):
         raise DataError(
             f"{where}: the column {column!r} has {value!r:.60}; data.train.text names a column of text."
         )
+    if not value:
+        raise DataError(f"{where}: the text in the column {column!r} is empty. Remove the row.")
     require_encodable(value, where)
     return value
 
@@ -214,41 +391,21 @@ def _encoded(
         yield from ([next(encoded) for _ in row.conversations] for row in chunk)
 
 
-def _fit(
-    encoded: EncodedSequence, rule: OverlongRule, limit: int, where: str, image_token_id: int | None
-) -> EncodedSequence | None:
-    """The sequence, truncated at its beginning or end under the rules `left` and `right`; None for a row that is
-    filtered, or has no trained token left."""
-    if len(encoded.token_ids) <= limit:
-        return encoded
-    if rule == "filter":
-        return None
-    if rule in ("left", "right"):
-        kept = slice(-limit, None) if rule == "left" else slice(limit)
-        numbers = np.arange(len(encoded.token_ids), dtype=np.int32)
-        require_whole_images(encoded.token_ids, numbers[kept], image_token_id, where)
-        shorter = EncodedSequence(encoded.token_ids[kept], encoded.loss_mask[kept].copy(), encoded.media)
-        shorter.loss_mask[0] = False  # no token precedes it
-        return shorter if shorter.loss_mask.any() else None
-    raise DataError(
-        f"{where}: prompt and answer have {len(encoded.token_ids)} tokens, more than "
-        f"data.max_prompt_tokens + max_response_tokens ({limit}). Write a higher limit, or data.overlong: "
-        "filter to skip such rows, or right or left to truncate their end or their beginning."
+def _group(task_id: str, encoded: Sequence[EncodedSequence]) -> ExperienceGroup:
+    roles: tuple[SegmentRole, ...] = ("sft",) if len(encoded) == 1 else ("chosen", "rejected")
+    return ExperienceGroup(
+        task_id,
+        tuple(
+            _experience(task_id, i, one, role)
+            for i, (one, role) in enumerate(zip(encoded, roles, strict=True))
+        ),
     )
 
 
-def _group(task_id: str, where: str, encoded: Sequence[EncodedSequence]) -> ExperienceGroup:
-    if len(encoded) == 1:
-        return ExperienceGroup(task_id, (_experience(task_id, 0, encoded[0], "sft"),))
-    better = _experience(task_id, 0, encoded[0], "chosen")
-    worse = _experience(task_id, 1, encoded[1], "rejected")
-    shared = better.prompt_tokens
-    if not np.array_equal(better.token_ids[:shared], worse.token_ids[: worse.prompt_tokens]):
-        raise DataError(
-            f"{where}: the chat template renders the prompts of the chosen and of the rejected answer "
-            "differently, so the answers cannot be compared. Write another template under data.chat_template."
-        )
-    return ExperienceGroup(task_id, (better, worse))
+def _packed_group(task_id: str, rows: Sequence[EncodedSequence]) -> ExperienceGroup:
+    return ExperienceGroup(
+        task_id, tuple(_experience(task_id, index, row, "sft") for index, row in enumerate(rows))
+    )
 
 
 def _experience(task_id: str, index: int, encoded: EncodedSequence, role: SegmentRole) -> Experience:

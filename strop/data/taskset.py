@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ import numpy as np
 from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
 from strop.config.schema.task_order import TaskOrderConfig
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
+from strop.data.encoding.messages import messages_in_text
+from strop.data.encoding.model_tokens import ModelTokens
 from strop.data.encoding.prompt_store import PromptStore
 from strop.data.epoch_order import TaskOrder, TaskOutcome
 from strop.data.images.messages import media_of
@@ -24,6 +26,7 @@ from strop.data.prompt_check import (
     check_token_prompts,
     to_prompt,
 )
+from strop.data.prompt_columns import prompt_columns
 from strop.data.sources.columns import value_at
 from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
@@ -59,6 +62,7 @@ class TaskSet:
         self._rows = rows
         self._numbers = checked.kept.rows
         self._digest = checked.digest
+        self._key_notes = checked.notes
         self._prompts = prompts
         self._order = order
         self._row_images = row_images
@@ -75,6 +79,11 @@ class TaskSet:
         if self.num_overlong:
             return f"{text}; {self.num_overlong} of them with a truncated prompt"
         return text
+
+    def notes(self) -> Iterator[str]:
+        """The taskset in one line, and a line for each kind of key of its rows that is not read."""
+        yield str(self)
+        yield from (f"{self.name}: {note}" for note in self._key_notes)
 
     @property
     def fingerprint(self) -> str:
@@ -168,13 +177,14 @@ def load_taskset(
     order: TaskOrderConfig | None = None,
     images: RunImages | None = None,
     name: str = "train",
+    tokens: ModelTokens | None = None,
 ) -> TaskSet:
     """Read a taskset and check every row; store every image. Prompts that may be too long are encoded.
 
     `order` is `data.order`; `images` are those of a model that reads images; `name` is that of a taskset without a name
-    of its own. Raises `DataError` for a dataset that cannot be read, for a row that lacks a column or has an image that
-    cannot be used, and for a prompt that is too long under `overlong: error`; `ModelError` for a tokenizer without a
-    chat template.
+    of its own; `tokens` are the model's, to refuse prompts with others. Raises `DataError` for a dataset that cannot be
+    read, for a row that lacks a column or has an image that cannot be used, and for a prompt that is too long under
+    `overlong: error`; `ModelError` for a tokenizer without a chat template.
     """
     name = section.name if isinstance(section, EvalTasksetConfig) else name
     custom = None if section.dataset is None else CustomDataset(section, tokenizer)
@@ -186,10 +196,10 @@ def load_taskset(
 
     if custom is not None and custom.has_prompt_tokens:
         store = PromptStore(read, None, data.overlong, data.max_prompt_tokens)
-        checked = check_token_prompts(rows, custom, data, store, name)
+        checked = check_token_prompts(rows, custom, data, store, name, tokenizer, tokens)
     else:
         processor = None if images is None else images.processor
-        encoder = PromptEncoder(tokenizer, data.chat_template, data.chat_template_args, processor)
+        encoder = PromptEncoder.of(tokenizer, data, processor, tokens)
         store = PromptStore(read, encoder, data.overlong, data.max_prompt_tokens)
         checked = check_prompts(rows, section, data, row_images, encoder, store, name)
     task_order = make_task_order(
@@ -208,8 +218,7 @@ def check_task_images(section: TasksetConfig, data: DataConfig, images: RunImage
     """Read every row's prompt and its images. Raises `DataError` for the first that cannot be used."""
     rows = read_rows(section)
     row_images = read_row_images(rows, section, data.images, images, name)
-    paths = (section.prompt, section.tools, section.system_column)
-    for number, row in enumerate(rows.scan([path for path in paths if path is not None])):
+    for number, row in enumerate(rows.scan(prompt_columns(section))):
         row_images.place(to_prompt(row, rows.where(number), section), number)
 
 
@@ -220,6 +229,7 @@ def to_task(
     answer, source = answer_and_source(row, prompt.where, section)
     extra = {key: value for key, value in row.items() if key not in (section.prompt, section.tools)}
     media = media_of(prompt.messages)
+    value = value_at(row, section.prompt, prompt.where)
     if section.images in extra:
         extra[section.images] = [str(image.path) for image in media]
     return Task(
@@ -231,5 +241,5 @@ def to_task(
         media=media,
         tools=prompt.tools,
         extra=extra,
-        prompt_value=value_at(row, section.prompt, prompt.where),
+        prompt_value=messages_in_text(value, prompt.where) if isinstance(value, str) else value,
     )

@@ -28,13 +28,21 @@ from strop.dialects.trinity.reader import LEDGER as TRINITY
 from strop.dialects.trl.reader import IDENTIFYING_KEYS, TrlProgram
 from strop.dialects.trl.reader import LEDGERS as TRL
 from strop.dialects.verl.ppo_trainer import LEDGER as VERL
+from strop.dialects.verl.sft_engine_trainer import LEDGER as VERL_SFT_ENGINE
 from strop.dialects.verl.sft_trainer import LEDGER as VERL_SFT
 from strop.errors import ConfigError
 
 _OF_RECIPES = ("algorithm.sppo_eta", "actor_rollout_ref.actor.dpo_beta", "trainer.ref_update_freq")
-ALWAYS_WRITTEN = {**IDENTIFYING_KEYS, "verl": ("actor_rollout_ref.rollout.mode", *_OF_RECIPES)}
+ALWAYS_WRITTEN = {
+    **IDENTIFYING_KEYS,
+    "verl": ("actor_rollout_ref.rollout.mode", "data.image_key", "trainer.logger", *_OF_RECIPES),
+    "verl-sft": ("trainer.logger",),
+    "verl-sft-engine": ("data.image_key", "data.messages_key", "trainer.logger"),
+    "trinity": ("algorithm.bypass_old_logprobs", "model.enable_prompt_truncation"),
+}
 """Keys by dialect that are written even where they equal the default, because the default depends on the version
-that the other keys belong to, because they select a recipe, or because they identify the dialect."""
+that the other keys belong to, because they select a recipe, because they identify the dialect or a version of it, or
+because the reader tells a default that is written from one that is not."""
 _NUMERICALLY_NEUTRAL = (
     "model.gradient_checkpointing",
     "rollout.engine",
@@ -104,21 +112,50 @@ def convert(job: Job, to: str) -> Conversion:
     elif to in COMPONENTS:
         values, unsupported = _to_component(COMPONENTS[to], run)
     else:
-        ledger = _ledger(to, run)
-        written = write_dialect(ledger, run, always=ALWAYS_WRITTEN.get(ledger.dialect, ()))
+        ledger, written = _write(to, run)
         values, unsupported = unflatten(written.values), _all_unsupported(ledger, written, {})
     if to in COMPONENTS:
         values |= _job_inputs(job, COMPONENTS[to])
+    unsupported = (*unsupported, *_of_script(job.loaded))
     return Conversion(values, unsupported, tuple(_notes(job, to, values)))
+
+
+def _of_script(loaded: LoadedRun) -> Iterator[UnsupportedValue]:
+    """The Python objects of a script, which no file can name."""
+    for reward in loaded.rewards:
+        why = "a function of the script itself; move it to a file rewards.py, and import it"
+        yield UnsupportedValue("reward.functions", str(reward.name), "absent", why)
+    if loaded.callbacks:
+        why = "callbacks are objects of the script"
+        yield UnsupportedValue("callbacks", str(len(loaded.callbacks)), "absent", why)
+
+
+def _write(to: str, run: Run) -> tuple[Ledger, WrittenConfig]:
+    """Write a run in the keys of a tool; of verl's two SFT trainers in those that express more of it."""
+    ledgers = (
+        [VERL_SFT, VERL_SFT_ENGINE]
+        if to == "verl" and isinstance(run.algorithm, SftConfig)
+        else [_ledger(to, run)]
+    )
+    written, faults = [], []
+    for ledger in ledgers:
+        try:
+            written.append(
+                (ledger, write_dialect(ledger, run, always=ALWAYS_WRITTEN.get(ledger.dialect, ())))
+            )
+        except ConfigError as error:
+            faults.append(error)
+    if not written:
+        raise faults[0]
+    return min(written, key=lambda found: len(found[1].unsupported))
 
 
 def _ledger(to: str, run: Run) -> Ledger:
     """The ledger of a tool that has the run's kind of algorithm."""
-    offline = isinstance(run.algorithm, SftConfig)
     if to == "trl":
         names: dict[str, TrlProgram] = {"sft": "sft", "dpo": "dpo", "rloo": "rloo"}
         return TRL[names.get(run.algorithm.type, "grpo")]
-    return TRINITY if to == "trinity" else VERL_SFT if offline else VERL
+    return TRINITY if to == "trinity" else VERL
 
 
 def _without_overridden(loaded: LoadedRun) -> Run:

@@ -19,7 +19,8 @@ from strop.dialects.key_owner import key_owner_hint, run_file_key_owner
 from strop.dialects.registry import LEDGERS
 from strop.dialects.trinity.reader import read_trinity
 from strop.dialects.trl.reader import IDENTIFYING_KEYS, TrlProgram, read_trl_file
-from strop.dialects.trl.script import read_trl_script
+from strop.dialects.trl.script.detection import SCRIPT_SUFFIXES
+from strop.dialects.trl.script.run import read_trl_script
 from strop.dialects.verl.ppo_trainer import read_verl
 from strop.dialects.verl.sft_trainer import read_verl_sft
 from strop.errors import ConfigError
@@ -47,11 +48,13 @@ _OTHER_PROGRAMS = {
 def read_any(
     path: Path, overrides: Sequence[str] = (), *, here: bool = False, dialect: str | None = None
 ) -> Job:
-    """Read a run file, a file of another dialect, or a Python script with TRL's configuration. `dialect` is
-    its dialect; None detects it. Raises ConfigError and PlacementError as the readers do."""
-    if path.suffix == ".py":
-        _refuse_overrides(path, overrides, "a Python script")
-        return Job(read_trl_script(path, here=here, key_owner=key_owner_hint))
+    """Read a run file, a file of another dialect, or a Python script or notebook that trains with TRL, which is run up
+    to its first `train()`; its overrides are its own arguments. `dialect` is the file's dialect; None detects it.
+
+    Raises ConfigError and PlacementError as the readers do.
+    """
+    if path.suffix in SCRIPT_SUFFIXES:
+        return read_trl_script(path, overrides, here=here, key_owner=key_owner_hint)
     job_file = read_job(read_yaml(path), path)
     tree, here = job_file.tree, here or job_file.here
     dialect = dialect or detect_dialect(tree)

@@ -48,6 +48,6 @@ class Job:
     def output_descriptions(self) -> tuple[str, ...]:
         """One line per output that describes its content at the end of the run."""
         return tuple(
-            f"output {output.name}, in {folder}: {_OUTPUT_DESCRIPTIONS[output.content]}"
+            f"output {output.name}, in {folder.resolve()}: {_OUTPUT_DESCRIPTIONS[output.content]}"
             for output, folder in self.outputs
         )

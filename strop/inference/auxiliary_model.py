@@ -11,6 +11,7 @@ from strop.config.schema.inference_engine import AuxiliaryEngineConfig, NativeEn
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import AuxiliaryModelConfig
 from strop.data.encoding.chat_reply import ChatReplyParser
+from strop.data.encoding.model_tokens import eos_token_ids
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.errors import ModelError, StropError
 from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
@@ -19,7 +20,7 @@ from strop.inference.endpoint.response import ChatResponse
 from strop.inference.endpoint.token_completions import TokenRequest, TokenResponse
 from strop.inference.pool import EnginePool, EngineSpec
 from strop.inference.registry import load_engine
-from strop.models.loading import load_config, load_tokenizer
+from strop.models.loading import load_config, load_generation_config, load_tokenizer
 from strop.protocols import InferenceEngine
 from strop.seeds import derive_seed
 from strop.types import Completion, IntArray, SampleRequest, SamplingParams
@@ -48,8 +49,10 @@ class AuxiliaryModel:
         create = AuxiliaryEngineFactory(section, device)
         try:
             tokenizer = load_tokenizer(create.files)
-            self._encoder = TurnEncoder(tokenizer, section.chat_template)
-            positions = load_config(create.files).get_text_config().max_position_embeddings
+            config = load_config(create.files)
+            ends = eos_token_ids(config, load_generation_config(create.files), tokenizer)
+            self._encoder = TurnEncoder(tokenizer, section.chat_template, eos_ids=ends)
+            positions = config.get_text_config().max_position_embeddings
             self._context_tokens = min(positions, _engine_context(section.engine) or positions)
             self._engine = (
                 create()
@@ -68,8 +71,9 @@ class AuxiliaryModel:
         except StropError as error:
             raise BadRequest(f"{self._section.name}: {error}") from error
         completion, seed = await self._complete(prompt, self._sampling(request, prompt), None)
-        text = self._encoder.decode(completion.token_ids)
-        parsed = ChatReplyParser().parse(text, request.tools, self._encoder.prompts.template)
+        encoder = self._encoder
+        text, is_open = encoder.replies.decode(completion.token_ids), encoder.opens_reasoning(prompt)
+        parsed = ChatReplyParser().parse(text, request.tools, encoder.prompts.template, in_reasoning=is_open)
         return ChatResponse(
             id=f"{seed:x}",
             content=parsed.content,
@@ -82,7 +86,7 @@ class AuxiliaryModel:
     async def complete(self, request: TokenRequest) -> TokenResponse:
         """Raises `BadRequest` for a prompt that is too long or has other tokens than the model."""
         completion, seed = await self._complete(request.prompt_ids, request.sampling, request.seed)
-        return TokenResponse(f"{seed:x}", self._encoder.decode(completion.token_ids), completion)
+        return TokenResponse(f"{seed:x}", self._encoder.replies.decode(completion.token_ids), completion)
 
     async def _complete(
         self, prompt: IntArray, sampling: SamplingParams, seed: int | None

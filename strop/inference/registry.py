@@ -20,13 +20,13 @@ from strop.config.schema.inference_engine import (
     VllmEngineConfig,
 )
 from strop.config.schema.model import ModelConfig
+from strop.data.encoding.model_tokens import eos_token_ids
 from strop.errors import InferenceError
 from strop.inference.native import NativeEngine
 from strop.inference.openai import OpenAiEngine
 from strop.inference.serving import ServingEngine
 from strop.inference.serving.images import serves_images
 from strop.inference.sglang import SglangBackend, SglangServerBackend
-from strop.inference.stop_tokens import eos_token_ids
 from strop.inference.vllm import VllmBackend
 from strop.inference.vllm.library import is_vllm_installed
 from strop.models.fused_storage import fuse_storage

@@ -33,15 +33,16 @@ class RewardModel:
         )
         try:
             self._tokenizer = load_tokenizer(files)
-            if section.chat_template == "tokenizer" and not self._tokenizer.chat_template:
+            is_raw = section.text_prompts == "raw"
+            if section.chat_template == "tokenizer" and not self._tokenizer.chat_template and not is_raw:
                 raise ModelError(
                     f"the tokenizer of {section.tokenizer or section.path} has no chat template; set "
                     "chat_template to a file with the template that the model was trained with."
                 )
-            self._model: PreTrainedModel = load_classifier(files, labels=1, device=device)
+            self._model: PreTrainedModel = load_classifier(files, device=device)
         except ModelError as error:
             raise ModelError(f"reward.models ({section.name}): {error}") from error
-        self._template = PromptEncoder(self._tokenizer, section.chat_template)
+        self._template = PromptEncoder(self._tokenizer, section.chat_template, raw_text=is_raw)
         self._config = self._model.config.get_text_config()
         self._pad_token_id: int | None = self._config.pad_token_id
         positions = getattr(self._config, "max_position_embeddings", None) or math.inf
@@ -64,11 +65,16 @@ class RewardModel:
         """Tokens of the conversation, or the text of an error."""
         messages = [*task.messages, {"role": "assistant", "content": rollout.text}]
         try:
-            text = self._template.render("the conversation", messages, task.tools, prompt=False)
+            if self._section.text_prompts == "raw" and isinstance(task.prompt_value, str):
+                text = task.prompt_value + rollout.text
+            else:
+                text = self._template.render("the conversation", messages, task.tools, prompt=False)
         except DataError as error:
             return f"could not encode the conversation: {error}"
         # The template contains the special tokens.
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if max(ids, default=0) >= self._config.vocab_size:
+            return f"the conversation has token {max(ids)}, but the model's are 0 to {self._config.vocab_size - 1}"
         if len(ids) <= self._max_tokens:
             return ids
         max_tokens = int(self._max_tokens)

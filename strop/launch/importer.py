@@ -22,7 +22,7 @@ from strop.dialects.verl.ppo_trainer import read_verl
 from strop.dialects.verl.sft_trainer import read_verl_sft
 from strop.errors import ConfigError
 from strop.launch.programs import TrainingProgram, find_program, is_python
-from strop.launch.recorder import TIMEOUT_SECONDS, RecordedCommand, Recording, record
+from strop.launch.recorder import RecordedCommand, Recording, record
 
 _HYDRA_OPTIONS = {
     **dict.fromkeys(("--config-name", "-cn"), "name"),
@@ -51,8 +51,11 @@ class ImportedCommand:
     @property
     def strop_command(self) -> str:
         """The command that runs it in Strop directly."""
-        name = "train" if self.program.tool == "file" else self.program.tool
-        return shlex.join(["strop", *name.split(), *self.program.arguments])
+        if self.program.tool != "file":
+            return shlex.join(["strop", *self.program.tool.split(), *self.program.arguments])
+        file, *own = self.program.arguments
+        line = shlex.join(["strop", "train", file, *(["--", *own] if own else [])])
+        return f"WORLD_SIZE={self.program.processes} {line}" if self.program.processes else line
 
     @property
     def is_training(self) -> bool:
@@ -72,7 +75,7 @@ class ImportedCommand:
         if self.program.tool.startswith("trl "):
             return Job(self._read_trl(arguments))
         with self._written(Path(arguments[0])) as path:
-            return self._read_file(path)
+            return self._read_file(path, arguments[1:])
 
     def _read_trl(self, arguments: Sequence[str]) -> LoadedRun:
         program = find_trl_program(self.program.tool.removeprefix("trl "))
@@ -94,10 +97,12 @@ class ImportedCommand:
             copy.write_text(text, encoding="utf-8")
             yield copy
 
-    def _read_file(self, path: Path) -> Job:
+    def _read_file(self, path: Path, arguments: Sequence[str]) -> Job:
         if self.program.tool == "trinity":
             return Job(read_trinity(path, here=True, key_owner=key_owner_hint))
-        return read_any(path, here=True)
+        if self.program.processes:
+            os.environ["WORLD_SIZE"] = self.program.processes  # as the launcher sets it; `_as_in` restores it
+        return read_any(path, arguments, here=True)
 
 
 def import_script(script: Path, arguments: Sequence[str] = ()) -> tuple[list[ImportedCommand], list[str]]:
@@ -133,7 +138,7 @@ def _notices(recording: Recording, found: Sequence[ImportedCommand]) -> Iterator
 def _end(recording: Recording) -> str:
     """A sentence on the end of the script, unless it ended without an error."""
     if recording.exit_code is None:
-        return f"The script was stopped after {TIMEOUT_SECONDS:.0f} seconds. "
+        return f"The script was stopped {recording.stopped}. "
     errors = " ".join(recording.errors.split())[-_MAX_SHOWN:]
     if recording.exit_code == 0 and not errors:
         return ""

@@ -14,6 +14,7 @@ __strop_record() {
         printf '%s\0' "$PWD" "$#" "$@"
         local name
         for name in $(compgen -e); do printf '%s\0' "$name=${!name}"; done
+        printf 'end\0'
     } > "$__strop_scratch/record-$EPOCHREALTIME-$BASHPID"
     return 0
 }
@@ -35,17 +36,30 @@ pushd() { cd "$@"; }
 popd() { cd "${OLDPWD:-.}"; }
 exec() { (( $# == 0 )) || { "$@"; exit; }; }
 kill() { :; }
+sleep() {
+    [[ $BASHPID != "$$" ]] || return 0
+    [[ ${__strop_sleeper:-} == "$BASHPID" ]] || __strop_slept=0
+    __strop_sleeper=$BASHPID
+    (( ++__strop_slept > 3 )) || return 0
+    local seconds=60
+    [[ ! ${1:-} =~ ^[0-9]+$ ]] || seconds=$1
+    builtin read -r -t "$seconds" -u "$__strop_silent" || :
+    return 0
+}
 ulimit() { builtin ulimit "$@" 2>/dev/null || :; }
 tee() { cat; }
 mktemp() { echo "$__strop_scratch/temporary"; }
 source() { if [[ -r $1 ]]; then builtin source "$@"; else __strop_record source "$@"; fi; }
 .() { source "$@"; }
-export -f __strop_record __strop_output command_not_found_handle cd pushd popd exec kill ulimit tee mktemp source
+export -f __strop_record __strop_output command_not_found_handle cd pushd popd exec kill sleep ulimit tee mktemp source
 """
 
 
-def preamble(scratch: str, paths: Sequence[str]) -> str:
+def preamble(scratch: str, paths: Sequence[str], silent: int) -> str:
     """The functions; `scratch` is the folder of records and of the script's output files, `paths` are the
-    programs that the script names with their folders."""
+    programs that the script names with their folders, and `silent` is a descriptor with nothing to read.
+
+    `sleep` returns at once, but in a background job from the fourth time on it pauses for the time that it names,
+    because a job that repeats something each minute has no end."""
     named = "\n".join(f'function {path} {{ __strop_record {path} "$@"; }}' for path in paths)
-    return f"__strop_scratch={scratch}\n{_FUNCTIONS}\n{named}\n"
+    return f"__strop_scratch={scratch} __strop_silent={silent}\n{_FUNCTIONS}\n{named}\n"

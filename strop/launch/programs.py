@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Literal
 
-from strop.dialects.trl.script import is_trl_script
+from strop.dialects.trl.script.detection import is_trl_script
 
 Tool = Literal[
     "verl ppo",
@@ -51,6 +51,8 @@ class TrainingProgram:
 
     tool: Tool
     arguments: tuple[str, ...]
+    processes: str | None = None
+    """Number of processes that the launcher of a Python script starts; None if it starts one."""
 
 
 def find_program(words: Sequence[str], folder: Path) -> TrainingProgram | None:
@@ -78,7 +80,7 @@ def find_program(words: Sequence[str], folder: Path) -> TrainingProgram | None:
         ):
             return _trl(name.removesuffix(".py"), words[:index], rest)
         elif name.endswith(".py") and index and (folder / word).is_file() and is_trl_script(folder / word):
-            return TrainingProgram("file", (word,))
+            return TrainingProgram("file", (word, *rest), _processes(words[:index]))
         elif name == "az" and list(rest[:3]) == ["ml", "job", "create"]:
             file = _option(rest, "--file", "-f")
             return None if file is None else TrainingProgram("file", (file,))
@@ -116,9 +118,13 @@ def _trl(name: str, launcher: Sequence[str], arguments: Sequence[str]) -> Traini
     tool = next((known for known in _TRL_TOOLS if known == f"trl {name}"), None)
     if tool is None:
         return None
-    processes = _option(launcher, "--num_processes", "--nproc_per_node", "--nproc-per-node")
+    processes = _processes(launcher)
     started = ("--num_processes", processes) if processes is not None else ()
     return TrainingProgram(tool, (*arguments, *started))
+
+
+def _processes(launcher: Sequence[str]) -> str | None:
+    return _option(launcher, "--num_processes", "--nproc_per_node", "--nproc-per-node")
 
 
 def _trinity(words: Sequence[str]) -> TrainingProgram | None:

@@ -9,17 +9,19 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from strop.config.load.yaml_file import read_bounded
 from strop.errors import ConfigError
+from strop.launch.limits import limit_process, run_to_end
 from strop.launch.preamble import OUTPUT_FUNCTION, RECORD_PREFIX, preamble
 from strop.launch.redirections import redirect_outputs
 from strop.sandbox.inside.landlock import restrict_files
-from strop.sandbox.inside.seccomp import deny_network
+from strop.sandbox.inside.seccomp import filter_shell
 
 TIMEOUT_SECONDS = 30.0
 """Maximum time that a script may run while it is recorded."""
@@ -27,7 +29,9 @@ _MAX_COMMANDS = 1000
 """Maximum number of commands that are read of a recording."""
 _MAX_OUTPUT = 2000
 """Maximum number of bytes of a script's own output that are kept."""
-_PR_SET_NO_NEW_PRIVS = 38
+_MAX_ERRORS = 1_000_000
+"""Maximum number of bytes of its standard error that are read, with the trace of `set -x`."""
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _TEXT_PROGRAMS = (
     *("awk", "basename", "cat", "cut", "date", "dirname", "expr", "grep", "head", "hostname", "id", "ls"),
     *("nproc", "readlink", "realpath", "sed", "seq", "sort", "tail", "tr", "uname", "uniq", "wc", "whoami"),
@@ -59,38 +63,45 @@ class Recording:
     files: Mapping[Path, str]
     """Files that the script would have written by redirections, with their texts."""
     exit_code: int | None
-    """None if the script was stopped at the time limit."""
+    """None if the script was stopped at a limit."""
     errors: str
     """Standard error, without the trace of `set -x`."""
     output: str = ""
     """Beginning of the text that the script prints."""
+    stopped: str = ""
+    """Limit at which the script was stopped, as the end of a sentence."""
 
 
 def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
     """Record the commands of a bash script.
 
     No program is started except those that only print text; files can be read, nothing outside a temporary
-    folder can be written, and there is no network. Raises ConfigError where the script cannot be read, or
-    this machine cannot confine it.
+    folder can be written, no signal can be sent, and there is no network. Time, processes, memory, output and files
+    are limited (`limits.py`), and background jobs end with the script. Raises ConfigError where the script cannot be
+    read, or this machine cannot confine it.
     """
     text = read_bounded(script)
     bash = shutil.which("bash")
     if bash is None:
         raise ConfigError("strop import needs bash to read a launch script, and there is no bash in PATH.")
-    with tempfile.TemporaryDirectory(prefix="strop-import-") as folder, tempfile.TemporaryFile() as output:
+    with (
+        tempfile.TemporaryDirectory(prefix="strop-import-") as folder,
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as errors,
+        _silent_pipe() as silent,
+    ):
         scratch = os.path.realpath(folder)
         programs = _link_text_programs(Path(scratch, "bin"))
         source = redirect_outputs(_SCRIPT_PATH.sub("$0", text), OUTPUT_FUNCTION)
         named = sorted(set(_NAMED_PROGRAM.findall(text)))
-        functions = preamble(scratch, named)
+        functions = preamble(scratch, named, silent)
         try:
             process = subprocess.Popen(
                 [bash, "--noprofile", "--norc", "-c", f"{functions}{source}\n", str(script), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
+                stderr=errors,
+                pass_fds=(silent,),
                 env={**os.environ, "PATH": str(Path(scratch, "bin"))},
                 start_new_session=True,
                 preexec_fn=lambda: _confine(scratch, [bash, *programs]),
@@ -100,15 +111,27 @@ def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
                 f"{script}: the script is not run, because this machine cannot confine it: strop import needs "
                 "Linux with Landlock (5.13 or newer) and seccomp."
             ) from None
-        try:
-            errors = process.communicate(timeout=TIMEOUT_SECONDS)[1]
-            exit_code: int | None = process.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            errors, exit_code = process.communicate()[1], None
-        commands = tuple(map(_parse, sorted(Path(scratch).glob(f"{RECORD_PREFIX}*"))[:_MAX_COMMANDS]))
-        files, printed = _written_files(Path(scratch)), _beginning(output)
-        return Recording(commands, files, exit_code, _without_trace(errors), printed)
+        stopped = run_to_end(process, Path(scratch), TIMEOUT_SECONDS)
+        records = sorted(Path(scratch).glob(f"{RECORD_PREFIX}*"))[:_MAX_COMMANDS]
+        return Recording(
+            tuple(command for command in map(_parse, records) if command is not None),
+            _written_files(Path(scratch)),
+            None if stopped else process.returncode,
+            _without_trace(_beginning(errors, _MAX_ERRORS)),
+            _beginning(output, _MAX_OUTPUT),
+            stopped,
+        )
+
+
+@contextmanager
+def _silent_pipe() -> Iterator[int]:
+    """A descriptor to read from that never has anything to read, on which the script waits."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def _link_text_programs(folder: Path) -> list[str]:
@@ -126,24 +149,32 @@ def _link_text_programs(folder: Path) -> list[str]:
 def _confine(scratch: str, executable: Sequence[str]) -> None:
     """Confine the process that becomes bash. An OSError here ends it before it starts."""
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    limit_process(TIMEOUT_SECONDS)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     loaders = [str(path) for folder in ("/lib64", "/lib") for path in Path(folder).glob("ld-*.so*")]
     real = [os.path.realpath(path) for path in (*executable, *loaders)]
     restrict_files(libc, ["/"], [scratch, "/dev/null"], real)
-    deny_network(libc)
+    filter_shell(libc)
 
 
-def _parse(file: Path) -> RecordedCommand:
-    """A record: the folder, the number of words, the words, and the variables."""
-    folder, count, *texts = file.read_bytes().decode("utf-8", "replace").split("\0")[:-1]
+def _parse(file: Path) -> RecordedCommand | None:
+    """A record: the folder, the number of words, the words, the variables, and "end".
+
+    None without the end: the process was killed at a limit, or as a background job, while it wrote.
+    """
+    folder, *texts = file.read_bytes().decode("utf-8", "replace").split("\0")
+    if texts[-2:] != ["end", ""]:
+        return None
+    count, *texts = texts[:-2]
     words, variables = texts[: int(count)], texts[int(count) :]
     environment = dict(variable.partition("=")[::2] for variable in variables)
     return RecordedCommand(tuple(words), Path(folder), environment)
 
 
-def _beginning(file: IO[bytes]) -> str:
+def _beginning(file: IO[bytes], max_bytes: int) -> str:
     file.seek(0)
-    return file.read(_MAX_OUTPUT).decode("utf-8", "replace")
+    return file.read(max_bytes).decode("utf-8", "replace")
 
 
 def _written_files(scratch: Path) -> dict[Path, str]:

@@ -11,7 +11,8 @@ from strop.config.paths import existing_path, gguf_file
 _BLOCK_BYTES = 4096
 _BLOCKS = 256
 """Number of blocks read from each weight file, evenly spaced: training changes weights everywhere."""
-_WRITER_KEYS = ("transformers_version", "_name_or_path", "name_or_path")
+WRITER_KEYS = ("transformers_version", "_name_or_path", "name_or_path")
+"""Keys of config.json and tokenizer_config.json that say how the file was written."""
 
 
 def model_fingerprint(path: str) -> str:
@@ -37,7 +38,7 @@ def _configuration(folder: Path) -> str:
         values = json.loads(text)
     except ValueError:
         return text  # loading the model reports the fault
-    return json.dumps({key: values[key] for key in values if key not in _WRITER_KEYS}, sort_keys=True)
+    return json.dumps({key: values[key] for key in values if key not in WRITER_KEYS}, sort_keys=True)
 
 
 def _add_weights(digest: hashlib._Hash, path: Path) -> None:

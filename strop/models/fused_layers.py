@@ -8,11 +8,13 @@ backward pass. These functions keep less and make fewer passes over memory:
     SiLU(gate) * up   the two factors; SiLU(gate) is computed again. Values and gradients are the same, bit for bit
     W x + s B (A x)   x and A x; B (A x) is added to the product in place, and so rounded once
 
-`fuse_layers` replaces the classes of modules whose own forward pass is one of these formulas.
+`fuse_layers` replaces the classes of modules whose own forward pass is one of these formulas. It compares them on an
+example; a class whose forward pass cannot be run on the example keeps it.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
@@ -25,9 +27,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
+from strop.models.silence import one_line
+
 _PROBE_EPS = 1e-3
 _REPLACED = "class_without_fused_layer"
 """Attribute of a fused class: the class that it replaced."""
+_ATTRIBUTES = {
+    "RMSNorm": ("weight", "variance_epsilon"),
+    "MLP": ("gate_proj", "up_proj", "down_proj", "act_fn"),
+}
+"""Attributes that a function needs, by the end of the name of the classes that are compared with it."""
 
 
 def fuse_layers(model: nn.Module) -> None:
@@ -37,8 +46,8 @@ def fuse_layers(model: nn.Module) -> None:
     """
     for module in model.modules():
         kind: Any = type(module)
-        fused = _fused_class(kind)
-        if fused is not None:
+        needed = next((names for end, names in _ATTRIBUTES.items() if kind.__name__.endswith(end)), ())
+        if all(hasattr(module, name) for name in needed) and (fused := _fused_class(kind)) is not None:
             module.__class__ = fused
 
 
@@ -220,11 +229,8 @@ def _is_rms_norm(kind: Any) -> bool:
     if not kind.__name__.endswith("RMSNorm"):
         return False
     x, weight = torch.linspace(-2, 3, 10).view(2, 5).bfloat16(), torch.linspace(0.5, 2, 5).bfloat16()
-    try:
-        own = kind.forward(SimpleNamespace(weight=weight, variance_epsilon=_PROBE_EPS), x)
-    except (AttributeError, TypeError):  # other attributes, or other arguments
-        return False
-    return isinstance(own, Tensor) and torch.equal(own, rms_norm(x, weight, _PROBE_EPS))
+    own = _output(kind, SimpleNamespace(weight=weight, variance_epsilon=_PROBE_EPS), x)
+    return own is not None and torch.equal(own, rms_norm(x, weight, _PROBE_EPS))
 
 
 def _is_gated_mlp(kind: Any) -> bool:
@@ -233,8 +239,21 @@ def _is_gated_mlp(kind: Any) -> bool:
         return False
     x = torch.linspace(-2, 3, 10).view(2, 5)
     stub = SimpleNamespace(gate_proj=torch.cos, up_proj=torch.exp, down_proj=torch.sin, act_fn=F.silu)
+    own = _output(kind, stub, x)
+    return own is not None and torch.equal(own, torch.sin(silu_product(torch.cos(x), torch.exp(x))))
+
+
+def _output(kind: Any, stub: SimpleNamespace, x: Tensor) -> Tensor | None:
+    """Result of a class's forward pass with the attributes of `stub`; None if it is no tensor or cannot be computed."""
     try:
         own = kind.forward(stub, x)
-    except (AttributeError, TypeError):  # other attributes, or other arguments
-        return False
-    return isinstance(own, Tensor) and torch.equal(own, torch.sin(silu_product(torch.cos(x), torch.exp(x))))
+    except (AttributeError, TypeError):
+        return None  # it needs other attributes or arguments, so it is another formula
+    except Exception as error:  # noqa: BLE001  (the class is foreign code, and its own forward pass remains)
+        warnings.warn(
+            f"{kind.__module__}.{kind.__qualname__} cannot be compared with Strop's fused layer, so it runs as it is: "
+            f"{one_line(error)}",
+            stacklevel=2,
+        )
+        return None
+    return own if isinstance(own, Tensor) else None

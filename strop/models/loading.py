@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -21,9 +19,15 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import GENERATION_CONFIG_NAME, logging
 
+from strop.config.model_files import check_model_files
+from strop.config.model_folder import (
+    encoder_decoder_fault,
+    pickled_weights_fault,
+    wrong_labels,
+)
 from strop.config.paths import GGUF_SUFFIX, gguf_file, is_local
+from strop.config.peft_adapter import adapter_in_model_folder
 from strop.config.schema.model import ModelConfig
 from strop.config.suggest import did_you_mean
 from strop.config.user_code import import_user_module
@@ -40,11 +44,15 @@ from strop.models.fused_layers import fuse_layers
 from strop.models.hub import check_hub
 from strop.models.logprobs import check_logits
 from strop.models.packed_attention.forward import enable_packed_attention
+from strop.models.routers import router_modules
 from strop.models.selective_recompute import selective_contexts
+from strop.models.silence import one_line, silence_transformers
 from strop.models.vision.embedding import takes_images, vision_tower
+from strop.printable import printable, shorten
 
-LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
-"""Exceptions that transformers raises for invalid model or tokenizer files."""
+LOAD_ERRORS = (Exception,)
+"""Exceptions that transformers, tokenizers and a model's own code raise for invalid files, options and missing
+packages: any, as tokenizers raises plain `Exception`."""
 
 
 def load_model(
@@ -69,25 +77,26 @@ def language_model_class(config: PreTrainedConfig) -> Any:
     return AutoModelForImageTextToText if takes_images(config) else AutoModelForCausalLM
 
 
+def load_weights(section: ModelConfig) -> PreTrainedModel:
+    """Load a model on the CPU whose weights are read, and which is not run."""
+    return _read(language_model_class(load_config(section)), section, device="cpu", trainable=False)
+
+
 def load_decoder(section: ModelConfig, *, device: torch.device | str) -> PreTrainedModel:
     """Load a trainable model without its language-model head."""
     model = _read(AutoModel, section, device=device, trainable=True)
     return _prepare_for_training(model, section, trainable=True)
 
 
-def load_classifier(section: ModelConfig, *, labels: int, device: torch.device | str) -> PreTrainedModel:
-    """Load a model for sequence classification, with frozen weights.
+def load_classifier(section: ModelConfig, *, device: torch.device | str) -> PreTrainedModel:
+    """Load a model for sequence classification with one label, with frozen weights.
 
     Raises `ModelError` for a folder that is missing, incomplete or damaged, and for another number of labels.
     """
     config = load_config(section)
-    if config.num_labels != labels:
-        raise ModelError(
-            f"the model in {section.path} has {config.num_labels} labels "
-            f"({', '.join(map(str, (config.id2label or {}).values()))}), not {labels}. Name a model for "
-            "sequence classification with one label (num_labels in its config.json), whose logit is the "
-            "reward."
-        )
+    if config.num_labels != 1:
+        labels = [str(label) for label in (config.id2label or {}).values()]
+        raise ModelError(wrong_labels(section.path, labels))
     return _read(AutoModelForSequenceClassification, section, device=device, trainable=False)
 
 
@@ -115,14 +124,18 @@ def _read(
                 ignore_mismatched_sizes=True,  # rejected below, with their names
                 output_loading_info=True,
             )
+        except ModelError:
+            raise
         except LOAD_ERRORS as error:
-            raise ModelError(f"model.path: no model could be loaded from {section.path}: {error}") from error
+            raise ModelError(_not_loaded(section.path, config, error)) from error
     wrong = [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
     if wrong:
         raise ModelError(
             f"model.path: the weights in {section.path} do not fit its config.json: {len(wrong)} tensors are "
             f"missing or of another shape, such as {sorted(wrong)[0]}. Is the folder complete?"
         )
+    for name, parameter in model.named_parameters():
+        require_finite(parameter.data, name, section.path)
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
     model.to(device).eval()
@@ -130,12 +143,43 @@ def _read(
     return cast(PreTrainedModel, model)
 
 
+def require_finite(tensor: torch.Tensor, name: str, path: str) -> None:
+    """Raise `ModelError` for weights that are NaN or infinite, of which every token would have the log-prob NaN."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    smallest, largest = tensor.aminmax()
+    if not bool(torch.isfinite(smallest) & torch.isfinite(largest)):
+        raise ModelError(
+            f"model.path: weights are not finite: {name} in {path} has a value that is NaN or infinite. The training "
+            "that wrote them has diverged, or the file is damaged; write a model from before that."
+        )
+
+
+def _not_loaded(path: str, config: PreTrainedConfig, error: Exception) -> str:
+    if "Unrecognized configuration class" in str(error):  # a list of all classes follows
+        return (
+            f"model.path: {path} is a {config.model_type} model, which transformers does not load as a causal language "
+            "model. Write the folder of a model with a decoder and a language-model head."
+        )
+    return f"model.path: no model could be loaded from {path}: {one_line(error)}."
+
+
 def set_trained_parameters(model: PreTrainedModel, section: ModelConfig, *, trainable: bool) -> None:
     """Choose which parameters have a gradient before an adapter is added.
 
-    Raises `ModelError` for `freeze_vision` of a model without a vision tower.
+    Raises `ModelError` for `freeze_vision` of a model without a vision tower, and `freeze_router` of one without
+    routers.
     """
     model.requires_grad_(trainable and section.lora is None)
+    if section.freeze_router:
+        routers = list(router_modules(model))
+        if not routers:
+            raise ModelError(
+                f"model.freeze_router: {section.path} is a {model.config.model_type} model, in which Strop finds no "
+                "router of experts. Remove the key."
+            )
+        for router in routers:
+            router.requires_grad_(False)
     if not section.freeze_vision:
         return
     if not takes_images(model.config):
@@ -150,31 +194,21 @@ def load_config(section: ModelConfig) -> PreTrainedConfig:
     """The folder's config.json, updated with `section.override`."""
     _import_user_modules(section)
     _check_folder(section.path)
-    _check_generation_config(section.path)
+    check_model_files(section.path)
     check_hub("model.path", section.path)
     try:
         config = read_config(section.path, trust_remote_code=section.trust_remote_code)
+    except ModelError:
+        raise
     except LOAD_ERRORS as error:
-        raise ModelError(f"model.path: no model could be loaded from {section.path}: {error}") from error
+        reason = shorten(printable(" ".join(str(error).split()).rstrip(".")))
+        raise ModelError(f"model.path: no model could be loaded from {section.path}: {reason}.") from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"model.path: {encoder_decoder_fault(section.path, config.model_type)}")
     override_config(config, section.override)
     if (attention := attention_implementation(config)) is not None:
         config._attn_implementation = attention
     return config
-
-
-def _check_generation_config(path: str) -> None:
-    """Raise `ModelError` for a damaged file: transformers would ignore it, and responses would not end at its stop
-    tokens."""
-    file = Path(path).expanduser() / GENERATION_CONFIG_NAME
-    try:
-        is_valid = not file.is_file() or isinstance(json.loads(file.read_bytes()), dict)
-    except (OSError, ValueError):
-        is_valid = False
-    if not is_valid:
-        raise ModelError(
-            f"model.path: {file} cannot be read, or is no JSON object. Restore it, or delete it to use the values of "
-            "config.json."
-        )
 
 
 def load_generation_config(section: ModelConfig) -> GenerationConfig | None:
@@ -245,6 +279,7 @@ def load_tokenizer(section: ModelConfig) -> PreTrainedTokenizerBase:
             f"{key}: there is no folder {path}. Set it to a tokenizer's folder or to a name on the hub."
         )
     check_hub(key, path)
+    check_model_files(path, key)
     try:
         with silence_transformers():
             tokenizer = AutoTokenizer.from_pretrained(
@@ -252,8 +287,10 @@ def load_tokenizer(section: ModelConfig) -> PreTrainedTokenizerBase:
             )
         if len(tokenizer) <= len(tokenizer.all_special_ids):  # as transformers loads an empty folder
             raise ValueError("it has no vocabulary")
+    except ModelError:
+        raise
     except LOAD_ERRORS as error:
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = shorten(printable(" ".join(str(error).split()).rstrip(".")))
         if not is_local(path):
             raise ModelError(
                 f"{key}: there is no folder {path} here, and no tokenizer could be loaded from the Hugging Face hub "
@@ -265,20 +302,6 @@ def load_tokenizer(section: ModelConfig) -> PreTrainedTokenizerBase:
             "tokenizer_config.json there, or set model.tokenizer to another folder."
         ) from error
     return tokenizer
-
-
-@contextmanager
-def silence_transformers() -> Iterator[None]:
-    """Disable the progress bars and log messages of transformers in the block."""
-    progress_bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if progress_bar:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -306,6 +329,8 @@ def _check_folder(path: str) -> None:
         raise ModelError(
             f"model.path: there is no folder {path}. Set it to a model folder or to a name on the hub."
         )
+    if (fault := adapter_in_model_folder(folder)) is not None:
+        raise ModelError(f"model.path: {fault}")
     if not (folder / "config.json").is_file() and (files := sorted(folder.glob(f"*{GGUF_SUFFIX}"))):
         raise ModelError(
             f"model.path: {path} holds {len(files)} GGUF files. Name one of them, such as {files[0]}."
@@ -314,11 +339,6 @@ def _check_folder(path: str) -> None:
         raise ModelError(f"model.path: {path} is not a model folder: it has no config.json.")
     if any(folder.glob("*.safetensors")):
         return
-    pickled = sorted(p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")))
-    if pickled:
-        raise ModelError(
-            f"model.path: the weights in {path} are pickled ({pickled[0]}). Loading a pickle can run any code, "
-            "so Strop reads safetensors only. If you trust them, convert them once: "
-            "AutoModelForCausalLM.from_pretrained(old).save_pretrained(new)."
-        )
+    if (fault := pickled_weights_fault(folder, path)) is not None:
+        raise ModelError(f"model.path: {fault}")
     raise ModelError(f"model.path: there are no weights in {path}: it has no *.safetensors file.")

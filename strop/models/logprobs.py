@@ -26,6 +26,7 @@ from strop.models.packed_attention.forward import base_model, decoder_of, packed
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.packed_attention.targets import TargetRows, head_rows
 from strop.models.packed_attention.tensor_parallel import TensorGroup
+from strop.models.silence import one_line
 from strop.transfers import Positions
 from strop.types import MicroBatch, TokenOutputs
 
@@ -144,7 +145,7 @@ def logit_transform(base: PreTrainedModel) -> LogitTransform:
 
 @torch.no_grad()
 def check_logits(model: nn.Module) -> None:
-    """Raise `ModelError` unless head and transform reproduce the model's own logits."""
+    """Raise `ModelError` unless the model can be run, and head and transform reproduce its own logits."""
     base = base_model(model)
     seen: list[Tensor] = []
     hook = decoder_of(base).register_forward_hook(
@@ -152,10 +153,22 @@ def check_logits(model: nn.Module) -> None:
     )
     try:
         expected = base(input_ids=torch.arange(4, device=base.device)[None], use_cache=False).logits.float()
+    except Exception as error:
+        raise ModelError(
+            f"model.path: {type(base).__name__} cannot be run on token ids alone; its own forward pass raises "
+            f"{one_line(error)}. Check its config.json, or write a model that transformers runs so."
+        ) from error
     finally:
         hook.remove()
-    recomputed = logit_transform(base).apply(_head(base)(seen[0]).float())
-    distance = float((recomputed - expected).norm() / expected.norm())
+    head = _head(base)
+    try:
+        recomputed = logit_transform(base).apply(head(seen[0]).float())
+        distance = float((recomputed - expected).norm() / expected.norm())
+    except (RuntimeError, IndexError) as error:  # of another shape, or of a decoder that did not run
+        raise ModelError(
+            f"Strop cannot compute the log-probs of {type(base).__name__}: its head does not take its decoder's last "
+            f"hidden states ({one_line(error)})."
+        ) from error
     if distance > LOGITS_TOLERANCE:
         raise ModelError(
             f"Strop cannot compute the log-probs of {type(base).__name__}: its logits are not its head's "

@@ -1,8 +1,9 @@
 """Low-rank adapters (arXiv 2106.09685) with PEFT: creation, and merging while weights are read.
 
-An adapted weight is W + (alpha / rank) B A. Mixtures of experts keep the weights of all experts in one tensor
-[experts, out, in], and PEFT adapts each expert's matrix; its `all-linear` includes them and the router. The model
-with its adapter disabled is the reference (`without_adapter`), so that no second model is needed.
+An adapted weight is W + s B A with the scale s = alpha / rank, or alpha / sqrt(rank) (arXiv 2312.03732). Mixtures of
+experts keep the weights of all experts in one tensor [experts, out, in], and PEFT adapts each expert's matrix; its
+`all-linear` includes them and the router. The model with its adapter disabled is the reference (`without_adapter`),
+so that no second model is needed.
 """
 
 from __future__ import annotations
@@ -11,15 +12,26 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.lora import Linear, ParamWrapper
+from peft.tuners.tuners_utils import check_target_module_exists
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from strop.config.peft_adapter import (
+    CONFIG_FILE,
+    AdapterOptions,
+    adapter_folder,
+    adapter_options,
+    matches,
+)
 from strop.config.schema.model import LoraConfig
 from strop.errors import ModelError
 from strop.models.dtensor import full_tensor
@@ -33,21 +45,64 @@ ADAPTER = "default"
 """PEFT's name for the one adapter."""
 _FUSED_OUT_PROJ = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
 """Values of `model_type` whose kernels use the weight of `out_proj` themselves; PEFT refuses to adapt it."""
+_FACTOR = re.compile(r"\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(\.|$)")
+"""Part of the name of an adapter's tensor in PEFT's files."""
 
 
 def add_lora(model: PreTrainedModel, section: LoraConfig, dtype: torch.dtype) -> PeftModel:
-    """Wrap the model with a new adapter whose parameters have `dtype`; all other parameters are frozen.
+    """Wrap the model with an adapter whose parameters have `dtype`; all other parameters are frozen.
 
-    A is random (by torch's generator) and B is zero, so the outputs are initially unchanged. Raises
-    `ModelError` if `targets` matches no layer that can be adapted.
+    Its modules, ranks and scales are those of `section.adapter`, whose weights `load_adapter` sets, or those of the
+    section. A is random (by torch's generator) and B is zero, so the outputs are initially unchanged. Raises
+    `ModelError` if `targets` matches no layer that can be adapted, for a pattern that matches none of those, and for
+    an adapter that does not fit the section.
     """
+    options = adapter_options(section)
+    key = "model.lora.targets" if section.adapter is None else "model.lora.adapter"
+    expected = None if section.adapter is None else _named_modules(model, section, options)
+    wrapped = _wrap(model, replace(options, dropout=section.dropout), dtype, key)
+    if section.adapter is None:
+        _check_patterns(wrapped, options)
+    found = {name for name, module in _adapted_modules(wrapped) if isinstance(module, Linear)}
+    if expected is not None and expected != found:
+        raise ModelError(
+            f"model.lora.adapter: the adapter in {section.adapter} is one of other modules than model.lora.targets and "
+            f"model.lora.exclude name; they differ in {min(expected ^ found)}."
+        )
+    return wrapped
+
+
+def load_adapter(model: PeftModel, section: LoraConfig, path: str) -> None:
+    """Set the weights of an adapter that `add_lora` made to those of a PEFT folder.
+
+    Raises `ModelError` if the folder has no adapter, or one with other modules, ranks or scales.
+    """
+    options = adapter_options(section.model_copy(update={"adapter": path}))
+    config = cast(PeftLoraConfig, model.peft_config[ADAPTER])
+    for name in ("use_rslora", "alpha_pattern", "rank_pattern"):
+        own = getattr(config, name)
+        if own != getattr(options, name) and section.adapter is None:
+            raise ModelError(
+                f"model.lora.adapter: the adapter in {path} has {name} {getattr(options, name)}, and the model's has "
+                f"{own}. Write the folder as model.lora.adapter before the model is adapted."
+            )
+    _load_factors(model, adapter_folder(path))
+
+
+def _wrap(model: PreTrainedModel, options: AdapterOptions, dtype: torch.dtype, key: str) -> PeftModel:
     headless = model.get_output_embeddings() is None  # type: ignore[no-untyped-call]
     config = PeftLoraConfig(
-        r=section.rank,
-        lora_alpha=section.alpha,  # type: ignore[arg-type]  # PEFT accepts a float
-        target_modules=_names(section.targets),
-        exclude_modules=_exclusions(model, section),
-        lora_dropout=section.dropout,
+        r=options.rank,
+        lora_alpha=options.alpha,  # type: ignore[arg-type]  # PEFT accepts a float
+        use_rslora=options.use_rslora,
+        rank_pattern=dict(options.rank_pattern),
+        alpha_pattern=dict(options.alpha_pattern),
+        target_modules=_names(options.targets),
+        exclude_modules=_exclusions(model, options),
+        target_parameters=_names(options.target_parameters),
+        layers_to_transform=_names(options.layers_to_transform),
+        layers_pattern=_names(options.layers_pattern),
+        lora_dropout=options.dropout,
         task_type="FEATURE_EXTRACTION" if headless else "CAUSAL_LM",
     )
     try:
@@ -60,13 +115,13 @@ def add_lora(model: PreTrainedModel, section: LoraConfig, dtype: torch.dtype) ->
             )
             wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
-        if section.dropout and "lora_dropout" in str(error):
+        if options.dropout and "lora_dropout" in str(error):
             raise ModelError(
-                f"model.lora.dropout ({section.dropout}) must be 0 for this model: the weights of its experts are one "
+                f"model.lora.dropout ({options.dropout}) must be 0 for this model: the weights of its experts are one "
                 "tensor, which PEFT adapts only without dropout."
             ) from error
-        raise ModelError(f"model.lora.targets: {error}") from error
-    _check_targets(wrapped)
+        raise ModelError(f"{key}: {error}") from error
+    _check_targets(wrapped, key)
     fuse_layers(wrapped)
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
@@ -74,25 +129,30 @@ def add_lora(model: PreTrainedModel, section: LoraConfig, dtype: torch.dtype) ->
     return wrapped
 
 
-def load_adapter(model: PeftModel, section: LoraConfig, folder: str) -> None:
-    """Set the adapter's weights to those of a PEFT folder. Raises `ModelError` if they do not fit the section."""
+def _load_factors(model: PeftModel, folder: Path) -> None:
+    """Set the adapter's weights to those of a PEFT folder. Raises `ModelError` if they do not fit."""
     try:
-        saved = PeftLoraConfig.from_pretrained(folder)
-        weights = load_peft_weights(folder, device="cpu")
-    except (OSError, ValueError) as error:
+        weights = load_peft_weights(str(folder), device="cpu")
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"model.lora.adapter: {folder} has no adapter in PEFT's format: {error}") from error
-    expected, own = (saved.r, saved.lora_alpha), (section.rank, section.alpha)
-    if expected != own:
+    if whole := sorted(name for name in weights if not _FACTOR.search(name)):
         raise ModelError(
-            f"model.lora.adapter: the adapter in {folder} has rank {expected[0]} and alpha {expected[1]}; write "
-            "them as model.lora.rank and model.lora.alpha."
+            f"model.lora.adapter: the adapter in {folder} holds {len(whole)} tensors besides its factors, such as "
+            f"{whole[0]}, and Strop trains only those. Merge it into the model once (merge_and_unload and "
+            "save_pretrained of PEFT), write that folder as model.path, and remove model.lora.adapter."
         )
-    result: Any = set_peft_model_state_dict(model, weights)
+    try:
+        result: Any = set_peft_model_state_dict(model, weights)
+    except RuntimeError as error:  # of another shape
+        reason = " ".join(str(error).partition("\n\t")[2].split("\n")[0].split())
+        raise ModelError(
+            f"model.lora.adapter: the adapter in {folder} is not one of this model: {reason or error}"
+        ) from error
     lacking = [name for name in result.missing_keys if ".lora_" in name]
     if lacking or result.unexpected_keys:
         name = next(iter([*lacking, *result.unexpected_keys]))
         raise ModelError(
-            f"model.lora.adapter: the adapter in {folder} is one of other modules than model.lora.targets names; they "
+            f"model.lora.adapter: the weights in {folder} are not those of the modules in its {CONFIG_FILE}; they "
             f"differ in {name}."
         )
 
@@ -102,11 +162,18 @@ def without_adapter(model: PeftModel) -> AbstractContextManager[None]:
     return model.disable_adapter()
 
 
-def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(
+    model: nn.Module, *, originals: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """All weights under Hugging Face's names, the adapter merged into new tensors; the model does not change.
 
     A tensor with two names (tied embeddings) is yielded once. Without an adapter the tensors are the model's
     own. All ranks of a sharded model must iterate together.
+
+    Args:
+        originals: weights of the model without its adapter, by the same names, in place of the model's own; on
+            the CPU. The other ranks need none.
+        dtype: data type of the weights that the adapter changes; each weight's own if omitted.
     """
     base = base_model(model)
     adapted = {
@@ -121,8 +188,10 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         seen.add(id(tensor))
         weight = full_tensor(tensor)
         plain = plain_name(name)
+        if originals is not None:
+            weight = originals[plain]
         if plain in adapted:
-            weight = _merged(weight, adapted[plain])
+            weight = _merged(weight, adapted[plain], dtype or weight.dtype)
         yield plain, weight
 
 
@@ -151,8 +220,48 @@ def adapter_weights(model: PeftModel) -> Iterator[tuple[str, Tensor]]:
     return ((name, full_tensor(p)) for name, p in model.named_parameters() if ".lora_" in name)
 
 
+@dataclass(frozen=True, slots=True)
+class ServingLayout:
+    """One rank and one scale for all modules of an adapter."""
+
+    rank: int
+    scale: float
+    scales: Mapping[str, float]
+    """Scale of each module, by its name in PEFT's model."""
+
+    def rearranged(self, factors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """The factors of an adapter with the same products under this rank and scale."""
+        for name, factor in factors.items():
+            module, _, matrix = name.partition(".lora_")
+            is_second = matrix.startswith("B.")
+            padding = self.rank - factor.shape[1 if is_second else 0]
+            padded = nn.functional.pad(factor, (0, padding) if is_second else (0, 0, 0, padding))
+            yield name, padded * (self.scales[module] / self.scale) if is_second else padded
+
+
+def serving_layout(model: PeftModel) -> ServingLayout | None:
+    """Layout of an adapter whose modules differ in rank or scale, or have another scale than alpha / rank; None for
+    one that needs none.
+
+    Raises ModelError for such an adapter of experts.
+    """
+    config = cast(PeftLoraConfig, model.peft_config[ADAPTER])
+    modules = {name: each for name, each in model.named_modules() if isinstance(each, Linear | ParamWrapper)}
+    linear = {name: each for name, each in modules.items() if isinstance(each, Linear)}
+    ranks = {each.r[ADAPTER] for each in linear.values()}
+    scales = {name: float(each.scaling[ADAPTER]) for name, each in linear.items()}
+    if not config.use_rslora and ranks <= {config.r} and {*scales.values()} <= {config.lora_alpha / config.r}:
+        return None
+    if len(linear) < len(modules):
+        raise ModelError(
+            "model.lora: an inference engine cannot apply an adapter of experts with use_rslora, rank_pattern or "
+            "alpha_pattern; write rollout.engine.merge_lora: true."
+        )
+    return ServingLayout(max(ranks), next(iter(scales.values())), scales)
+
+
 @torch.no_grad()
-def _merged(weight: Tensor, module: Linear | ParamWrapper) -> Tensor:
+def _merged(weight: Tensor, module: Linear | ParamWrapper, dtype: torch.dtype) -> Tensor:
     a, b = (
         full_tensor(cast(Tensor, matrix[ADAPTER].weight)).float() for matrix in (module.lora_A, module.lora_B)
     )
@@ -164,20 +273,20 @@ def _merged(weight: Tensor, module: Linear | ParamWrapper) -> Tensor:
     delta = (b @ a) * module.scaling[ADAPTER]
     if is_transposed:
         delta = delta.transpose(-2, -1)
-    return cast(Tensor, weight.float() + delta).to(weight.dtype)
+    return cast(Tensor, weight.to(delta.device, torch.float32) + delta).to(dtype)
 
 
 def _parameter_name(module: Linear | ParamWrapper) -> str:
     return module.parameter_name if isinstance(module, ParamWrapper) else "weight"
 
 
-def _exclusions(model: PreTrainedModel, section: LoraConfig) -> str | list[str] | None:
-    """Modules without an adapter: those that the section excludes, or else the vision tower; and of `all-linear`
+def _exclusions(model: PreTrainedModel, options: AdapterOptions) -> str | list[str] | None:
+    """Modules without an adapter: those that the options exclude, or else the vision tower; and of `all-linear`
     those that cannot have one."""
-    own = _names(section.exclude)
+    own = _names(options.exclude)
     if own is None and takes_images(model.config):
         own = _vision_linears(model)
-    if section.targets != "all-linear":
+    if options.targets != "all-linear":
         return own
     unfit = [name for name, module in model.named_modules() if _cannot_be_adapted(model, name, module)]
     if isinstance(own, str):
@@ -199,21 +308,57 @@ def _cannot_be_adapted(model: PreTrainedModel, name: str, module: nn.Module) -> 
     return fused or type(module).forward is not nn.Linear.forward
 
 
-def _names(targets: str | tuple[str, ...] | None) -> str | list[str] | None:
+def _names(targets: Any) -> Any:
+    """A value for PEFT, which has lists where a frozen section has tuples."""
     return list(targets) if isinstance(targets, tuple) else targets
 
 
-def _check_targets(model: PeftModel) -> None:
+def _adapted_modules(model: PeftModel) -> Iterator[tuple[str, nn.Module]]:
+    return ((name, module) for name, module in base_model(model).named_modules() if hasattr(module, "lora_A"))
+
+
+def _named_modules(model: PreTrainedModel, section: LoraConfig, options: AdapterOptions) -> set[str] | None:
+    """Modules of an adapter with these options as far as the section names them; None where it names all of them."""
+    if section.targets == "all-linear" and section.exclude is None:
+        return None
+    selected = options.targets or () if section.targets == "all-linear" else section.targets
+    layers = None if isinstance(selected, str) else options.layers_to_transform
+    named = replace(options, targets=selected, exclude=section.exclude)
+    config = PeftLoraConfig(
+        target_modules=_names(selected),
+        exclude_modules=_exclusions(model, named),
+        layers_to_transform=_names(layers),
+        layers_pattern=None if layers is None else _names(options.layers_pattern),
+    )
+    return {name for name, _ in model.named_modules() if check_target_module_exists(config, name)}
+
+
+def _check_patterns(model: PeftModel, options: AdapterOptions) -> None:
+    """Raise `ModelError` for a pattern of a new adapter that no module has."""
+    names = [
+        f"{name}.{module.parameter_name}" if isinstance(module, ParamWrapper) else name
+        for name, module in _adapted_modules(model)
+    ]
+    for key in ("rank_pattern", "alpha_pattern"):
+        for pattern in getattr(options, key):
+            if not any(matches(pattern, name) for name in names):
+                raise ModelError(
+                    f"model.lora.{key}: {pattern!r} is the end of no adapted module's name, such as {names[0]}. Write "
+                    "such a name, or remove the entry."
+                )
+
+
+def _check_targets(model: PeftModel, key: str) -> None:
     base = base_model(model)
-    for name, module in base.named_modules():
-        if hasattr(module, "lora_A") and not isinstance(module, Linear | ParamWrapper):
+    for name, module in _adapted_modules(model):
+        if not isinstance(module, Linear | ParamWrapper):
             raise ModelError(
-                f"model.lora.targets: {name} is not a linear layer, and Strop adapts only those; leave it "
+                f"{key}: {name} is not a linear layer, and Strop adapts only those; leave it "
                 "out, or add it to model.lora.exclude."
             )
     head = base.get_output_embeddings()  # type: ignore[no-untyped-call]
     if base.config.get_text_config().tie_word_embeddings and isinstance(head, Linear):
         raise ModelError(
-            "model.lora.targets: the language-model head shares its weight with the input embeddings in this "
+            f"{key}: the language-model head shares its weight with the input embeddings in this "
             "model, so an adapter of the head alone cannot be merged. Add it to model.lora.exclude."
         )

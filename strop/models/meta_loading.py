@@ -30,9 +30,10 @@ from strop.models.loading import (
     LOAD_ERRORS,
     language_model_class,
     load_config,
+    require_finite,
     set_trained_parameters,
-    silence_transformers,
 )
+from strop.models.silence import silence_transformers
 
 _INDEX_FILE, _SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 
@@ -57,6 +58,7 @@ class WeightFiles:
             part: Tensor = self._open(stored).get_slice(stored)[block]
         except (OSError, SafetensorError) as error:
             raise ModelError(f"model.path: {self.files[stored]} cannot be read: {error}") from error
+        require_finite(part, stored, str(self.files[stored].parent))
         return part.clone()
 
     def read(self, name: str) -> Tensor:
@@ -114,7 +116,7 @@ def build_on_meta(
     if model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict:
         raise MetaLoadingUnsupported("some of its modules keep a dtype of their own")
     model.tie_weights()
-    folder = _local_folder(section.path)
+    folder = local_folder(section.path)
     weights = _find_weights(model, folder)
     for name, buffer in model.named_buffers():
         if name in weights.names:
@@ -127,7 +129,8 @@ def build_on_meta(
     return model, weights
 
 
-def _local_folder(path: str) -> Path:
+def local_folder(path: str) -> Path:
+    """Folder of a model's files, of a name on the Hub that of the cache. Raises ModelError where there is none."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -138,7 +141,7 @@ def _local_folder(path: str) -> Path:
 
 
 def _find_weights(model: PreTrainedModel, folder: Path) -> WeightFiles:
-    files = _tensor_files(folder)
+    files = tensor_files(folder)
     prefix = f"{model.base_model_prefix}."
     names: dict[str, str] = {}
     weights = WeightFiles(files, names)
@@ -163,15 +166,15 @@ def _find_weights(model: PreTrainedModel, folder: Path) -> WeightFiles:
     return weights
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """The file of each tensor in a model folder."""
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """The file of each tensor in a model folder. Raises MetaLoadingUnsupported where they cannot be listed."""
     try:
         if (folder / _INDEX_FILE).is_file():
             entries = json.loads((folder / _INDEX_FILE).read_text())["weight_map"]
             return {name: folder / file for name, file in entries.items()}
         with safe_open(folder / _SINGLE_FILE, framework="pt") as opened:
             return dict.fromkeys(opened.keys(), folder / _SINGLE_FILE)
-    except (*LOAD_ERRORS, TypeError) as error:
+    except LOAD_ERRORS as error:
         raise MetaLoadingUnsupported(f"its weight files cannot be listed ({error})") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -10,6 +11,13 @@ from transformers import PreTrainedModel
 from strop.errors import ModelError
 from strop.models.packed_attention.forward import packed_outputs
 from strop.types import MicroBatch
+
+
+def router_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """The router of each layer with experts, which stands next to them as `gate` or `router` in every family."""
+    for module in model.modules():
+        if hasattr(module, "experts"):
+            yield from (child for name, child in module.named_children() if name in ("gate", "router"))
 
 
 def experts_per_token(base: PreTrainedModel) -> int:

@@ -56,7 +56,8 @@ def load_value_model(section: ModelConfig, *, head: HeadInit = "zero", device: t
     """
     decoder: PreTrainedModel = load_decoder(section, device=device)
     dtype = getattr(torch, section.dtype)
-    adapted = section.lora and add_lora(decoder, section.lora, dtype)
+    lora = section.lora and section.lora.model_copy(update={"adapter": None})  # which is the policy's
+    adapted = lora and add_lora(decoder, lora, dtype)
     return ValueModel(adapted or decoder, decoder.config, head, dtype, device)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from strop.errors import DataError
 from strop.workers.atomic_write import atomic_write
+from strop.workers.regular_file import read_regular
 
 Outcome = Literal["answered", "skipped", "timeout"]
 _ID = re.compile(r"[\w-]{1,200}")
@@ -130,7 +131,7 @@ class AnnotationQueue:
 def _read(file: Path) -> dict[str, Any] | None:
     """Content of a file; None if there is none. Raises `DataError` for another content than an object."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(file))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

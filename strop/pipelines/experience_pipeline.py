@@ -124,10 +124,11 @@ def _make(section: ExperienceOperatorConfig, services: ExperienceServices) -> Ex
         case DataJuicerConfig():
             return DataJuicer(section)
         case CustomOperatorConfig():
-            return _load(section)
+            return load_operator(section)
 
 
-def _load(section: CustomOperatorConfig) -> ExperienceOperator:
+def load_operator(section: CustomOperatorConfig) -> ExperienceOperator:
+    """The operator of the user. Raises ConfigError for a class that cannot be made."""
     what = f"buffer.pipeline: operator {section.operator!r}"
     kind = ImportPath(section.operator, what, "Class", (), ConfigError).load()
     operator: ExperienceOperator = construct(kind, what, ConfigError, **section.args)

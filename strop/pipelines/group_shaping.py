@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from strop.reward_comparison import reaches
 from strop.types import Rollout, RolloutGroup
 
 DIVERSITY = "diversity"
@@ -63,7 +64,7 @@ class LengthReward:
             if rollout.reward is None:
                 return rollout
             value = 0.5 - (lengths[rollout.index] - shortest) / (longest - shortest)
-            if rollout.reward < self.correct_reward:
+            if not reaches(rollout.reward, self.correct_reward):
                 value = min(value, 0.0)
             return with_reward(rollout, rollout.reward + self.weight * value)
 
@@ -82,7 +83,8 @@ class Relabel:
         def relabelled(rollout: Rollout) -> Rollout:
             if rollout.reward is None:
                 return rollout
-            return with_reward(rollout, self.above if rollout.reward >= self.threshold else self.below)
+            is_above = reaches(rollout.reward, self.threshold)
+            return with_reward(rollout, self.above if is_above else self.below)
 
         return replace(group, rollouts=tuple(map(relabelled, group.rollouts)))
 

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from strop.config.schema.pipeline import RewardTermConfig
 from strop.errors import RolloutError
+from strop.reward_comparison import exceeds, reaches
 from strop.types import Rollout, RolloutGroup, Task
 
 
@@ -50,7 +51,7 @@ class RewardFilter:
     min_reward: float
 
     def __call__(self, group: RolloutGroup) -> RolloutGroup | None:
-        kept = tuple(r for r in group.rollouts if r.reward is not None and r.reward >= self.min_reward)
+        kept = tuple(r for r in group.rollouts if r.reward is not None and reaches(r.reward, self.min_reward))
         return replace(group, rollouts=kept) if kept else None
 
 
@@ -67,7 +68,7 @@ class RewardStdFilter:
         if len(rewards) < 2:
             return None
         deviation = stdev(rewards) if self.is_sample else pstdev(rewards)
-        return group if deviation > self.threshold else None
+        return group if exceeds(deviation, self.threshold) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class CorrectnessFilter:
         scores = [
             self._score(rollout, group.task) for rollout in group.rollouts if rollout.reward is not None
         ]
-        correct = sum(score > self.threshold for score in scores)
+        correct = sum(bool(exceeds(score, self.threshold)) for score in scores)
         return group if 0 < correct < len(scores) else None
 
     def _score(self, rollout: Rollout, task: Task) -> float:

@@ -24,13 +24,13 @@ from strop.runs.verdict import MeanChange, evaluation_change, learning_faults, s
 _HEADLINE_METRICS = (
     ("eval/*/reward", "Held-out reward"),
     ("eval/*/loss", "Held-out loss"),
-    ("eval/*/dpo/accuracy", "Held-out preference accuracy"),
+    ("eval/*/pairs/accuracy", "Held-out preference accuracy"),
     ("reward/mean", "Training reward"),
     ("sft_loss", "Training loss"),
-    ("dpo/margin", "Training margin"),
+    ("pairs/margin", "Training margin"),
 )
 """Metrics of the headline: name or pattern, and label."""
-_ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,[^}]*)?\}")
+_ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,[^${}]*)?\}")
 """Interpolation of an environment variable, which a run folder keeps in place of its value."""
 
 
@@ -80,8 +80,8 @@ def write_report(folder: Path) -> Path:
 
 def write_bench(folder: Path) -> Path:
     """Write `bench.html` into a run's folder, from the `bench.jsonl` there; returns its path."""
-    lines = (folder / "bench.jsonl").read_text(encoding="utf-8").splitlines()
-    rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    lines = (folder / "bench.jsonl").read_text(encoding="utf-8").split("\n")
+    rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line]
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if name.startswith("eval/")]
     measured = [{name: row.get(name) for name in ("step", *names)} for row in rows]
     data = RunData(RunFolder(folder), sorted(measured, key=lambda row: row["step"] or 0), [], "")

@@ -11,6 +11,7 @@ from strop.errors import RunFolderError
 from strop.runs.folder import RunFolder
 from strop.runs.formatting import format_number
 from strop.runs.task_pipeline import Table, operator_table, score_histograms
+from strop.workers.regular_file import read_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,10 @@ class TaskSection:
 def read_task_section(folder: RunFolder) -> TaskSection | None:
     """The section of a run; None for a run without a task pipeline. Raises `RunFolderError` for a damaged file."""
     file = folder.task_pipeline
-    if not file.is_file():
+    if not file.exists():
         return None
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))["manifest"]
+        manifest = json.loads(read_regular(file))["manifest"]
         return TaskSection(
             rows_in=manifest["rows_in"],
             rows_out=manifest["rows_out"],

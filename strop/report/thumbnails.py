@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 
+from strop.workers.regular_file import open_regular
+
 _LONGEST_EDGE = 240
 """Pixels."""
 
@@ -21,10 +23,10 @@ def _thumbnail(path: Path) -> str | None:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with open_regular(path) as file, Image.open(file) as image:
             image.thumbnail((_LONGEST_EDGE, _LONGEST_EDGE))
             data = BytesIO()
             image.convert("RGB").save(data, "WEBP", quality=80)
-    except OSError:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # as Pillow calls damage
         return None
     return f"data:image/webp;base64,{base64.b64encode(data.getvalue()).decode()}"

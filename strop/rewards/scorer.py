@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -14,8 +14,10 @@ from strop.config.schema.reward import RewardConfig, RewardFunctionConfig
 from strop.config.schema.reward_worker import RewardWorkerConfig
 from strop.data.images.messages import with_image_paths
 from strop.errors import RewardError
+from strop.python_rewards import PythonRewards, list_rewards
 from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.signature import RewardInput
+from strop.rewards.execution.trainer_state import TrainerState, TrainingLength
 from strop.rewards.execution.worker_pool import FunctionScores, RewardWorkerPool, ScoringFailure
 from strop.rewards.execution.worker_process import WorkerIsolation
 from strop.rewards.limits import LimitExceeded
@@ -34,12 +36,17 @@ _TESTS_FRACTION = 0.8
 class Scorer:
     """Adds the weighted sum of reward functions, called in worker processes, to the reward of rollouts.
 
-    `extra` is one more function, as a Python object, with weight 1. The constructor finds all functions and
-    binds their signatures, so that mistakes show before training: it raises RewardError. Use it as a context
-    manager; any thread may call.
+    `extra` are further functions, as Python objects; `length` is that of the training, None outside
+    of one. The constructor finds all functions and binds their signatures, so that mistakes show before training:
+    it raises RewardError. Use it as a context manager; any thread may call.
     """
 
-    def __init__(self, section: RewardConfig, extra: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self,
+        section: RewardConfig,
+        extra: PythonRewards | None = None,
+        length: TrainingLength | None = None,
+    ) -> None:
         functions = [
             RewardFunctionSpec.of(
                 f.function, name=f.name, args=_arguments(f, section), on_timeout=section.on_timeout
@@ -47,39 +54,43 @@ class Scorer:
             for f in section.functions
         ]
         weights = [f.weight for f in section.functions]
-        if extra is not None:
-            functions.append(RewardFunctionSpec.of(extra, on_timeout=section.on_timeout))
-            weights.append(1.0)
+        for reward in list_rewards(extra):
+            functions.append(
+                RewardFunctionSpec.of(reward.function, name=reward.name, on_timeout=section.on_timeout)
+            )
+            weights.append(reward.weight)
         self.names = tuple(function.name for function in functions)
         """Names of the functions, which are the names of the reward components."""
         self._weights = tuple(weights)
+        self._length = length
         reject_duplicate_names(self.names)
         self._pool = RewardWorkerPool(
             functions,
             workers=section.workers or min(_cores(), _MAX_WORKERS),
             timeout_seconds=section.timeout_seconds,
-            isolation=_worker_isolation(section.worker),
+            isolation=worker_isolation(section.worker),
         )
 
     async def score_rollout(self, task: Task, rollout: Rollout) -> Rollout:
         """The rollout with its reward and the named reward components.
 
         A component is a function's own value, before its weight; `<name>/<part>` are parts that the function
-        names itself. A rollout on which a function fails gets status "error" and the message; a rollout that
+        names itself. A function that leaves the response out (None in TRL's form) has no component; where all do, the
+        reward stays None. A rollout on which a function fails gets status "error" and the message; a rollout that
         has this status already is returned unchanged. A function that exceeds a limit counts as 0 if it is a
         built-in, or on a time-out with `on_timeout: zero`. Raises RewardError if workers cannot load the
         functions.
         """
         if rollout.status == "error":
             return rollout
-        result = await asyncio.wrap_future(self._pool.submit(_reward_input(task, rollout)))
+        result = await asyncio.wrap_future(self._pool.submit(self._input(task, rollout)))
         return self._with_result(rollout, result)
 
     def score(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """The same groups in the same order, scored; blocks until all are. See `score_rollout`."""
         pairs = [(group.task, rollout) for group in groups for rollout in group.rollouts]
         submitted = [
-            None if rollout.status == "error" else self._pool.submit(_reward_input(task, rollout))
+            None if rollout.status == "error" else self._pool.submit(self._input(task, rollout))
             for task, rollout in pairs
         ]
         scored = iter(
@@ -103,19 +114,47 @@ class Scorer:
         with keep_first_error(error):
             self.close()
 
+    def _input(self, task: Task, rollout: Rollout) -> RewardInput:
+        ids = rollout.turns[-1].completion_ids.tobytes() if rollout.turns else b""
+        prompt = with_image_paths(task.messages)
+        return RewardInput(
+            text=rollout.text,
+            prompt=prompt,
+            answer=task.answer,
+            source=task.source,
+            completion_ids=array("i", ids),  # a worker needs no NumPy to unpickle it
+            columns={**task.extra, **rollout.info},
+            info=rollout.info,
+            conversation=(*prompt, *with_image_paths(rollout.response_messages)),
+            prompt_text=task.prompt_value if isinstance(task.prompt_value, str) else None,
+            trainer_state=self._trainer_state(rollout),
+        )
+
+    def _trainer_state(self, rollout: Rollout) -> TrainerState:
+        if self._length is None:
+            return TrainerState()
+        return self._length.state(rollout.versions[-1] if rollout.turns else 0)
+
     def _with_result(self, rollout: Rollout, result: FunctionScores | ScoringFailure) -> Rollout:
         if isinstance(result, ScoringFailure):
             message = f"task {rollout.task_id!r}: the reward {result.function!r} {result.message}"
             return replace(rollout, status="error", reward=None, reward_parts={}, error=message)
         # A reward that the workflow gave is part of the sum.
         parts = dict(rollout.reward_parts)
-        total = rollout.reward or 0.0
+        total = rollout.reward
         for name, weight, (value, named) in zip(self.names, self._weights, result, strict=True):
-            total += weight * value
-            parts[name] = float(value)
+            if value is not None:
+                total = (total or 0.0) + weight * value
+                parts[name] = float(value)
             parts.update({f"{name}/{part}": part_value for part, part_value in named.items()})
-        is_limited = any(isinstance(value, LimitExceeded) for value, _ in result)
-        return replace(rollout, reward=total, reward_parts=parts, reward_limit_exceeded=is_limited)
+        stated = (named.prediction for _, named in result if named.prediction is not None)
+        return replace(
+            rollout,
+            reward=total,
+            reward_parts=parts,
+            prediction=next(stated, rollout.prediction),
+            reward_limit_exceeded=any(isinstance(value, LimitExceeded) for value, _ in result),
+        )
 
 
 def _arguments(function: RewardFunctionConfig, section: RewardConfig) -> dict[str, Any]:
@@ -128,25 +167,11 @@ def _arguments(function: RewardFunctionConfig, section: RewardConfig) -> dict[st
     return {**function.args, "sandbox": section.sandbox, "budget_seconds": budget}
 
 
-def _worker_isolation(section: RewardWorkerConfig) -> WorkerIsolation:
+def worker_isolation(section: RewardWorkerConfig) -> WorkerIsolation:
+    """The limits and the environment of a process that runs code of the user."""
     memory = total_memory_bytes() / 2 if section.memory_gb is None else section.memory_gb * 1e9
     limits = ProcessLimits(int(memory), int(section.file_gb * 1e9), section.processes)
     return WorkerIsolation(limits, (*section.environment, *section.more_environment))
-
-
-def _reward_input(task: Task, rollout: Rollout) -> RewardInput:
-    ids = rollout.turns[-1].completion_ids.tobytes() if rollout.turns else b""
-    prompt = with_image_paths(task.messages)
-    return RewardInput(
-        text=rollout.text,
-        prompt=prompt,
-        answer=task.answer,
-        source=task.source,
-        completion_ids=array("i", ids),  # a worker needs no NumPy to unpickle it
-        columns={**task.extra, **rollout.info},
-        info=rollout.info,
-        conversation=(*prompt, *with_image_paths(rollout.response_messages)),
-    )
 
 
 def reject_duplicate_names(names: Sequence[str]) -> None:

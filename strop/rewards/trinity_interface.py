@@ -77,6 +77,7 @@ class BuiltinRewardFn(RewardFn):
             name = part.get("name") or default_reward_name(part["function"])
             function = bind_reward(load_reward_function(part["function"]), name, part.get("args", {}))
             value, _ = function(RewardInput(response, (), truth))
+            assert value is not None  # only a function in TRL's form leaves itself out
             values[name] = part.get("weight", 1.0) * float(value)
         return values
 

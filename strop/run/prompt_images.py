@@ -66,7 +66,7 @@ def load_generation_images(section: GenerationConfig, tokenizer: PreTrainedToken
 def image_faults(run: Run) -> Iterator[str]:
     """Yield an error for each taskset on this machine with images that the run cannot use; loads no weights.
 
-    Tasksets and models elsewhere are not read, and neither are rows of a custom dataset class.
+    Tasksets and models elsewhere are not read, and neither are task queues and rows of a custom dataset class.
     """
     folder = existing_path(run.model.path)
     if folder is None:
@@ -76,7 +76,7 @@ def image_faults(run: Run) -> Iterator[str]:
     except ModelError as error:
         yield str(error)
         return
-    training = run.data.training_tasksets()
+    training = run.data.training_tasksets() if run.data.queue is None else {}
     tasksets: list[tuple[str, TasksetConfig]] = [
         (key.removeprefix("data."), each) for key, each in training.items()
     ]

@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import socket
 
 from strop.errors import RunFolderError
 from strop.runs.folder import EXPLORER_LOCK_FILE, LOCK_FILE, RunFolder
-from strop.runs.lock import LockHolder
+from strop.runs.lock import current_holder
 from strop.runs.sessions import read_sessions
+from strop.workers.process_birth import signal_process
+from strop.workers.regular_file import is_regular
 
 
 def request_stop(folder: RunFolder) -> list[int]:
     """Send SIGTERM to the processes that hold the folder's locks; each saves its state and stops. Returns their ids.
 
+    A process that a lock's file names gets a signal only if it holds that lock: a file without a lock is left over, and
+    its number may be that of another process by now.
+
     Raises `RunFolderError` where no process of this machine holds one.
     """
-    found = [LockHolder.read(folder.path / name) for name in (LOCK_FILE, EXPLORER_LOCK_FILE)]
-    holders = [holder for holder in found if holder is not None]
-    here = {holder.pid for holder in holders if holder.host == socket.gethostname() and not holder.has_ended}
-    stopped = []
-    for pid in sorted(here):
-        try:
-            os.kill(pid, signal.SIGTERM)
-        except ProcessLookupError:
+    locks = {
+        path: current_holder(path) for path in (folder.path / LOCK_FILE, folder.path / EXPLORER_LOCK_FILE)
+    }
+    here = socket.gethostname()
+    stopped, elsewhere = set(), set()
+    for path, holder in locks.items():
+        if holder is None or holder.pid in stopped:
             continue
+        if holder.host != here:
+            elsewhere.add(holder.host)
+            continue
+        try:
+            if signal_process(holder.pid, holder.birth, signal.SIGTERM, holding=path):
+                stopped.add(holder.pid)
         except PermissionError as error:
             raise RunFolderError(
-                f"The run in {folder.path} is process {pid}, which belongs to another user. Stop it as that user."
+                f"The run in {folder.path} is process {holder.pid}, which belongs to another user. Stop it as that "
+                "user."
             ) from error
-        stopped.append(pid)
     if not stopped:
-        elsewhere = ", ".join(sorted({holder.host for holder in holders} - {socket.gethostname()}))
-        where = f"It runs on {elsewhere}: stop it there" if elsewhere else "It has ended already"
+        where = (
+            f"It runs on {', '.join(sorted(elsewhere))}: stop it there"
+            if elsewhere
+            else "It has ended already"
+        )
         raise RunFolderError(f"No process of this machine writes into {folder.path}. {where}.")
-    return stopped
+    return sorted(stopped)
 
 
 def resume_arguments(folder: RunFolder) -> list[str]:
@@ -44,7 +56,7 @@ def resume_arguments(folder: RunFolder) -> list[str]:
 
     Raises `RunFolderError` where the folder has none.
     """
-    if not folder.run_file.is_file():
+    if not is_regular(folder.run_file):
         raise RunFolderError(
             f"{folder.path} has no run.yaml, so the run cannot be continued from its folder."
         )

@@ -20,6 +20,7 @@ _RUN_MARKERS = {"run.json", "metrics.jsonl", "checkpoints", "explorer", "explore
 """Entries of a folder in which a run has started."""
 _EARLY_ENTRIES = {
     "run.yaml",
+    "identity.json",
     "annotations",
     "images",
     "judges",
@@ -84,6 +85,11 @@ class RunFolder:
         return self.path / "training_examples.jsonl"
 
     @property
+    def incomplete_steps(self) -> Path:
+        """Groups of the steps that were trained on incomplete, under `buffer.on_timeout: train`."""
+        return self.path / "incomplete_steps.jsonl"
+
+    @property
     def task_pipeline(self) -> Path:
         """Folder and manifest of the result of `data.pipeline` that the run reads."""
         return self.path / "task_pipeline.json"
@@ -97,6 +103,11 @@ class RunFolder:
     def annotations(self) -> Path:
         """Folder of the questions to people, and of their answers."""
         return self.path / "annotations"
+
+    @property
+    def console_log(self) -> Path:
+        """Output of the run after its terminal or pipe was closed."""
+        return self.path / "log" / "console.log"
 
     @property
     def explorer(self) -> RunFolder:

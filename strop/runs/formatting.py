@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -27,6 +28,8 @@ def format_time(stamp: str) -> str:
 
 def format_number(value: float) -> str:
     """Format a number with three or four significant digits: `12,310`, `0.531`, `1.2e-05`."""
+    if not math.isfinite(value):
+        return str(value)
     if value == 0 or (value == int(value) and abs(value) < 1e9):
         return f"{int(value):,}"
     size = abs(value)

@@ -32,12 +32,16 @@ from strop.runs.folder import (
     RunFolder,
     reporting_write_errors,
 )
+from strop.workers.process_birth import is_running, process_birth
+from strop.workers.regular_file import open_regular, read_regular
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of file systems without locks; the holder that the file names decides then."""
 _ENDING_TIMEOUT_SECONDS = 60.0
 """Longest wait for the processes of a killed run to save their states, and for its actors to end."""
 _POLL_SECONDS = 0.1
+_MAX_BYTES = 4096
+"""Longest content of a lock that names its holder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,38 +51,48 @@ class LockHolder:
     host: str
     pid: int
     since: str
+    birth: str = ""
+    """Start of the process; empty in the lock of an earlier version, and on systems without /proc."""
 
     @classmethod
     def current(cls) -> LockHolder:
         """This process."""
-        return cls(socket.gethostname(), os.getpid(), f"{datetime.now():%Y-%m-%d %H:%M:%S}")
+        now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
+        return cls(socket.gethostname(), os.getpid(), now, process_birth(os.getpid()))
 
     @classmethod
     def read(cls, path: Path) -> LockHolder | None:
         """The holder that a file names; None where it names none."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
+            found = cls(**json.loads(read_regular(path, _MAX_BYTES)))
         except (OSError, ValueError, TypeError):
             return None
+        return found if isinstance(found.pid, int) and isinstance(found.birth, str) else None
 
     @property
     def has_ended(self) -> bool:
         """Whether it was a process of this host, and has ended."""
-        return self.host == socket.gethostname() and not is_running(self.pid)
+        return self.host == socket.gethostname() and not is_running(self.pid, self.birth)
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process of this host runs; a killed process that its parent has not awaited does not."""
+def current_holder(path: Path) -> LockHolder | None:
+    """The process that a lock's file names, if it has not ended and a process has the lock; else None.
+
+    Of a process of another host the file is believed: not every file system shares locks between hosts.
+    """
+    holder = LockHolder.read(path)
+    if holder is None or holder.host != socket.gethostname():
+        return holder
+    if holder.has_ended:
+        return None
     try:
-        os.kill(pid, 0)
-        state = (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        )
-    except ProcessLookupError:
-        return False
-    except OSError:  # a process of another user, or a system without /proc
-        return True
-    return state[:1] != ["Z"]
+        with open_regular(path) as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return holder
+    except OSError as error:
+        return holder if error.errno in _NO_LOCKS else None
+    return None
 
 
 @contextmanager
@@ -91,16 +105,32 @@ def lock_run(
 
     Raises `RunFolderError` where another process holds one, or the folder cannot be written.
     """
-    names = [EXPLORER_LOCK_FILE] if mode == "explore" else [LOCK_FILE]
-    if mode == "both" and is_distributed:
-        names.append(EXPLORER_LOCK_FILE)
     created = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
     folder.create(permissions)
     with ExitStack() as stack:
         stack.callback(_remove_empty, created)
-        descriptors = [stack.enter_context(_locked(folder, name)) for name in names]
+        descriptors = [
+            stack.enter_context(_locked(folder, name)) for name in _lock_files(mode, is_distributed)
+        ]
         _wait_for_actors(folder)
         yield descriptors
+
+
+def require_unlocked(folder: RunFolder, *, mode: str, is_distributed: bool) -> None:
+    """Raise `RunFolderError` where a running process holds a lock that a run in `mode` needs; takes none."""
+    for name in _lock_files(mode, is_distributed):
+        path = folder.path / name
+        holder = LockHolder.read(path)
+        if holder is None or holder.has_ended:
+            continue
+        with reporting_write_errors(path), path.open("r+") as file:
+            if (holder := _holder_or_lock(file.fileno(), path)) is not None:
+                raise RunFolderError(_in_use(folder, holder))
+
+
+def _lock_files(mode: str, is_distributed: bool) -> list[str]:
+    names = [EXPLORER_LOCK_FILE] if mode == "explore" else [LOCK_FILE]
+    return [*names, EXPLORER_LOCK_FILE] if mode == "both" and is_distributed else names
 
 
 @contextmanager
@@ -113,7 +143,7 @@ def lock_actor(folder: Path) -> Iterator[None]:
     with reporting_write_errors(path):
         file = path.open("a+")
     with file:
-        _flock(file.fileno(), fcntl.LOCK_SH)
+        lock_file(file.fileno(), fcntl.LOCK_SH)
         yield
 
 
@@ -124,7 +154,7 @@ def _wait_for_actors(folder: RunFolder) -> None:
         return
     deadline = time.monotonic() + _ENDING_TIMEOUT_SECONDS
     with reporting_write_errors(path), path.open("a+") as file:
-        while not _flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
+        while not lock_file(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
             if time.monotonic() > deadline:
                 raise RunFolderError(
                     f"The run folder {folder.path} is in use by Ray actors of an earlier start, whose own process has "
@@ -134,7 +164,7 @@ def _wait_for_actors(folder: RunFolder) -> None:
             time.sleep(_POLL_SECONDS)
 
 
-def _flock(descriptor: int, operation: int) -> bool:
+def lock_file(descriptor: int, operation: int) -> bool:
     """Lock an open file; False where another process holds it. A file system without locks locks nothing."""
     try:
         fcntl.flock(descriptor, operation)

@@ -59,6 +59,15 @@ METRICS: dict[str, Metric] = {
     "reward/part/<name>": Metric(
         "Reward", "", "higher", "Mean of one component of the reward over the rollouts that have it."
     ),
+    "reward/source/<name>/mean": Metric(
+        "Reward", "", "higher", "Mean reward of the scored rollouts of one task source (`data.train.source`)."
+    ),
+    "reward/source/<name>/part/<name>": Metric(
+        "Reward",
+        "",
+        "higher",
+        "Mean of one component of the reward over the rollouts of a source that have it.",
+    ),
     "eval/<name>/reward": Metric(
         "Evaluation",
         "",
@@ -69,15 +78,43 @@ METRICS: dict[str, Metric] = {
         "Evaluation",
         "fraction",
         "higher",
-        "Fraction of an eval taskset's tasks of which at least one of k rollouts has a reward of 1 or more.",
+        "Fraction of an eval taskset's tasks of which at least one of k rollouts has a reward of `reward.correct_at` "
+        "(1 by default) or more, up to the rounding of a weighted sum.",
+    ),
+    "eval/<name>/part/<name>/mean": Metric(
+        "Evaluation", "", "higher", "Mean of one component of the reward over the rollouts that have it."
+    ),
+    "eval/<name>/source/<name>/mean@k": Metric(
+        "Evaluation",
+        "",
+        "higher",
+        "Mean over one source's tasks of the mean of a task's k rollouts, of `reward` or of a component; `acc` is the "
+        "component of this name. verl's `val-core/<source>/<variable>/mean@k`.",
+    ),
+    "eval/<name>/source/<name>/best@k/mean": Metric(
+        "Evaluation",
+        "",
+        "higher",
+        "Mean over one source's tasks of the expected highest `acc`, or reward where there is none, of k draws with "
+        "replacement from a task's k rollouts, estimated by verl's bootstrap: 1,000 draws, seed 42.",
+    ),
+    "eval/<name>/source/<name>/maj@k/mean": Metric(
+        "Evaluation",
+        "",
+        "higher",
+        "The same of the value of the most frequent prediction (verl's `pred`) of the k draws, where the reward "
+        "function names one.",
     ),
     "eval/<name>/loss": Metric(
-        "Evaluation", "", "lower", "Loss on an eval taskset's demonstrations or pairs: sft_loss or dpo_loss."
+        "Evaluation",
+        "",
+        "lower",
+        "Loss on an eval taskset's demonstrations or pairs: sft_loss, preference_loss or their sum.",
     ),
-    "eval/<name>/dpo/margin": Metric(
-        "Evaluation", "nats", "higher", "Mean margin (see dpo/margin) on an eval taskset's pairs."
+    "eval/<name>/pairs/margin": Metric(
+        "Evaluation", "nats", "higher", "Mean margin (see pairs/margin) on an eval taskset's pairs."
     ),
-    "eval/<name>/dpo/accuracy": Metric(
+    "eval/<name>/pairs/accuracy": Metric(
         "Evaluation",
         "fraction",
         "higher",
@@ -98,6 +135,12 @@ METRICS: dict[str, Metric] = {
         "lower",
         "Fraction of an eval taskset's rollouts that failed; they have no reward.",
     ),
+    "eval/<name>/unscored_fraction": Metric(
+        "Evaluation",
+        "fraction",
+        "lower",
+        "Fraction of an eval taskset's rollouts that all reward functions leave out; they have no reward.",
+    ),
     "eval/<name>/timeout_fraction": Metric(
         "Evaluation",
         "fraction",
@@ -116,6 +159,13 @@ METRICS: dict[str, Metric] = {
         "fraction",
         "lower",
         "Fraction of the step's rollouts that failed; they have no reward and are not trained on.",
+    ),
+    "rollouts/unscored_fraction": Metric(
+        "Rollouts",
+        "fraction",
+        "lower",
+        "Fraction of the step's rollouts that all reward functions leave out (None in TRL's form); they have no "
+        "reward and are not trained on.",
     ),
     "rollouts/workflow_error_fraction": Metric(
         "Rollouts",
@@ -199,7 +249,7 @@ METRICS: dict[str, Metric] = {
         "Rollouts",
         "groups",
         None,
-        "Groups that this step trained on, if the trainer takes them by arrival.",
+        "Groups that this step trained on, if the trainer takes them by arrival or under buffer.on_timeout: train.",
     ),
     "groups/missing": Metric(
         "Rollouts",
@@ -220,6 +270,12 @@ METRICS: dict[str, Metric] = {
         "groups",
         "lower",
         "Groups that trainer.batch_selection dropped while it filled this step.",
+    ),
+    "groups/late_dropped": Metric(
+        "Rollouts",
+        "groups",
+        "lower",
+        "Groups of earlier, incomplete steps that were dropped before this one, under buffer.on_timeout: train.",
     ),
     "groups/evicted": Metric(
         "Rollouts",
@@ -298,7 +354,7 @@ METRICS: dict[str, Metric] = {
         "",
         None,
         "Quantity that the update minimizes: policy_loss + kl_loss + distillation_loss - entropy_bonus; sft_loss; "
-        "dpo_loss; under mix (1 - mu) times the first plus mu times the second, and with a "
+        "preference_loss; under mix (1 - mu) times the first plus mu times the second, and with a "
         "demonstration_fraction f (1 - f) times the first plus f times demonstration_loss; plus those of routers. "
         "Mean over updates.",
     ),
@@ -328,27 +384,33 @@ METRICS: dict[str, Metric] = {
         "Divergence from the teacher at the tokens of a dataset's responses (`algorithm.demonstration_fraction`), mean "
         "over tokens, times its coefficient.",
     ),
-    "dpo_loss": Metric(
-        "Loss", "nats per pair", "lower", "Mean over pairs of -log sigmoid(margin) (arXiv 2305.18290)."
+    "preference_loss": Metric(
+        "Loss",
+        "",
+        "lower",
+        "Mean over pairs of the loss that compares their responses; under dpo -log sigmoid(margin).",
     ),
-    "dpo/margin": Metric("Loss", "nats", "higher", "Chosen minus rejected implied reward, mean over pairs."),
-    "dpo/accuracy": Metric(
+    "pairs/margin": Metric(
+        "Loss", "nats", "higher", "Chosen minus rejected implied reward, mean over pairs."
+    ),
+    "pairs/accuracy": Metric(
         "Loss",
         "fraction",
         "higher",
         "Fraction of the pairs whose chosen response has the higher implied reward.",
     ),
-    "dpo/chosen_reward": Metric(
+    "pairs/chosen_reward": Metric(
         "Loss",
         "nats",
         None,
-        "Implied reward beta log(policy / reference) of the chosen responses, mean over pairs.",
+        "Implied reward of the chosen responses, mean over pairs: beta log(policy / reference), or beta times the "
+        "log-prob that is compared where there is no reference (cpo, orpo).",
     ),
-    "dpo/rejected_reward": Metric(
+    "pairs/rejected_reward": Metric(
         "Loss",
         "nats",
         None,
-        "Implied reward beta log(policy / reference) of the rejected responses, mean over pairs.",
+        "Implied reward of the rejected responses (see pairs/chosen_reward), mean over pairs.",
     ),
     "kl_loss": Metric(
         "Loss", "", None, "kl_loss.coef times the configured estimate of KL(policy || reference), aggregated."

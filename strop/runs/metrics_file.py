@@ -13,13 +13,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from strop.config.aliases import current_metric
+from strop.config.load.schema_faults import first_fault
 from strop.errors import RunFolderError
 from strop.workers.append_file import AppendFile
 from strop.workers.atomic_write import atomic_path, fsync_path
+from strop.workers.regular_file import read_regular
 
 MetricsRow = dict[str, float | None]
 """Metrics of one step by name; None for a value that was not finite."""
+_ROW = TypeAdapter(MetricsRow, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 class MetricsWriter:
@@ -129,7 +134,7 @@ def _complete_lines(path: Path) -> list[bytes]:
     """Lines that end with a newline, without it; none if there is no file."""
     try:
         # The last element is empty, or the incomplete line that a killed process left.
-        return path.read_bytes().split(b"\n")[:-1]
+        return read_regular(path).split(b"\n")[:-1]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -142,11 +147,13 @@ def _complete_lines(path: Path) -> list[bytes]:
 def _parse(path: Path, number: int, line: bytes) -> MetricsRow:
     try:
         values = json.loads(line.decode("utf-8"))
+        _ROW.validate_python(values)
         row: MetricsRow = {current_metric(name): value for name, value in values.items()}
         row["step"] = int(values["step"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        reason = first_fault(error) if isinstance(error, ValidationError) else error
         raise RunFolderError(
-            f"{path}, line {number} is not a row of metrics ({error}). Remove that line, or move the "
+            f"{path}, line {number} is not a row of metrics ({reason}). Remove that line, or move the "
             "file away; the run's checkpoints do not depend on it."
         ) from error
     return row

@@ -17,7 +17,7 @@ from strop.runs.verdict import verdict
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MAX_ROWS = 12
 """Rows of the table of curves at most."""
-_CURVES = ("reward/mean", "sft_loss", "dpo/accuracy", "response_tokens/mean")
+_CURVES = ("reward/mean", "sft_loss", "pairs/accuracy", "response_tokens/mean")
 
 
 def model_card(data: RunData) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from strop.errors import RunFolderError
 from strop.runs.folder import LOCK_FILE, RunFolder
-from strop.runs.lock import LockHolder
+from strop.runs.lock import current_holder
 from strop.runs.reader import RunData, read_run
 from strop.runs.sessions import SESSIONS_FILE
 from strop.runs.status import run_status
@@ -78,12 +78,11 @@ def overview_of(data: RunData) -> RunOverview:
 
 
 def run_state(data: RunData) -> str:
-    """`running` while the process that holds the run's lock is alive, else the outcome of the last session."""
+    """`running` while a process holds the run's lock, else the outcome of the last session."""
     outcome = run_status(data).outcome
     if outcome != "not ended":
         return outcome
-    holder = LockHolder.read(data.folder.path / LOCK_FILE)
-    return "running" if holder and not holder.has_ended else "killed"
+    return "running" if current_holder(data.folder.path / LOCK_FILE) else "killed"
 
 
 def last_value(data: RunData, name: str) -> float | None:

@@ -14,6 +14,7 @@ from strop.runs.folder import RunFolder
 from strop.runs.metrics_file import MetricsRow, merge_rows, read_metrics
 from strop.runs.rollout_file import is_readable
 from strop.runs.sessions import read_sessions
+from strop.workers.regular_file import is_regular, read_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,5 @@ def read_run(path: Path) -> RunData:
             f"{path} is not a run folder: it has neither metrics.jsonl nor run.json. A run writes both into "
             "<output>/<project>/<name>."
         )
-    run_file = (
-        folder.run_file.read_text(encoding="utf-8", errors="replace") if folder.run_file.is_file() else ""
-    )
+    run_file = read_regular(folder.run_file).decode("utf-8", "replace") if is_regular(folder.run_file) else ""
     return RunData(folder, rows, sessions, run_file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ import pyarrow.parquet as pq
 
 from strop.config.redact import safe_text
 from strop.data.images.messages import content_text
+from strop.errors import RunFolderError
 from strop.printable import encodable
 from strop.runs.folder import RunFolder
 from strop.types import FloatArray, ImageReference, Message, Rollout, RolloutGroup, Task
 from strop.workers.atomic_write import atomic_path
+from strop.workers.regular_file import is_regular
 
 SCHEMA = pa.schema(
     [
@@ -37,11 +39,16 @@ SCHEMA = pa.schema(
         ("response_tokens", pa.int32()),
         ("versions", pa.list_(pa.int32())),
         ("images", pa.list_(pa.string())),
+        ("model_prompt", pa.string()),
     ]
 )
 """Columns of a rollout file. `answer` is text, or JSON if the task's answer is not text; `messages` is JSON,
 and null if `text` is the complete conversation; `reward` is null for a failed rollout. `images` are those of the
-prompt, as names of files in the run's folder `images`; files of older versions have no such column."""
+prompt, as names of files in the run's folder `images`. `prompt` is the task's, and `model_prompt` the input of the
+first turn as the model read it, with what the workflow and the template added and what was truncated; null where no
+turn began. Files of older versions lack one or both of the last two columns."""
+DecodePrompt = Callable[[list[int]], str | list[str]]
+"""Text of the tokens of a prompt, as a tokenizer's `decode`, which gives a list only for several prompts."""
 
 TOKEN_COLUMNS = (
     pa.field("token_ids", pa.list_(pa.int32())),
@@ -71,7 +78,7 @@ def delete_rollouts_after(folder: RunFolder, step: int) -> None:
 def rollout_files(folder: RunFolder) -> list[Path]:
     """List the rollout files of training steps and of evaluations."""
     found = (*folder.rollouts.glob("step-*.parquet"), *folder.path.glob("eval/*/step-*.parquet"))
-    return sorted(path for path in found if path.stem.removeprefix("step-").isdigit() and path.is_file())
+    return sorted(path for path in found if path.stem.removeprefix("step-").isdigit() and is_regular(path))
 
 
 def damaged_rollout_files(folder: RunFolder) -> list[Path]:
@@ -81,6 +88,8 @@ def damaged_rollout_files(folder: RunFolder) -> list[Path]:
 
 def is_readable(path: Path) -> bool:
     """Whether the end of a rollout file, which describes its contents, can be read."""
+    if not is_regular(path):
+        return False
     try:
         pq.read_metadata(path)
     except (OSError, pa.ArrowException):
@@ -95,9 +104,13 @@ def write_rollouts(
     *,
     tokens: bool = False,
     advantages: RolloutAdvantages | None = None,
+    decode: DecodePrompt | None = None,
 ) -> None:
-    """Write the rollouts of several groups, with their tokens under `tokens`. The file is complete when it appears."""
-    rows = [row for group in groups for row in _rows(step, group)]
+    """Write the rollouts of several groups, with their tokens under `tokens`. The file is complete when it appears.
+
+    Without `decode`, the file has no text of the prompts that the model read.
+    """
+    rows = [row for group in groups for row in _rows(step, group, decode)]
     schema = SCHEMA
     if tokens:
         sampled = (rollout for group in groups for rollout in group.rollouts)
@@ -110,8 +123,21 @@ def write_rollouts(
 
 
 def read_rollouts(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a rollout file."""
-    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    """Read the rows of a rollout file. Raises `RunFolderError` for a file without the columns of one, or with values
+    that cannot be read."""
+    try:
+        table = pq.read_table(path)
+        table.validate(full=True)
+        if missing := [field.name for field in SCHEMA if field.name not in (*table.column_names, "images")]:
+            raise pa.ArrowInvalid(f"it has no column {missing[0]}")
+        types = {field.name: field.type for field in SCHEMA}
+        fields = [(field.name, types.get(field.name, field.type)) for field in table.schema]
+        rows: list[dict[str, Any]] = table.cast(pa.schema(fields)).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise RunFolderError(
+            f"{path} is not a file of rollouts ({' '.join(str(error).split()).rstrip('.')}). Move it away; the run's "
+            "checkpoints do not depend on it."
+        ) from None
     return rows
 
 
@@ -127,8 +153,18 @@ def conversation_text(messages: Sequence[Message]) -> str:
     return "\n\n".join(f"[{m.get('role', '')}]\n{_as_text(content_text(m.get('content')))}" for m in messages)
 
 
-def _rows(step: int, group: RolloutGroup) -> Iterator[dict[str, Any]]:
+def _rows(step: int, group: RolloutGroup, decode: DecodePrompt | None) -> Iterator[dict[str, Any]]:
     task = group.task
+    decoded: dict[bytes, str] = {}  # the rollouts of a group have one prompt, or few
+
+    def model_prompt(rollout: Rollout) -> str | None:
+        if decode is None or not rollout.turns:
+            return None
+        ids = rollout.turns[0].prompt_ids
+        if (key := ids.tobytes()) not in decoded:
+            decoded[key] = encodable(str(decode(ids.tolist())))
+        return decoded[key]
+
     for rollout in group.rollouts:
         yield {
             "step": step,
@@ -148,6 +184,7 @@ def _rows(step: int, group: RolloutGroup) -> Iterator[dict[str, Any]]:
             "response_tokens": _response_tokens(rollout),
             "versions": list(rollout.versions),
             "images": _images(task, rollout),
+            "model_prompt": model_prompt(rollout),
         }
 
 

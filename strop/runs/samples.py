@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from strop.config.load.schema_faults import first_fault
+from strop.errors import RunFolderError
+from strop.reward_comparison import exceeds, reaches
 from strop.runs.reader import RunData
 from strop.runs.rollout_file import conversation_text, read_rollouts
 from strop.runs.sample_table import choose_tasks
 from strop.runs.training_examples import read_training_examples
 
+_MESSAGES = TypeAdapter(list[dict[str, Any]])
 _MAX_CHARACTERS = 4000
 _SAMPLES_PER_LIST = 3
 
@@ -92,8 +97,8 @@ def _eval_samples(name: str, files: Sequence[Path]) -> list[SampleList]:
         return row["reward"] - earlier["reward"] if earlier and earlier["reward"] is not None else 0.0
 
     scored = [row for row in last if row["reward"] is not None]
-    improved = [row for row in sorted(scored, key=change, reverse=True) if change(row) > 0]
-    worse = [row for row in sorted(scored, key=change) if change(row) < 0]
+    improved = [row for row in sorted(scored, key=change, reverse=True) if exceeds(change(row), 0)]
+    worse = [row for row in sorted(scored, key=change) if exceeds(-change(row), 0)]
     ascending = sorted(scored, key=lambda row: row["reward"])
     top = max((row["reward"] for row in scored), default=0.0)
     chosen: tuple[tuple[str, str, Sequence[Row]], ...] = (
@@ -103,7 +108,7 @@ def _eval_samples(name: str, files: Sequence[Path]) -> list[SampleList]:
         (
             "lowest",
             "Lowest rewards of the last evaluation.",
-            [row for row in ascending if row["reward"] < top],
+            [row for row in ascending if not reaches(row["reward"], top)],
         ),
     )
     if not any(rows for _, _, rows in chosen):
@@ -188,7 +193,7 @@ def sample_of(answers: Sequence[tuple[str, Row]]) -> TaskSample:
     """A task, with the labeled rows of responses to it."""
     row = answers[-1][1]
     return TaskSample(
-        prompt=_shorten(row["prompt"]),
+        prompt=_shorten(row.get("model_prompt") or row["prompt"]),
         images=tuple(row.get("images") or ()),
         expected=None if row["answer"] is None else _shorten(row["answer"]),
         answers=tuple(
@@ -208,7 +213,15 @@ def sample_of(answers: Sequence[tuple[str, Row]]) -> TaskSample:
 
 def _response_text(row: Row) -> str:
     """Format the response: the conversation if the row has messages, else the text."""
-    return conversation_text(json.loads(row["messages"])) if row.get("messages") else str(row["text"])
+    if not row.get("messages"):
+        return str(row["text"])
+    try:
+        return conversation_text(_MESSAGES.validate_json(row["messages"]))
+    except ValidationError as error:
+        raise RunFolderError(
+            f"The messages of a rollout of the task {row['task_id']} are damaged: {first_fault(error)} Move the file "
+            f"of step {row['step']} away; the run's checkpoints do not depend on it."
+        ) from None
 
 
 def _shorten(text: str) -> str:

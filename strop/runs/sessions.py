@@ -6,15 +6,46 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from strop.config.load.schema_faults import first_fault
 from strop.errors import RunFolderError
 from strop.workers.atomic_write import atomic_write
+from strop.workers.regular_file import read_regular
 
 SESSIONS_FILE = "run.json"
 
 SessionOutcome = Literal["finished", "interrupted", "failed", "killed"]
 """Outcome of a session. It is null while the session runs; the next session replaces null by `killed`."""
+
+
+def _require_time(stamp: str) -> str:
+    datetime.fromisoformat(stamp)
+    return stamp
+
+
+_Time = Annotated[str, AfterValidator(_require_time)]
+
+
+class _Session(BaseModel):
+    """Types of the values of a session that are read again."""
+
+    model_config = ConfigDict(strict=True)
+
+    started: _Time
+    ended: _Time | None = None
+    outcome: SessionOutcome | None = None
+    message: str | None = None
+    checkpoint_step: int | None = None
+    changed_afterwards: list[str] = []
+
+
+class _Sessions(BaseModel):
+    """The file."""
+
+    sessions: list[_Session]
 
 
 def begin_session(folder: Path, facts: Mapping[str, Any]) -> str | None:
@@ -71,10 +102,13 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return [dict(session) for session in json.loads(path.read_text(encoding="utf-8"))["sessions"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        content = json.loads(read_regular(path))
+        _Sessions.model_validate(content)
+        return [dict(session) for session in content["sessions"]]
+    except (OSError, ValueError, RecursionError) as error:
+        reason = first_fault(error) if isinstance(error, ValidationError) else error
         raise RunFolderError(
-            f"{path} is not a record of a run's sessions ({error}). Move it away; the checkpoints do not "
+            f"{path} is not a record of a run's sessions ({reason}). Move it away; the checkpoints do not "
             "depend on it."
         ) from error
 

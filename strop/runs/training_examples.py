@@ -7,6 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
+from strop.config.load.schema_faults import first_fault
+from strop.errors import RunFolderError
+from strop.workers.regular_file import read_regular
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
@@ -29,17 +35,22 @@ class TrainingExample:
     answers: tuple[TrainingText, ...]
 
 
+_EXAMPLE = TypeAdapter(TrainingExample)
+
+
 def write_training_examples(file: Path, examples: Sequence[TrainingExample]) -> None:
     """Write examples as JSON lines."""
     file.write_text("".join(json.dumps(asdict(each)) + "\n" for each in examples), encoding="utf-8")
 
 
 def read_training_examples(file: Path) -> list[TrainingExample]:
-    """Read the examples of a run; none of a run that samples its responses."""
-    if not file.is_file():
+    """Read the examples of a run; none of a run that samples its responses. Raises `RunFolderError` for damage."""
+    if not file.exists():
         return []
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [
-        TrainingExample(row["prompt"], tuple(TrainingText(**answer) for answer in row["answers"]))
-        for row in rows
-    ]
+    try:
+        return [_EXAMPLE.validate_json(line) for line in read_regular(file).split(b"\n") if line]
+    except (OSError, ValidationError) as error:
+        reason = first_fault(error) if isinstance(error, ValidationError) else error
+        raise RunFolderError(
+            f"{file} cannot be read ({reason}). Delete it; the report is then written without the first rows."
+        ) from error

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from strop.errors import see_troubleshooting
+from strop.reward_comparison import are_equal
 from strop.runs.formatting import format_number
 from strop.runs.metrics_file import MetricsRow
 from strop.runs.reader import RunData
@@ -96,7 +97,7 @@ def _equal_rewards(rows: Sequence[Mapping[str, float | None]]) -> str:
         f"All responses to a task had equal rewards in all {len(rows)} steps (mean reward {mean}), so their advantages "
         "are 0 and nothing was learned. "
     )
-    if rewards and min(rewards) == max(rewards) > 0:
+    if rewards and min(rewards) > 0 and are_equal(rewards):
         return f"{start}If every response is right, try harder tasks; otherwise check the reward function."
     return (
         f"{start}Look at the samples; then try easier tasks, a reward with partial credit, a warm start by SFT "

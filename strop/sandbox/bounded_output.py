@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import IO, Literal
 
 _CHUNK_BYTES = 1 << 16
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.0005, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ def communicate(
 ) -> BoundedOutput:
     """Write `content` to the process and read its output until it ends, or until one of the limits.
 
-    The process is not killed. A process that does not read its input loses the rest of it.
+    The process is neither killed nor reaped, so that its group can still be killed by its number. A process that does
+    not read its input loses the rest of it.
     """
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     deadline = time.monotonic() + timeout_seconds
@@ -52,13 +54,20 @@ def communicate(
                 stopped = "output limit"
             elif time.monotonic() > deadline:
                 stopped = "time limit"
-    if not stopped:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:  # it has closed its output and runs on
-            stopped = "time limit"
+    if not stopped and not _wait_for_end(process, deadline):  # it has closed its output and runs on
+        stopped = "time limit"
     out, err = (bytes(content[:max_bytes]).decode(errors="replace") for content in received.values())
     return BoundedOutput(out, err, stopped)
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    pause = _FIRST_PAUSE_SECONDS
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+    return True
 
 
 def _write(selector: selectors.BaseSelector, pipe: IO[bytes], unsent: memoryview) -> memoryview:

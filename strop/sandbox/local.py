@@ -10,15 +10,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from strop.config.schema.sandbox import LocalSandboxConfig
 from strop.errors import SandboxError
 from strop.printable import printable
 from strop.sandbox.bounded_output import communicate
+from strop.sandbox.control_groups import JOIN_FAILED, ControlGroup, ControlGroups
 from strop.sandbox.protocol import IsolationLevel, Program, ProgramResult
+from strop.sandbox.removal import FolderRemover
 
 INSIDE = Path(__file__).with_name("inside")
 _SYSTEM_PATHS = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
@@ -31,6 +35,12 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 _PROBE_SECONDS = 60.0
+FOLDER_FILES = 4
+"""Size of the folder, in files of the maximum size, where it is in memory."""
+MAX_THREADS = 64
+"""Maximum number of processes and threads of one program, with those of its tests and of the sandbox."""
+_OVERHEAD_BYTES = 100_000_000
+"""Memory of the sandbox's own processes, in addition to that of the program."""
 
 
 def readable_paths() -> list[str]:
@@ -56,6 +66,8 @@ class Mechanism:
     """Folder that has the package `inside`, as the process sees it."""
     folder: str | None
     """Working folder, as the process sees it; None for the new folder of this machine."""
+    limits_threads: bool = False
+    """Whether the kernel counts the threads of the process alone, so that it can limit them."""
     raises_to: IsolationLevel | None = None
     """Isolation level of a process that has filtered its system calls itself; None for what it reports."""
 
@@ -68,9 +80,22 @@ class LocalSandbox:
         self.name = mechanism.name
         self._config = config
         self._mechanism = mechanism
+        self._folders = FolderRemover()
+        memory = config.memory_mb * 1_000_000 + config.file_mb * 1_000_000 * FOLDER_FILES + _OVERHEAD_BYTES
+        self._groups = ControlGroups({"threads": MAX_THREADS, "memory": memory})
         self.level, result = self._run(Program("print('ready')"), _PROBE_SECONDS)
         if result.stdout != "ready\n" or not result.completed:
             raise SandboxError(_start_failure(mechanism.name, result))
+        limited = self._groups.limited | ({"threads"} if mechanism.limits_threads else set())
+        self.unlimited = tuple(
+            what
+            for what, is_limited in (
+                ("threads", "threads" in limited),
+                ("kernel memory", "memory" in limited),
+                ("number of files", self.level >= IsolationLevel.NAMESPACED),
+            )
+            if not is_limited
+        )
 
     def run(self, program: Program, timeout_seconds: float) -> ProgramResult:
         """See `Sandbox`."""
@@ -84,9 +109,10 @@ class LocalSandbox:
 
     def _run(self, program: Program, timeout_seconds: float) -> tuple[IsolationLevel, ProgramResult]:
         marker = secrets.token_hex(16)
-        with tempfile.TemporaryDirectory(prefix="strop-program-", ignore_cleanup_errors=True) as new_folder:
+        with self._folder_and_group() as (new_folder, group):
+            command = self._mechanism.command(_python_command(self._mechanism.inside, program), new_folder)
             process = subprocess.Popen(
-                self._mechanism.command(_python_command(self._mechanism.inside), new_folder),
+                command if group is None else group.joined(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -114,28 +140,54 @@ class LocalSandbox:
         )
         return self._level(first, marker, result), result
 
+    @contextmanager
+    def _folder_and_group(self) -> Iterator[tuple[str, ControlGroup | None]]:
+        """A new folder and, where there is one, a control group; both end with the program."""
+        try:
+            group = self._groups.take()
+        except OSError as error:
+            raise SandboxError(
+                f"The sandbox {self.name!r} cannot make a control group: {error}. Restart the run; without control "
+                "groups it continues, and says that threads are not limited."
+            ) from error
+        new_folder = tempfile.mkdtemp(prefix="strop-program-")
+        try:
+            yield new_folder, group
+        finally:
+            if group is not None:
+                self._groups.give_back(group)
+            self._folders.remove(new_folder)
+
     def _folder(self, new_folder: str) -> str:
         return self._mechanism.folder or new_folder
 
     def _input(self, program: Program, marker: str, folder: str, timeout_seconds: float) -> bytes:
-        source = program.source.encode(errors="replace")
-        settings = {
+        source, following = program.source.encode(errors="replace"), program.stdin.encode(errors="replace")
+        settings: dict[str, Any] = {
             "marker": marker,
             "source_bytes": len(source),
             "memory_bytes": self._config.memory_mb * 1_000_000,
             "file_bytes": self._config.file_mb * 1_000_000,
+            "max_threads": MAX_THREADS if self._mechanism.limits_threads else None,
             "cpu_seconds": math.ceil(timeout_seconds) + 1,
             "readable": [*readable_paths(), self._mechanism.inside],
             "writable": [*device_paths(), folder],
         }
+        if program.tests is not None:
+            following = json.dumps(asdict(program.tests)).encode()
+            settings["tests_bytes"] = len(following)
         header = json.dumps(settings).encode()
-        return b"%08d%b%b%b" % (len(header), header, source, program.stdin.encode(errors="replace"))
+        return b"%08d%b%b%b" % (len(header), header, source, following)
 
     def _level(self, first_line: str, marker: str, result: ProgramResult) -> IsolationLevel:
         """Level that the process reports; `self.level` for one that was killed before it could report."""
         found, _, label = first_line.partition(" ")
         if found != marker:
-            if hasattr(self, "level") and (result.stopped or result.exit_code):
+            if (
+                hasattr(self, "level")
+                and result.exit_code != JOIN_FAILED
+                and (result.stopped or result.exit_code)
+            ):
                 return self.level
             raise SandboxError(_start_failure(self.name, result, first_line))
         level = IsolationLevel[label.upper()]
@@ -143,19 +195,17 @@ class LocalSandbox:
         return raised if raised and level >= IsolationLevel.FILTERED else level
 
 
-def _python_command(inside: str) -> list[str]:
+def _python_command(inside: str, program: Program) -> list[str]:
     parent = os.path.dirname(inside)  # noqa: PTH120  (a path in the sandbox)
-    start = (
-        f"import sys; sys.path.insert(0, {parent!r}); from inside.main import main; del sys.path[0]; main()"
-    )
+    module = "main" if program.tests is None else "tests_process"
+    start = f"import sys; sys.path.insert(0, {parent!r}); from inside.{module} import main; del sys.path[0]; main()"
     return [sys.executable, "-P", "-s", "-B", "-X", "utf8", "-c", start]
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill the process and what it started, and close its pipes, which another process may still hold."""
-    if process.returncode is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    os.killpg(process.pid, signal.SIGKILL)  # also after its end: until `wait`, the number is not given away
+    process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()

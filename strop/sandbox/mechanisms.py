@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import shutil
 from collections.abc import Sequence
 from functools import partial
@@ -9,13 +12,13 @@ from pathlib import Path
 
 from strop.config.schema.sandbox import LocalSandboxConfig
 from strop.errors import SandboxError
-from strop.sandbox.local import INSIDE, LocalSandbox, Mechanism, device_paths, readable_paths
+from strop.sandbox.local import FOLDER_FILES, INSIDE, LocalSandbox, Mechanism, device_paths, readable_paths
 from strop.sandbox.protocol import IsolationLevel
 
 _INSIDE = "/sandbox/inside"
 _FOLDER = "/program"
-_FOLDER_FILES = 4
-"""Size of the folder, in files of the maximum size."""
+_COUNTED_BY_NAMESPACE = (5, 14)
+"""First version of Linux that counts the threads of a user in each user namespace on its own."""
 
 
 def open_local(config: LocalSandboxConfig) -> LocalSandbox:
@@ -44,7 +47,12 @@ def _open_mechanism(config: LocalSandboxConfig) -> LocalSandbox:
             "(`apt-get install bubblewrap`), or write mechanism: auto."
         )
     bubblewrap = Mechanism(
-        "bubblewrap", partial(_bubblewrap, path, config), _INSIDE, _FOLDER, IsolationLevel.NAMESPACED
+        "bubblewrap",
+        partial(_bubblewrap, path, config),
+        _INSIDE,
+        _FOLDER,
+        _counts_threads(),
+        IsolationLevel.NAMESPACED,
     )
     try:
         return LocalSandbox(config, bubblewrap)
@@ -54,8 +62,15 @@ def _open_mechanism(config: LocalSandboxConfig) -> LocalSandbox:
         return LocalSandbox(config, process)  # no user namespaces, as in many containers
 
 
+def _counts_threads() -> bool:
+    """Whether the kernel counts the threads in a user namespace; of root it limits none."""
+    version = re.match(r"(\d+)\.(\d+)", platform.release())
+    is_new = version is not None and tuple(map(int, version.groups())) >= _COUNTED_BY_NAMESPACE
+    return is_new and os.geteuid() != 0
+
+
 def _bubblewrap(path: str, config: LocalSandboxConfig, python: Sequence[str], folder: str) -> list[str]:
-    size = str(config.file_mb * 1_000_000 * _FOLDER_FILES)
+    size = str(config.file_mb * 1_000_000 * FOLDER_FILES)
     options = [
         *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"),
         *("--unshare-cgroup-try", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"),

@@ -28,23 +28,39 @@ class IsolationLevel(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramTests:
+    """Python code that tests a program from a process of its own."""
+
+    source: str
+    shared: str = ""
+    """Code that runs before, such as the functions of a prompt, and whose names are not the program's."""
+    names: tuple[str, ...] = ()
+    """Names of the program that the tests use."""
+    classes: tuple[str, ...] = ()
+    """Classes of the tests whose objects are copied from one process to the other."""
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
-    """A Python program and its standard input."""
+    """A Python program and its standard input, or the tests that call its functions."""
 
     source: str
     stdin: str = ""
+    tests: ProgramTests | None = None
+    """Tests that run after the program, with an empty standard input. They never share its process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """End of a program, and the output until then."""
+    """End of a program, or of its tests, and the output until then."""
 
     stdout: str
     stderr: str
     exit_code: int | None
     """None if the program was killed at a limit."""
     completed: bool
-    """Whether the program ran to its last line, without an exception and without ending itself."""
+    """Whether the program (with tests: the tests) ran to the last line, without an exception and without ending
+    itself."""
     stopped: Literal["", "time limit", "output limit"] = ""
     """Limit at which the program was killed."""
 
@@ -54,6 +70,8 @@ class Sandbox(Protocol):
 
     name: str
     level: IsolationLevel
+    unlimited: tuple[str, ...]
+    """Resources that this machine cannot limit at this level."""
 
     def run(self, program: Program, timeout_seconds: float) -> ProgramResult:
         """Run a program to its end or to the time limit. Raises SandboxError if the sandbox itself fails."""

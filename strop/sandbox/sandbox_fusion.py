@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import secrets
@@ -10,6 +11,8 @@ import urllib.error
 import urllib.request
 from base64 import b64decode
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from strop.config.schema.sandbox import SandboxFusionConfig
@@ -32,11 +35,36 @@ with _strop_io.open({name!r}, "w") as _strop_file:
 """Last lines of a program. The file shows that they ran; the server can lose the end of a long output."""
 
 
+_MODULES = (
+    "values",
+    "peer",
+    "landlock",
+    "seccomp",
+    "confinement",
+    "main",
+    "program_process",
+    "tests_process",
+)
+_PROCESSES = """
+import sys, types
+package = types.ModuleType("inside")
+package.__path__ = []
+sys.modules["inside"] = package
+for name, text in {modules!r}.items():
+    module = types.ModuleType("inside." + name)
+    module.__package__ = "inside"
+    sys.modules[module.__name__] = module
+    exec(compile(text, name + ".py", "exec"), module.__dict__)
+module.main(is_confined=False)
+"""
+
+
 class SandboxFusion:
     """A `Sandbox` that sends programs to a server."""
 
     name = "sandbox_fusion"
     level = IsolationLevel.REMOTE
+    unlimited: tuple[str, ...] = ()
 
     def __init__(self, config: SandboxFusionConfig) -> None:
         self._config = config
@@ -47,8 +75,8 @@ class SandboxFusion:
         limit = min(timeout_seconds, self._config.timeout_seconds)
         answer = self._answer(
             {
-                "code": _encodable(program.source) + _END.format(name=end_file),
-                "stdin": _encodable(program.stdin),
+                "code": _code(program) + _END.format(name=end_file),
+                "stdin": _encodable(program.stdin) if program.tests is None else _tests_input(program),
                 "language": "python",
                 "run_timeout": limit,
                 "memory_limit_MB": self._config.memory_mb,
@@ -110,6 +138,27 @@ class SandboxFusion:
         if not isinstance(answer, dict):
             raise ValueError("the answer is no JSON object")
         return answer
+
+
+def _code(program: Program) -> str:
+    """The program, or for a program with tests the code of both processes, which the server starts as one."""
+    return _encodable(program.source) if program.tests is None else _processes()
+
+
+@functools.cache
+def _processes() -> str:
+    inside = Path(__file__).with_name("inside")
+    return _PROCESSES.format(
+        modules={name: (inside / f"{name}.py").read_text(encoding="utf-8") for name in _MODULES}
+    )
+
+
+def _tests_input(program: Program) -> str:
+    """The standard input of the tests' process: no file on the server has the tests."""
+    assert program.tests is not None
+    source, tests = program.source.encode(errors="replace"), json.dumps(asdict(program.tests)).encode()
+    header = json.dumps({"marker": "", "source_bytes": len(source), "tests_bytes": len(tests)}).encode()
+    return (b"%08d%b%b%b" % (len(header), header, source, tests)).decode()
 
 
 def _encodable(text: str) -> str:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import Scope
 
 from strop.errors import StropError, message_with_notes
-from strop.studio.access import AccessMiddleware
+from strop.studio.access import AccessMiddleware, base_path
 from strop.studio.pages import comparison, compose, rating, rollouts, run_list, run_view
-from strop.studio.rendering import html, static_file
+from strop.studio.rendering import html, static_file, url
 from strop.studio.run_cache import RunCache
 from strop.studio.settings import StudioSettings
 
 
-def make_app(settings: StudioSettings) -> Starlette:
-    """The application; `app.state` has the settings and the cache of run folders."""
+def make_app(settings: StudioSettings, admitted: Callable[[Scope], None] = lambda scope: None) -> Starlette:
+    """The application; `app.state` has the settings and the cache of run folders.
+
+    `admitted` is called with the scope of each request that brings the token.
+    """
     app = Starlette(
         routes=[
             Route("/", _home),
@@ -29,7 +35,7 @@ def make_app(settings: StudioSettings) -> Starlette:
             *compose.ROUTES,
             *rating.ROUTES,
         ],
-        middleware=[Middleware(AccessMiddleware, settings=settings)],
+        middleware=[Middleware(AccessMiddleware, settings=settings, admitted=admitted)],
         exception_handlers={StropError: _error, 404: _not_found},
     )
     app.state.settings = settings
@@ -38,7 +44,7 @@ def make_app(settings: StudioSettings) -> Starlette:
 
 
 def _home(request: Request) -> Response:
-    return RedirectResponse("/runs")
+    return RedirectResponse(url("/runs"))
 
 
 def _static(request: Request) -> Response:
@@ -56,6 +62,7 @@ def _error(request: Request, error: Exception) -> Response:
 
 
 def _not_found(request: Request, error: Exception) -> Response:
-    page = html("error", title="Not found", area="", message=f"There is no page {request.url.path}.")
+    path = request.url.path.removeprefix(base_path.get())
+    page = html("error", title="Not found", area="", message=f"There is no page {path}.")
     page.status_code = 404
     return page

@@ -15,6 +15,7 @@ from strop.config.load.yaml_file import read_yaml
 from strop.dialects.detect import detect_dialect, read_any
 from strop.dialects.job import Job
 from strop.errors import ConfigError, StropError
+from strop.studio.files import refuse_script
 
 _NEEDED = ("model.path", "data.train.path", "reward")
 """Keys of a run file that a new file has without values."""
@@ -54,7 +55,8 @@ class CheckedText:
 
 
 def check_text(text: str, name: str, *, dialect: str | None = None, here: bool = False) -> CheckedText:
-    """Check the text of a file `name`; `dialect` None detects it."""
+    """Check the text of a file `name`; `dialect` None detects it. Raises ConfigError for a script, which is not run."""
+    refuse_script(name)
     empty: tuple[PlacedFault, ...] = ()
     with tempfile.TemporaryDirectory(prefix="strop-studio-") as folder:
         path = Path(folder) / (Path(name).name or "run.yaml")

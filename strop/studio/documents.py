@@ -14,7 +14,7 @@ from strop.config.load.config_tree import KeyPath
 from strop.config.schema.reward import expand_reward
 from strop.errors import ConfigError
 
-_INDENTED_LIST = re.compile(r"^( *)[^\s#-][^#\n]*:\s*(?:#.*)?\n(?: *(?:#.*)?\n)*\1 +- ", re.MULTILINE)
+_INDENTED_LIST = re.compile(r"^( *)[^\s#-][^#\n]*:[ \t]*+(?:#.*)?\n(?: *+(?:#.*)?\n)*+\1 +- ", re.MULTILINE)
 _WIDTH = 4096
 """Longest line that is not wrapped."""
 

@@ -1,4 +1,4 @@
-"""Opening and saving of configuration files; a file that has changed since it was opened is not replaced."""
+"""Opening and saving of configuration files below Studio's folders; a file changed since it was opened stays."""
 
 from __future__ import annotations
 
@@ -7,24 +7,46 @@ from pathlib import Path
 
 from strop.config.load.yaml_file import read_bounded
 from strop.config.paths import expand_user
+from strop.dialects.trl.script.detection import SCRIPT_SUFFIXES
 from strop.errors import ConfigError
+from strop.studio.settings import StudioSettings
 from strop.workers.atomic_write import atomic_write
 
 
-def open_file(name: str) -> str:
+def refuse_script(name: str) -> None:
+    """Raise `ConfigError` for the name of a Python script or notebook, which reading would execute."""
+    if Path(name).suffix in SCRIPT_SUFFIXES:
+        raise ConfigError(
+            f"{name} is a Python script, and Studio edits configurations. In a terminal, strop check {name} and strop "
+            f"train {name} run it, and strop convert {name} --output run.yaml writes its run file, which Studio opens."
+        )
+
+
+def require_allowed(path: Path, settings: StudioSettings) -> Path:
+    """The path, if it is one of this Studio. Raises `ConfigError` for one outside of its folders."""
+    if not settings.allows(path):
+        raise ConfigError(
+            f"{path} is outside of {settings.folder}, where Studio was started, and of the folder of runs "
+            f"{settings.runs}. Start Studio in a folder above that file, or with --anywhere."
+        )
+    return path
+
+
+def open_file(name: str, settings: StudioSettings) -> str:
     """The text of a configuration file. Raises `ConfigError`."""
-    return read_bounded(expand_user(name))
+    refuse_script(name)
+    return read_bounded(require_allowed(expand_user(name), settings), regular=True)
 
 
-def save_file(name: str, text: str, known: str) -> str:
+def save_file(name: str, text: str, known: str, settings: StudioSettings) -> str:
     """Save a text; returns its digest, which `known` is at the next time. Raises `ConfigError`.
 
     `known` is the digest of the file's text as it was opened or saved last; empty for a new file.
     """
-    path = expand_user(name.strip())
+    path = require_allowed(expand_user(name.strip()), settings)
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{name!r} is not the name of a YAML file; write one that ends in .yaml.")
-    if path.exists() and digest(open_file(str(path))) not in (known, digest(text)):
+    if path.exists() and digest(open_file(str(path), settings)) not in (known, digest(text)):
         changed = "has changed since it was opened" if known else "exists"
         raise ConfigError(f"{path} {changed}. Save under another name, or open that file.")
     try:

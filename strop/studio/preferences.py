@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import random
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +17,22 @@ from typing import Any
 from strop.config.paths import expand_user
 from strop.errors import DataError
 from strop.runs.folder import RunFolder
+from strop.runs.lock import lock_file
 from strop.runs.rollout_index import RolloutFilter, RolloutIndex
+from strop.studio.files import require_allowed
+from strop.studio.settings import StudioSettings
 from strop.workers.atomic_write import atomic_write
+from strop.workers.regular_file import read_regular
 
 _ATTEMPTS = 60
 """Groups that are looked at for two different responses."""
 _MOST_RESPONSES = 512
 """Responses of a group among which two are drawn."""
 _ROLE = re.compile(r"(?:^|\n\n)\[(system|user|assistant|tool)\]\n")
+
+
+_changes = threading.Lock()
+"""Orders the changes of this process, also where the file system has no locks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +45,44 @@ class ResponsePair:
     second: Mapping[str, Any]
 
 
-def preference_file(name: str) -> Path:
-    """The file of a name that a user writes. Raises `DataError` for another ending than .jsonl."""
-    path = expand_user(name.strip())
+def preference_file(name: str, settings: StudioSettings) -> Path:
+    """The file of a name that a user writes.
+
+    Raises `DataError` for another ending than .jsonl and for a folder, `ConfigError` outside of Studio's folders.
+    """
+    path = require_allowed(expand_user(name.strip()), settings)
     if path.suffix != ".jsonl":
         raise DataError(f"{name!r} is not the name of a JSONL file; write one that ends in .jsonl.")
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is no file. Write another name.")
     return path
 
 
 def read_preferences(path: Path) -> list[dict[str, Any]]:
     """The rows of a file; none if it does not exist. Raises `DataError` for one that has other rows."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return _rows(path, read_regular(path)) if path.exists() else []
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _rows(path: Path, content: bytes) -> list[dict[str, Any]]:
+    """The rows of a file's content. An incomplete last line, which a kill has left, is none."""
+    *lines, last = content.split(b"\n")  # a response may have any other separator of lines
+    try:
         rows = [json.loads(line) for line in lines]
+        if last:
+            with suppress(ValueError):
+                rows.append(json.loads(last))
         if any("chosen" not in row or "rejected" not in row for row in rows):
             raise ValueError("a row has no chosen or no rejected response")
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} is not a file of preferences ({error}). Write another name.") from error
+    except (ValueError, TypeError) as error:
+        raise _unreadable(path, error) from error
     return rows
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} is not a file of preferences ({error}). Write another name.")
 
 
 def draw_pair(
@@ -96,20 +128,57 @@ def add_preference(
         "group": chosen["group"],
         "rollouts": [chosen["index"], rejected["index"]],
     }
-    _write(path, [*read_preferences(path), row])
+    with _changing(path) as rows:
+        rows.append(row)
 
 
-def remove_last(path: Path) -> None:
-    """Remove the last row of a file."""
-    _write(path, read_preferences(path)[:-1])
+def remove_preference(path: Path, run: str, step: int, group: str, rollouts: Sequence[int]) -> bool:
+    """Remove the last row about two rollouts, the better one first; returns whether there was one."""
+    wanted = (run, step, group, [*rollouts])
+    with _changing(path) as rows:
+        for place in reversed(range(len(rows))):
+            row = rows[place]
+            if (row.get("run"), row.get("step"), row.get("group"), row.get("rollouts")) == wanted:
+                del rows[place]
+                return True
+    return False
 
 
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+@contextmanager
+def _changing(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The rows of a file, which are written when the block ends; other people's changes wait until then."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        with _changes, _locked(path):
+            rows = read_preferences(path)
+            yield rows
+            atomic_write(path, "".join(map(_line, rows)))
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is created if there is none; threads and processes wait for each other."""
+    while True:
+        with path.open("ab") as file:
+            lock_file(file.fileno(), fcntl.LOCK_EX)
+            try:
+                is_current = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+            except FileNotFoundError:
+                is_current = False
+            if is_current:  # else another writer has replaced it, while this one waited
+                yield
+                return
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    text = json.dumps(row, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates, in a message
+        text = json.dumps(row)
+    return text + "\n"
 
 
 def _prompt(text: str) -> str | list[dict[str, str]]:

@@ -1,7 +1,12 @@
-"""Runs that Studio starts: processes of their own, which continue when Studio ends, and their console output."""
+"""Runs that Studio starts: processes of their own, which continue when Studio ends, and their console output.
+
+Studio notes the command and the process of a run in a folder of its user, and not in the run's: what it signals and
+repeats is what it has started, whatever a run folder from elsewhere holds.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -16,44 +21,44 @@ from datetime import datetime
 from pathlib import Path
 
 from strop.errors import RunFolderError
-from strop.runs.lock import is_running
 from strop.workers.atomic_write import atomic_write
+from strop.workers.process_birth import is_running, process_birth, signal_process
+from strop.workers.regular_file import is_regular, open_regular
 
-_FOLDER = ".studio"
-"""Folder in a run folder for what Studio writes there."""
+_LOGS = ".studio"
+"""Folder in a run folder for the console output."""
 _LOG_BYTES = 200_000
 """Size of the end of a log that is shown."""
 _children: list[subprocess.Popen[bytes]] = []
 _children_lock = threading.Lock()
+"""Held during a start, so that two requests do not start one run twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedProcess:
     """The last process that Studio started for a run."""
 
+    host: str
     pid: int
+    birth: str
+    """Start of the process, which distinguishes it from a later one with the same id."""
     arguments: tuple[str, ...]
     """Arguments of `strop`."""
     cwd: str
     """Folder in which it was started; relative paths in the arguments and in the run file refer to it."""
     log: str
     """Name of the file with its console output, in the run's folder `.studio`."""
-    birth: str
-    """Start of the process, which distinguishes it from a later one with the same id."""
 
     @property
     def is_running(self) -> bool:
-        """Whether the process runs."""
-        with _children_lock:
-            _children[:] = [child for child in _children if child.poll() is None]
-        return is_running(self.pid) and _birth(self.pid) == self.birth
+        """Whether the process runs, on this machine."""
+        for child in tuple(_children):  # a child that has ended is no process of its id any more
+            child.poll()
+        return self.host == socket.gethostname() and is_running(self.pid, self.birth)
 
     def terminate(self) -> bool:
         """Send SIGTERM to the process; returns whether it ran."""
-        if self.is_running:
-            os.kill(self.pid, signal.SIGTERM)
-            return True
-        return False
+        return self.is_running and signal_process(self.pid, self.birth, signal.SIGTERM)
 
 
 def start_process(
@@ -71,64 +76,84 @@ def start_process(
             f"The run in {run_folder} was started in {cwd}, which does not exist any more. Repeat its command where "
             f"its files are now: strop {shlex.join(arguments)}"
         )
-    before = started_process(run_folder)
-    if before is not None and before.is_running:
-        raise RunFolderError(f"The run in {run_folder} runs already, as process {before.pid}.")
+    record = _record_of(run_folder)
     name = f"{datetime.now():%Y%m%d-%H%M%S}.log"
-    try:
-        run_folder.parent.mkdir(parents=True, exist_ok=True)
-        run_folder.mkdir(mode=mode, exist_ok=True)
-        (run_folder / _FOLDER).mkdir(exist_ok=True)
-        with (run_folder / _FOLDER / name).open("ab") as log:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "strop", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=cwd,
-                start_new_session=True,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            )
-        started = StartedProcess(child.pid, tuple(arguments), cwd, name, _birth(child.pid))
-        atomic_write(run_folder / _FOLDER / "process.json", json.dumps(asdict(started)) + "\n")
-    except OSError as error:
-        raise RunFolderError(
-            f"The run cannot be started in {run_folder}: {error.strerror or error}. Set `output` to a writable folder."
-        ) from error
     with _children_lock:
-        _children.append(child)
+        before = started_process(run_folder)
+        if before is not None and before.is_running:
+            raise RunFolderError(f"The run in {run_folder} runs already, as process {before.pid}.")
+        try:
+            run_folder.parent.mkdir(parents=True, exist_ok=True)
+            run_folder.mkdir(mode=mode, exist_ok=True)
+            (run_folder / _LOGS).mkdir(exist_ok=True)
+            with (run_folder / _LOGS / name).open("ab") as log:
+                child = subprocess.Popen(
+                    [sys.executable, "-m", "strop", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=cwd,
+                    start_new_session=True,
+                    env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                )
+        except OSError as error:
+            raise RunFolderError(
+                f"The run cannot be started in {run_folder}: {error.strerror or error}. Set `output` to a writable "
+                "folder."
+            ) from error
+        _children[:] = [each for each in _children if each.poll() is None] + [child]
+        started = StartedProcess(
+            socket.gethostname(), child.pid, process_birth(child.pid), tuple(arguments), cwd, name
+        )
+        try:
+            record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic_write(record, json.dumps(asdict(started)) + "\n", mode=0o600)
+        except OSError as error:
+            child.terminate()  # Studio could not stop it later
+            raise RunFolderError(
+                f"Studio cannot note the runs that it starts in {record.parent}: {error.strerror or error}. Set "
+                "XDG_STATE_HOME to a writable folder of yours, and start Studio again."
+            ) from error
     return started
 
 
 def started_process(run_folder: Path) -> StartedProcess | None:
-    """The last process that Studio started for a run; None if it started none."""
+    """The last process that a Studio of this user started for a run; None if it started none."""
     try:
-        values = json.loads((run_folder / _FOLDER / "process.json").read_text(encoding="utf-8"))
+        values = json.loads(_record_of(run_folder).read_text(encoding="utf-8"))
         return StartedProcess(**values | {"arguments": tuple(values["arguments"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RunFolderError):
         return None
 
 
-def _birth(pid: int) -> str:
-    """Host and start time of a process, in the kernel's clock ticks since the start of the machine."""
+def _record_of(run_folder: Path) -> Path:
+    """File with the last start of a run. Raises `RunFolderError` for a user without a home."""
+    base = os.environ.get("XDG_STATE_HOME", "")
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return socket.gethostname()
-    return f"{socket.gethostname()} {stat.rpartition(')')[2].split()[19]}"
+        folder = Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state"
+    except RuntimeError as error:
+        raise RunFolderError(
+            "Studio cannot note the runs that it starts, because this user has no home: set XDG_STATE_HOME to a "
+            "writable folder of yours."
+        ) from error
+    name = hashlib.sha256(os.fsencode(run_folder.resolve())).hexdigest()[:32]
+    return folder / "strop" / "studio" / f"{name}.json"
 
 
 def log_files(run_folder: Path) -> list[Path]:
     """Files with console output of a run's processes, the newest first; those of a distributed run are in `log`."""
-    found = [*(run_folder / _FOLDER).glob("*.log"), *(run_folder / "log").rglob("*.log")]
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    found = [*(run_folder / _LOGS).glob("*.log"), *(run_folder / "log").rglob("*.log")]
+    return sorted(filter(is_regular, found), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def read_end(path: Path) -> str:
     """The end of a log; a line that the console rewrites is shown as it is at last."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _LOG_BYTES))
-        text = file.read().decode("utf-8", "replace")
+    try:
+        with open_regular(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LOG_BYTES))
+            text = file.read(_LOG_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror}.") from error
     lines = text.split("\n")[1 if size > _LOG_BYTES else 0 :]
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)

@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 
 from strop.printable import printable
 from strop.runs.formatting import format_duration, format_number
+from strop.studio.access import base_path
 
 _STATIC = Path(__file__).parent / "static"
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -52,7 +53,8 @@ def html(template: str, /, **values: Any) -> HTMLResponse:
 
 
 def url(path: str, **query: object) -> str:
-    """URL of a page, with the parameters of its query that are not None."""
+    """URL of a page, with the parameters of its query that are not None, for the answer to this request."""
+    path = base_path.get() + path
     text = urlencode({name: str(value) for name, value in query.items() if value is not None})
     return f"{path}?{text}" if text else path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from strop.errors import RunFolderError
+from strop.errors import ConfigError, RunFolderError
+from strop.studio.files import require_allowed
+from strop.studio.processes import started_process
 from strop.studio.run_cache import RunCache
 from strop.studio.settings import StudioSettings
 
@@ -34,11 +37,15 @@ def run_path(request: Request) -> Path:
 
 
 def folder_named(request: Request, name: str) -> Path:
-    """Folder of a run by its path relative to the folder of runs, or its own path. Raises `RunFolderError`."""
+    """Folder of a run by its path relative to the folder of runs, or its own path.
+
+    Raises `RunFolderError` where there is none, and `ConfigError` for one outside of Studio's folders that Studio did
+    not start.
+    """
     root = settings_of(request).runs
     for path in (root / name, Path(name)):
         if name and path.is_dir():
-            return path
+            return path if started_process(path) else require_allowed(path, settings_of(request))
     raise RunFolderError(f"There is no run folder {name!r} in {root}.")
 
 
@@ -63,6 +70,9 @@ def whole(request: Request, name: str) -> int | None:
     return int(text) if text.lstrip("-").isdigit() and len(text) < 18 else None
 
 
+_BODY_SECONDS = 60.0
+"""Timeout for the body of a request."""
+_MAX_BODY_BYTES = 4 * 2**20
 Answer = dict[str, Any] | Response
 
 
@@ -72,13 +82,50 @@ def json_action(
     """Endpoint that runs `work` on the JSON object of a POST request, in a thread."""
 
     async def endpoint(request: Request) -> Response:
-        values = _json_object(await request.body())
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                body = await _body(request)
+        except TimeoutError:
+            return _error(f"The body of the request did not arrive within {_BODY_SECONDS:g} s.", 408)
+        if body is None:
+            return _error(f"The body of the request is larger than {_MAX_BODY_BYTES:,} bytes.", 413)
+        values = _json_object(body)
         if values is None:
-            return JSONResponse({"error": "The body of the request is not a JSON object; write one."}, 400)
+            return _error("The body of the request is not a JSON object; write one.", 400)
         answer = await run_in_threadpool(work, request, values)
         return answer if isinstance(answer, Response) else JSONResponse(answer)
 
     return endpoint
+
+
+async def _body(request: Request) -> bytes | None:
+    """The body of a request; None for one that is too large."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _MAX_BODY_BYTES:
+            return None
+    return bytes(body)
+
+
+def _error(message: str, status: int) -> Response:
+    return JSONResponse({"error": message}, status, {"Connection": "close"} if status != 400 else None)
+
+
+def text_in(values: dict[str, Any], key: str) -> str:
+    """A text that a request must have. Raises `ConfigError`."""
+    value = values.get(key)
+    if not isinstance(value, str):
+        raise ConfigError(f"The request has no text `{key}`; write one.")
+    return value
+
+
+def whole_in(values: dict[str, Any], key: str) -> int:
+    """An integer that a request must have, also as a text. Raises `ConfigError`."""
+    text = str(values.get(key))
+    if not (text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 18):
+        raise ConfigError(f"The request has no integer `{key}`; write one.")
+    return int(text)
 
 
 def _json_object(body: bytes) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -13,11 +13,16 @@ class StudioSettings:
     runs: Path
     """Folder that holds the runs of the list."""
     token: str
-    """Secret that a browser must have."""
-    port: int
-    """Port that the server listens on; a browser's cookie carries it in its name."""
+    """Secret that a request must have: in its URL, its cookie, or its header `Authorization`."""
+    base: str = "/studio"
+    """Path of the pages: the cookie is sent to this path alone, so it is secret too, and ends without a slash."""
+    folder: Path = field(default_factory=Path.cwd)
+    """Folder in which Studio was started; files are read and written below it and below `runs`."""
+    anywhere: bool = False
+    """Whether files outside of the folders are read and written, too."""
 
-    @property
-    def cookie(self) -> str:
-        """Name of the cookie with the token; cookies do not distinguish ports."""
-        return f"strop_studio_{self.port}"
+    def allows(self, path: Path) -> bool:
+        """Whether a file or folder may be read and written, whichever links lead to it."""
+        resolved = path.resolve()
+        roots = (self.folder.resolve(), self.runs.resolve())
+        return self.anywhere or any(resolved.is_relative_to(root) for root in roots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 
 from strop.config.paths import existing_path
 from strop.rewards.registry import BUILTIN_REWARDS
+from strop.workers.regular_file import open_regular
 
 _DATA = (".jsonl", ".parquet", ".csv", ".tsv", ".json")
 _CONFIGURATIONS = (".yaml", ".yml")
@@ -53,16 +55,16 @@ def _is_model(path: Path) -> bool:
 def _columns(path: str) -> list[str]:
     """Columns of the first row of a data file; none for what cannot be read."""
     file = existing_path(path) if path else None
-    if file is None or not file.is_file():
+    if file is None or not file.is_file() or file.suffix not in _DATA:
         return []
     try:
         if file.suffix == ".parquet":
             return [str(name) for name in pq.read_schema(file).names]
-        with file.open(encoding="utf-8") as opened:
-            line = opened.readline(_LINE_BYTES)
+        with open_regular(file) as opened:
+            line = opened.readline(_LINE_BYTES).decode("utf-8")
         if file.suffix in (".csv", ".tsv"):
-            return line.strip().split("," if file.suffix == ".csv" else "\t")
+            return next(csv.reader([line], delimiter="," if file.suffix == ".csv" else "\t"), [])
         row = json.loads(line)
-    except (OSError, ValueError, pa.ArrowException):
+    except (OSError, ValueError, csv.Error, pa.ArrowException):
         return []
     return [str(name) for name in row] if isinstance(row, dict) else []

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import assert_never
-
-import torch
+from typing import TYPE_CHECKING, assert_never
 
 from strop.config.schema.synchronizer import CheckpointSyncConfig, CollectiveSyncConfig
-from strop.sync.collective.receiver import CollectiveReceiver
-from strop.sync.collective.sender import CollectiveSender
 from strop.sync.folder_store import FolderVersionStore
 from strop.sync.transport import WeightReceiver, WeightSender
 from strop.workers.waiting import StopCheck
+
+if TYPE_CHECKING:
+    import torch
 
 CrossProcessSync = CheckpointSyncConfig | CollectiveSyncConfig
 SYNC_FOLDER = "sync"
@@ -32,6 +31,9 @@ def open_weight_sender(
         case CheckpointSyncConfig():
             return FolderVersionStore(folder / section.folder)
         case CollectiveSyncConfig():
+            # Imports torch, which the launcher of a run, which only clears the versions, does not need.
+            from strop.sync.collective.sender import CollectiveSender
+
             saved = None if checkpoint is None else checkpoint / SYNC_FOLDER
             return CollectiveSender(folder / SYNC_FOLDER, section, host, device, saved)
         case _:
@@ -46,6 +48,8 @@ def open_weight_receiver(
         case CheckpointSyncConfig():
             return FolderVersionStore(folder / section.folder)
         case CollectiveSyncConfig():
+            from strop.sync.collective.receiver import CollectiveReceiver
+
             return CollectiveReceiver(folder / SYNC_FOLDER, host, device, check)
         case _:
             assert_never(section)

@@ -14,14 +14,16 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from strop.errors import CheckpointError
 from strop.sync.transport import FINAL_VERSION, SIGNALS, SignalName, VersionGone
 from strop.workers.atomic_write import atomic_path, atomic_write
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NAME = re.compile(r"version-(\d{6,})\.safetensors")
 
@@ -42,6 +44,8 @@ class FolderVersionStore:
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Write a version atomically. Raises `CheckpointError` if it cannot be written."""
+        from safetensors.torch import save_file  # imports torch, which the launcher of a run does not need
+
         tensors = {name: tensor.detach().contiguous() for name, tensor in weights}
         with _storage_errors(self.folder, "written"), atomic_path(self._path(version)) as temporary:
             save_file(tensors, temporary)

@@ -28,7 +28,12 @@ from strop.training.checkpoints.sharded_tensors import ShardedTensors
 from strop.training.checkpoints.snapshot import LocalSnapshot
 from strop.training.mixed_precision import ComputeCopy, trainable_parameters
 from strop.training.model_state import ModelState, TorchState
-from strop.training.optimizers.build import ScheduleFreeOptimizer, build_optimizer
+from strop.training.optimizers.build import (
+    UNDECAYED,
+    ScheduleFreeOptimizer,
+    build_optimizer,
+    undecayed_parameters,
+)
 from strop.training.optimizers.fused_backward import FusedBackward, require_single_micro_batch
 from strop.training.parallel.parallelize import ShardedOptimizer
 from strop.types import GlobalCounts, LossOutput, MicroBatch
@@ -80,7 +85,9 @@ class OptimizedModel:
         self.model: nn.Module = compute_copy.model if compute_copy else model
         """Model that runs forward passes, in `compute_dtype`; the master itself where the two are equal."""
         self._parameters = trainable_parameters(self.master)
-        self._optimizer = build_optimizer(optimizer, self._parameters)
+        decays_all = optimizer.decay_norms_and_biases
+        undecayed = frozenset() if decays_all else undecayed_parameters(self.master)
+        self._optimizer = build_optimizer(optimizer, self._parameters, undecayed)
         self._averaging: ScheduleFreeOptimizer | None = None
         if isinstance(optimizer, ScheduleFreeSgdConfig):
             self._averaging = cast(ScheduleFreeOptimizer, self._optimizer)
@@ -152,9 +159,10 @@ class OptimizedModel:
             group["lr"] = lr
 
     def set_weight_decay(self, weight_decay: float) -> None:
-        """Set the weight decay of the next update."""
+        """Set the weight decay of the next update, except of what the optimizer leaves out."""
         for group in self._state.param_groups:
-            group["weight_decay"] = weight_decay
+            if not group.get(UNDECAYED):
+                group["weight_decay"] = weight_decay
 
     def step(self) -> float:
         """Clip the gradient, update the weights, clear the gradient; returns the norm before clipping.

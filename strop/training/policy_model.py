@@ -18,7 +18,7 @@ from strop.config.schema.distillation import DivergenceConfig
 from strop.errors import ModelError
 from strop.models.chunked_head import Comparison, FrozenStates
 from strop.models.family_traits import check_rope_limit
-from strop.models.formats.huggingface import export_model, join_write_adapter, write_adapter
+from strop.models.formats.huggingface import export_model, join_write_adapter, write_serving_adapter
 from strop.models.fused_storage import fuse_storage
 from strop.models.logprobs import (
     expected_entropy_effects,
@@ -53,6 +53,7 @@ class PolicyModel(OptimizedModel):
         self.device = parallelizer.device
         self.images = ModelImages(spec.model, spec.images)
         """Image processor of the model."""
+        self._section, self._export = spec.model, spec.export
         torch.manual_seed(spec.seed)
         loaded = parallelizer.load_policy(spec.model)
         check_rope_limit(base_model(loaded.model).config, spec.max_sequence_tokens)
@@ -259,11 +260,11 @@ class PolicyModel(OptimizedModel):
             add_files(partial)
             self.images.copy_files(partial)
 
-        export_model(self.master, add_all_files, folder)
+        export_model(self.master, add_all_files, folder, base=self._section, dtype=self._export.dtype)
 
     def write_adapter(self, folder: Path) -> None:
-        """Write the adapter in PEFT's format. Raises ModelError for a model without one."""
-        write_adapter(self._adapted_model(), folder)
+        """Write the adapter in PEFT's format for an inference engine. Raises ModelError for a model without one."""
+        write_serving_adapter(self._adapted_model(), folder)
 
     def join_write_adapter(self) -> None:
         """Take part in another rank's `write_adapter`, without writing."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from strop.algorithms import requirements
 from strop.config.schema import Run
-from strop.config.schema.checkpoint import CheckpointConfig
+from strop.config.schema.checkpoint import CheckpointConfig, ExportConfig
 from strop.config.schema.critic import CriticConfig
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.distillation import DistillationConfig
@@ -30,6 +30,7 @@ class PolicySpec:
     microbatch: Amount
     """Maximum size of a micro-batch."""
     checkpoint: CheckpointConfig
+    export: ExportConfig
     seed: int
     """Seed of new adapter weights and of dropout."""
     needs_reference: bool
@@ -54,6 +55,7 @@ class PolicySpec:
             max_grad_norm=run.trainer.max_grad_norm,
             microbatch=run.trainer.microbatch,
             checkpoint=run.checkpoint,
+            export=run.export,
             seed=run.seed,
             needs_reference=requirements.needs_reference_model(run.algorithm),
             distillation=requirements.distillation_of(run.algorithm),

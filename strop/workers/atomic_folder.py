@@ -1,8 +1,8 @@
 """Atomic folder writes: into a temporary folder next to the target, which then replaces the target.
 
-    NAME         complete, old or new
-    .NAME.tmp    incomplete, or the old folder after an exchange; removed by the next write
-    .NAME.old    the old folder during two renames; put back if a kill left no NAME
+    NAME                             complete, old or new
+    .NAME.HOST-PROCESS-RANDOM.tmp    incomplete, or the old folder after an exchange; removed by a later write
+    .NAME.old                        the old folder during two renames; put back if a kill left no NAME
 
 Where the kernel and the file system can exchange two folders in one operation, NAME never disappears. Elsewhere two
 renames replace it, and `restore_folder` undoes the first one after a kill between them.
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from strop.workers.atomic_write import fsync_path, temporary_path
+from strop.workers.atomic_write import fsync_path, remove_leftovers, temporary_path
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -29,13 +29,14 @@ _OLD_SUFFIX = ".old"
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A new temporary folder, `.NAME.tmp`, which replaces `path` when the block ends without an exception.
+    """A new temporary folder, which replaces `path` when the block ends without an exception.
 
-    Its files are flushed to disk before. One process at a time may write the same folder.
+    Its files are flushed to disk before. Where the file system cannot exchange two folders, one process at a time may
+    write the same folder.
     """
     temporary = temporary_path(path)
     restore_folder(path)
-    shutil.rmtree(temporary, ignore_errors=True)
+    remove_leftovers(path.parent)
     temporary.mkdir(parents=True)
     try:
         yield temporary
@@ -50,8 +51,7 @@ def replace_folder(new: Path, path: Path) -> None:
 
     A kill at any moment leaves the old folder or the new one at `path`, once `restore_folder` has been called.
     """
-    if not path.exists():
-        new.rename(path)
+    if _rename_to_new(new, path):
         old = None
     elif _exchange(new, path):
         old = new
@@ -62,6 +62,18 @@ def replace_folder(new: Path, path: Path) -> None:
     fsync_path(path.parent)
     if old is not None:
         shutil.rmtree(old)
+
+
+def _rename_to_new(new: Path, path: Path) -> bool:
+    """Rename a folder to a path where there is none; False if there is one."""
+    try:
+        if not path.exists():
+            new.rename(path)
+            return True
+    except OSError:  # another writer has put its folder there meanwhile
+        if not path.exists():
+            raise
+    return False
 
 
 def restore_folder(path: Path) -> None:

@@ -1,11 +1,12 @@
-"""Child processes on this machine: fresh Python interpreters that run one module, and how they ended.
+"""Child processes on this machine that run one module, and how they ended.
 
-A fork would not survive torch's threads, and a `multiprocessing` child would run the user's script a second
-time; so every child process is a new interpreter.
+A fork of this process would not survive torch's threads, and a `multiprocessing` child would run the user's script a
+second time; so a child process is a new interpreter, or a fork of the fork server, which equals one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,17 +17,98 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO
 
+from strop.workers.fork_server import ForkedProcess, ForkRequest, ForkServer, fork_server
+
+ChildProcess = subprocess.Popen[bytes] | ForkedProcess
+
 
 def child_environment(inherited: Sequence[str] = ("*",), **more: str) -> dict[str, str]:
     """Environment variables for a child interpreter: those of this process whose name matches one of the
     `inherited` patterns, its module path, and `more`."""
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    path = os.pathsep.join(module_path())
     kept = {
         name: value
         for name, value in os.environ.items()
         if any(fnmatchcase(name, pattern) for pattern in inherited)
     }
     return {**kept, "PYTHONPATH": path, **more}
+
+
+def module_path() -> list[str]:
+    """The module path of this process, for a child in any folder."""
+    return [entry or str(Path.cwd()) for entry in sys.path]
+
+
+def start_module(
+    module: str,
+    *arguments: str,
+    imports: Sequence[str],
+    has_children: bool = False,
+    pass_fds: Sequence[int] = (),
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> ChildProcess:
+    """Start a child as `spawn_module` does, as a fork of the fork server where that is possible.
+
+    `imports` are the modules, slow to import, that the server imports once for all children. `has_children` says that
+    the child may start such children itself.
+    """
+    environment = child_environment()
+    server = fork_server(environment) if imports else None
+    if server is not None:
+        request = ForkRequest(
+            module,
+            arguments,
+            imports,
+            environment,
+            module_path(),
+            str(Path.cwd()),
+            [0, 1, 2, *pass_fds],
+            has_children,
+        )
+        forked = fork_module(server, request, pass_fds, stdin, stdout, stderr)
+        if forked is not None:
+            return forked
+    return spawn_module(module, *arguments, pass_fds=pass_fds, stdin=stdin, stdout=stdout, stderr=stderr)
+
+
+def fork_module(
+    server: ForkServer,
+    request: ForkRequest,
+    pass_fds: Sequence[int] = (),
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> ForkedProcess | None:
+    """Fork a child with streams as `subprocess.Popen` understands them; None where `ForkServer.fork` returns None."""
+    with contextlib.ExitStack() as child_ends, contextlib.ExitStack() as own_ends:
+        input_end, own_input = _stream(0, stdin, child_ends, own_ends)
+        output_end, own_output = _stream(1, stdout, child_ends, own_ends)
+        error_end = output_end if stderr == subprocess.STDOUT else _stream(2, stderr, child_ends, own_ends)[0]
+        process = server.fork(request, [input_end, output_end, error_end, *pass_fds])
+        if process is not None:
+            process.stdin, process.stdout = own_input, own_output
+            own_ends.pop_all()
+        return process
+
+
+def _stream(
+    number: int, wanted: int | None, child_ends: contextlib.ExitStack, own_ends: contextlib.ExitStack
+) -> tuple[int, IO[bytes] | None]:
+    """A child's descriptor for stdin, stdout or stderr, as `subprocess.Popen` understands it, and our end of a pipe."""
+    if wanted is None:
+        return number, None
+    if wanted == subprocess.DEVNULL:
+        null = os.open(os.devnull, os.O_RDWR)
+        child_ends.callback(os.close, null)
+        return null, None
+    if wanted != subprocess.PIPE:
+        return wanted, None
+    reading, writing = os.pipe()
+    child_end, own_end = (reading, writing) if number == 0 else (writing, reading)
+    child_ends.callback(os.close, child_end)
+    return child_end, own_ends.enter_context(os.fdopen(own_end, "wb" if number == 0 else "rb"))
 
 
 def spawn_module(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.errors import WorkerDiedError
-from strop.workers.child_process import describe_exit, spawn_module
+from strop.workers.child_process import describe_exit, start_module
 from strop.workers.silence import SilenceClock
 from strop.workers.worker import WorkerTarget, last_lines
 
@@ -36,10 +36,11 @@ class LocalWorker:
         self._silence = SilenceClock()
         with child_end, os.fdopen(child_heartbeats, "wb"), _opened(log) as output:
             descriptors = [child_end.fileno(), child_heartbeats]
-            self._process = spawn_module(
+            self._process = start_module(
                 _CHILD_MODULE,
                 *map(str, descriptors),
                 name,
+                imports=_slow_imports(serve),
                 pass_fds=descriptors,
                 stdout=output,
                 stderr=output,
@@ -104,6 +105,13 @@ class LocalWorker:
         code = self._process.wait()
         self._end_group()
         return WorkerDiedError(self.name, describe_exit(code), killed=code < 0)
+
+
+def _slow_imports(serve: WorkerTarget) -> list[str]:
+    """The modules that the fork server imports: the target's, with all that it needs, if it is one of Strop's. The
+    server would run the module of a user's target only once for all children."""
+    module = serve.__module__
+    return [module] if module.startswith("strop.") else []
 
 
 @contextmanager

@@ -95,7 +95,8 @@ class RayWorker:
                 f"cluster: no node had {cpus:g} CPUs and {gpus:g} GPUs free for {name} within "
                 f"{timeout_seconds:g} s; free now: {describe_free_resources(self._ray)}. End other programs "
                 "on the cluster, add nodes, or write a larger cluster.start_timeout_seconds; with --here the "
-                "run needs no cluster."
+                "run needs no cluster. If enough was free before, Ray did not start the process: see "
+                "raylet*.out in Ray's folder of logs on the nodes, by default /tmp/ray/session_latest/logs."
             ) from error
         except self._ray.exceptions.RayActorError:
             # It was killed during its start; the next `send` or `receive` raises WorkerDiedError.

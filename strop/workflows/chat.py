@@ -10,10 +10,11 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from strop.data.encoding.messages import Tools, to_messages
+from strop.data.encoding.messages import Tools, listed, to_messages
+from strop.data.encoding.tool_calls import ParsedReply, ToolCallFormat
 from strop.inference.endpoint.request import ChatRequest
 from strop.inference.endpoint.server import EndpointAccess
-from strop.types import IntArray, Message, SamplingParams, Turn
+from strop.types import BoolArray, IntArray, Message, SamplingParams, Turn
 from strop.workflows.recorded_policy import RecordedConversations, RecordedPolicy
 from strop.workflows.services import WorkflowServices
 from strop.workflows.session import Conversation, RolloutSession
@@ -86,7 +87,8 @@ class Chat:
     @property
     def response(self) -> str:
         """Text after the prompt: all replies, and the messages between them."""
-        return self._session.decode_response(self._conversation)
+        prompt, found = self._conversation.prompt_tokens, self._conversation
+        return self._session.decode_response(found.token_ids[prompt:], found.sampled[prompt:])
 
     @property
     def sampling(self) -> SamplingParams:
@@ -120,7 +122,7 @@ class Chat:
 
         `max_new_tokens` limits everything after the prompt: replies, and the messages between them.
         """
-        prompt = to_messages(messages, "The workflow's prompt")
+        prompt = to_messages(listed(messages), "The workflow's prompt")
         other = copy(self)
         other._conversation = self._session.start(prompt, tools, max_new_tokens=max_new_tokens)
         return other
@@ -135,7 +137,7 @@ class Chat:
         """
         conversation = self._conversation
         if new or conversation.turn is not None:
-            messages = [to_messages(m if isinstance(m, str) else [m], "A new message")[0] for m in new]
+            messages = [to_messages(listed(m), "A new message")[0] for m in new]
             conversation = self._session.extend(conversation, messages)
         self._conversation = await self._session.reply(conversation, max_tokens=max_tokens, stop=stop)
         return str(self._conversation.messages[-1]["content"])
@@ -167,12 +169,17 @@ class Chat:
         return self._session.decode(turn), turn
 
     def decode(self, turn: Turn) -> str:
-        """Text of a call's completion, without special tokens."""
+        """Text of a call's completion, with its special tokens except those that end a turn."""
         return self._session.decode(turn)
 
-    def decode_with_marks(self, turn: Turn) -> str:
-        """Text of a turn's completion, with its special tokens except the one at its end."""
-        return self._session.decode_with_marks(turn)
+    def decode_response(self, ids: IntArray, sampled: BoolArray) -> str:
+        """Text of the tokens [L] after a prompt: replies, where `sampled` is true, and the messages between them."""
+        return self._session.decode_response(ids, sampled)
+
+    def parse_calls(self, form: ToolCallFormat) -> ParsedReply:
+        """Content and tool calls of the last reply; a call that cannot be parsed has its error."""
+        assert self.turn is not None, "reply() comes first"
+        return self._session.parse_calls(self.turn, form, self.tools)
 
     def count_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
         """Number of tokens of the prompt that `complete` would sample from."""
@@ -206,7 +213,7 @@ class Chat:
         max_tokens: int | None = None,
     ) -> str:
         """Reply of one of `rollout.auxiliary_models`; it is neither recorded nor trained on."""
-        prompt = to_messages(messages, "The prompt of an auxiliary model")
+        prompt = to_messages(listed(messages), "The prompt of an auxiliary model")
         request = ChatRequest(model, prompt, temperature=temperature, max_tokens=max_tokens)
         return (await self._services.auxiliary(model).chat(request)).content
 

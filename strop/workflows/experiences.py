@@ -82,7 +82,7 @@ def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]
         policy_logprobs=_policy_logprobs(turns, len(token_ids)),
         reward=rollout.reward,
         status=rollout.status,
-        temperature=rollout.sampling.temperature,
+        temperature=rollout.sampling.temperature or 1.0,  # of the policy; 0 is greedy and divides no logits
         versions=tuple(turn.version for turn in turns),
         token_versions=_token_versions(turns, len(token_ids)),
         source=source,

@@ -79,7 +79,7 @@ class WorkflowRunner:
         limits = replace(sampling, max_tokens=min(sampling.max_tokens, room))
         request = SampleRequest(f"reply-{seed}", ids, limits, seed, messages=messages)
         (completion,) = await self._engine.sample([request])
-        return self._encoder.decode(completion.token_ids)
+        return self._encoder.replies.decode(completion.token_ids)
 
     async def _attempt(
         self, task: Task, group: str, index: int, sampling: SamplingParams, seed: int

@@ -10,12 +10,13 @@ import numpy as np
 
 from strop.data.encoding.chat_reply import ChatReply, ChatReplyParser
 from strop.data.encoding.messages import Tools
+from strop.data.encoding.tool_calls import ParsedReply, ToolCallFormat, parse_reply
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.data.images.messages import media_of
 from strop.errors import EngineLostError
 from strop.protocols import Sampler
 from strop.seeds import derive_seed
-from strop.types import ImageReference, IntArray, Message, SampleRequest, SamplingParams, Turn
+from strop.types import BoolArray, ImageReference, IntArray, Message, SampleRequest, SamplingParams, Turn
 from strop.workflows.result import ContextLengthExceeded
 
 if TYPE_CHECKING:
@@ -37,6 +38,16 @@ class Conversation:
     """Call that sampled the last message; None if the last message is not the model's."""
     max_new_tokens: int | None = None
     """Maximum number of tokens after the prompt; None for `rollout.max_sequence_tokens` alone."""
+    replies: tuple[slice, ...] = ()
+    """Positions of the sampled replies in `token_ids`."""
+
+    @property
+    def sampled(self) -> BoolArray:
+        """[P] Whether the model sampled a token."""
+        found = np.zeros(len(self.token_ids), bool)
+        for reply in self.replies:
+            found[reply] = True
+        return found
 
     @property
     def media(self) -> tuple[ImageReference, ...]:
@@ -88,21 +99,22 @@ class RolloutSession:
         return self._encoder.prompts.template
 
     def decode(self, turn: Turn) -> str:
-        """Text of a turn's completion."""
-        return self._encoder.decode(turn.completion_ids)
+        """Text of a turn's completion: see `ReplyDecoder.decode`."""
+        return self._encoder.replies.decode(turn.completion_ids)
 
-    def decode_with_marks(self, turn: Turn) -> str:
-        """Text of a turn's completion, with its special tokens except the one at its end."""
-        return self._encoder.decode_with_marks(turn.completion_ids)
+    def decode_response(self, ids: IntArray, sampled: BoolArray) -> str:
+        """Text of the tokens [L] after a prompt: replies, where `sampled` is true, and the messages between them."""
+        return self._encoder.replies.decode(ids, sampled)
 
     def parse(self, turn: Turn, parser: ChatReplyParser, tools: Tools) -> ChatReply:
         """Reasoning, content and tool calls of a turn's completion."""
-        decode = self.decode_with_marks if parser.keeps_special_tokens(self.template) else self.decode
-        return parser.parse(decode(turn), tools, self.template)
+        is_open = self._encoder.opens_reasoning(turn.prompt_ids)
+        return parser.parse(self.decode(turn), tools, self.template, in_reasoning=is_open)
 
-    def decode_response(self, conversation: Conversation) -> str:
-        """Text after the prompt: all replies, and the messages between them."""
-        return self._encoder.decode(conversation.token_ids[conversation.prompt_tokens :])
+    def parse_calls(self, turn: Turn, form: ToolCallFormat, tools: Tools) -> ParsedReply:
+        """Content and tool calls of a turn's completion in a given format, with the error of each broken call."""
+        is_open = self._encoder.opens_reasoning(turn.prompt_ids)
+        return parse_reply(self.decode(turn), form, tools, in_reasoning=is_open)
 
     def encode_text(self, text: str) -> IntArray:
         """[P] The tokens of a prompt that is plain text."""
@@ -167,12 +179,14 @@ class RolloutSession:
         turn = await self._sample(
             conversation.token_ids, conversation.media, limit, max_tokens, stop, messages
         )
-        message = {"role": "assistant", "content": self._encoder.decode(turn.completion_ids)}
+        message = {"role": "assistant", "content": self.decode(turn)}
+        prompt = len(conversation.token_ids)
         answered = replace(
             conversation,
             messages=(*conversation.messages, message),
             token_ids=np.concatenate([conversation.token_ids, turn.completion_ids]),
             turn=turn,
+            replies=(*conversation.replies, slice(prompt, prompt + len(turn.completion_ids))),
         )
         self.conversations.append(answered)
         return answered

@@ -1,14 +1,16 @@
-"""Micro-batches made of plain lists, without a model."""
+"""Micro-batches and scored rollouts made of random numbers, without a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from strop.types import GlobalCounts, IndexArray, MicroBatch
+from strop.algorithms.rollout_batch import RolloutBatch
+from strop.types import GlobalCounts, MicroBatch
 
 
 def make_batch(lengths: Sequence[tuple[int, int]], *, seed: int = 0, on_policy: bool = False) -> MicroBatch:
@@ -38,48 +40,87 @@ def make_batch(lengths: Sequence[tuple[int, int]], *, seed: int = 0, on_policy: 
         old_logprobs=None if on_policy else numbers(0.3, -1.0),
         ref_logprobs=numbers(0.3, -1.0),
         selected=mask & (torch.arange(total) % 3 == 0),
+        teacher_logprobs=numbers(0.3, -1.0),
+        values=numbers(1.0),
+        returns=numbers(0.1, 0.5),
     )
 
 
 def split(batch: MicroBatch, segments: int) -> tuple[MicroBatch, MicroBatch]:
     """Split into the first sequences and the remaining ones."""
-    cut = int(batch.cu_seqlens[segments])
+    return _part(batch, 0, segments), _part(batch, segments, batch.num_segments)
 
-    def part(tokens: slice, rows: slice, ends: IndexArray) -> MicroBatch:
-        per_token = {
-            name: getattr(batch, name)[tokens]
-            for name in (
-                "token_ids",
-                "position_ids",
-                "temperature",
-                "sampler_logprobs",
-                "policy_logprobs",
-                "advantages",
-                "ref_logprobs",
-            )
-        }
-        old = None if batch.old_logprobs is None else batch.old_logprobs[tokens]
-        selected = None if batch.selected is None else batch.selected[tokens]
-        return replace(
-            batch,
-            **per_token,
-            old_logprobs=old,
-            selected=selected,
-            cu_seqlens=ends,
-            targets=np.flatnonzero(batch.loss_mask[tokens]),
-            prefix_of=batch.prefix_of[rows],
-            experience=batch.experience[rows],
-            role=batch.role[rows],
-            source=batch.source[rows],
-            weight=batch.weight[rows],
-        )
 
-    return (
-        part(slice(None, cut), slice(None, segments), batch.cu_seqlens[: segments + 1]),
-        part(slice(cut, None), slice(segments, None), batch.cu_seqlens[segments:] - cut),
-    )
+def _part(batch: MicroBatch, first: int, last: int) -> MicroBatch:
+    start, end = int(batch.cu_seqlens[first]), int(batch.cu_seqlens[last])
+    of_part: dict[str, Any] = {
+        "cu_seqlens": batch.cu_seqlens[first : last + 1] - start,
+        "targets": np.flatnonzero(batch.loss_mask[start:end]),
+    }
+    for name in ("prefix_of", "experience", "role", "source", "weight"):
+        of_part[name] = getattr(batch, name)[first:last]
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, torch.Tensor) and field.name not in of_part:
+            of_part[field.name] = value[start:end]
+    return replace(batch, **of_part)
 
 
 def counts_of(batch: MicroBatch) -> GlobalCounts:
     """The counts of an update that is this one micro-batch."""
-    return GlobalCounts(tokens=len(batch.targets), sequences=batch.num_segments)
+    expert = np.array([role == "sft" for role in batch.role])
+    chosen = np.array([role == "chosen" for role in batch.role])
+    of_experts = int(expert[batch.segment_numbers()[batch.targets]].sum())
+    mixed = 0 < expert.sum() < len(expert)
+    return GlobalCounts(
+        tokens=len(batch.targets) - of_experts * mixed,
+        sequences=batch.num_segments - int(expert.sum()) * mixed,
+        expert_tokens=of_experts,
+        pairs=batch.role.count("chosen"),
+        chosen_tokens=int(chosen[batch.segment_numbers()[batch.targets]].sum()),
+    )
+
+
+def rollouts(
+    rewards: Sequence[float], tokens: Sequence[int], group: Sequence[int] | None = None, **fields: Any
+) -> RolloutBatch:
+    """A scored step of one group, or of several, from plain lists."""
+    numbers = {"turns": torch.int64, "turn_states": torch.int64}
+    return RolloutBatch(
+        rewards=torch.tensor(rewards, dtype=torch.float32),
+        group=torch.tensor([0] * len(rewards) if group is None else group),
+        tokens=torch.tensor(tokens),
+        **{name: torch.tensor(each, dtype=numbers.get(name, torch.float32)) for name, each in fields.items()},
+    )
+
+
+def make_rollouts(seed: int) -> RolloutBatch:
+    """A step of ragged rollouts in groups of any size, with every input that an estimator reads.
+
+    Numbers have eight binary places, so that rounding does not decide which of two rewards is higher.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(count: int, least: int, most: int) -> torch.Tensor:
+        return torch.randint(least, most + 1, (count,), generator=generator)
+
+    def some(count: int) -> torch.Tensor:
+        return integers(count, -2560, 2560) / 256
+
+    count = int(integers(1, 1, 8))
+    tokens = integers(count, 1, 7)
+    targets = int(tokens.sum())
+    return RolloutBatch(
+        rewards=some(count),
+        group=integers(count, 0, 3),
+        tokens=tokens,
+        kl_penalties=some(targets),
+        baselines=some(count),
+        reward_parts=integers(2 * count, -3, 3).view(count, 2).float(),
+        gradient_norms=integers(targets, 1, 256) / 256,
+        process_rewards=some(targets),
+        intermediate_rewards=some(targets),
+        turns=torch.arange(targets),
+        turn_states=integers(targets, 0, 1),
+        sequences=integers(count, 1, 3),
+    )

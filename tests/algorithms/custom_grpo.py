@@ -30,32 +30,3 @@ def loss(micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -
     clipped = torch.where((adv < 0) & (ratio > 3.0), -adv * 3.0, clipped)
     total = ((1 / counts.tokens) * clipped).sum()
     return LossOutput(total, {"my_loss": total.detach()})
-
-
-def wrong_signature(a: object, b: object, c: object, d: object) -> None:
-    """Has a parameter too many."""
-
-
-def returns_number(batch: RolloutBatch) -> float:
-    """Not a tensor."""
-    return 1.0
-
-
-def wrong_length(batch: RolloutBatch) -> torch.Tensor:
-    """Neither one value per rollout nor per token."""
-    return torch.zeros(3)
-
-
-def raises(batch: RolloutBatch) -> torch.Tensor:
-    """An error of the user's."""
-    raise KeyError("difficulty")
-
-
-def detached_loss(micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
-    """A loss without a gradient."""
-    return LossOutput(outputs.logprobs.detach().sum(), {})
-
-
-def needs_old_logprobs(micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
-    """Fails in a step's first update, where old log-probs are None."""
-    return LossOutput((outputs.logprobs - micro_batch.old_logprobs).sum(), {})  # type: ignore[operator]

@@ -1,4 +1,5 @@
-"""Group-baselined advantages: by hand, against naive versions, and what must hold for all of them."""
+"""Advantages with one value per rollout: by hand, against naive versions, and their policy gradient; the weights of
+resampling and the overlong penalty."""
 
 from __future__ import annotations
 
@@ -6,144 +7,152 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable
-from random import Random
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import logsigmoid
 
-from strop.algorithms.advantages import gpg, grpo, grpo_passk, opmd_log_avg_exp, opo, rloo
+from strop.algorithms.advantages import (
+    asymre,
+    gpg,
+    grpo,
+    grpo_passk,
+    opmd_log_avg_exp,
+    opo,
+    preferred,
+    raft,
+    rloo,
+)
+from strop.algorithms.groups import has_reward_variance
+from strop.algorithms.registry import compute_advantages
+from strop.algorithms.resampling import resampling_weights
+from strop.algorithms.reward_shaping import overlong_penalty
+from strop.config.schema.algorithm import RewardResamplingConfig, SelfPlayConfig
+from tests.algorithms.batches import rollouts
 
-Estimator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Advantages as a function of rewards, group and lengths."""
+EXACT = 1e-12
+"""An epsilon that changes nothing."""
+STD = 1.5275252
+"""Standard deviation of the rewards 1, 3, 0: mean 4/3, squared distances (1 + 25 + 16) / 9 = 42/9, variance 21/9."""
+passk = partial(grpo_passk, divide_by_std=False)
+mean_baseline = partial(grpo, divide_by_std=False)
 
-ALL: dict[str, Estimator] = {
+
+@pytest.mark.parametrize(
+    ("estimator", "rewards", "group", "expected"),
+    [
+        # Mean 1/2, squared distances 4 * 1/4 = 1, unbiased variance 1/3, std 0.577350; 0.5 / 0.577350 = 0.866025.
+        (partial(grpo, epsilon=EXACT), [1, 0, 0, 1], [0] * 4, [0.8660254, -0.8660254, -0.8660254, 0.8660254]),
+        # The mean is 1; no division. It is OPMD with its mean baseline, too.
+        (mean_baseline, [3, 0, 0], [0] * 3, [2, -1, -1]),
+        # Epsilon is added to the std, sqrt(2): 1 / (1.414214 + 0.585786) = 1/2.
+        (partial(grpo, epsilon=2 - math.sqrt(2)), [0, 2], [0, 0], [-0.5, 0.5]),
+        # The standard deviation of the step: mean 3, squared distances 9, 1, 1 and 9, over 3.
+        (
+            partial(grpo, std_over="step", epsilon=EXACT),
+            [0, 2, 4, 6],
+            [0, 0, 1, 1],
+            [each / math.sqrt(20 / 3) for each in (-1, 1, -1, 1)],
+        ),
+        # With one other (k = 2), drawn from two: 3 adds 3 - 1 or 3 - 0, 2.5 on average; 1 adds 0 to the 3 and 1 to the
+        # 0, 0.5 on average; 0 adds nothing. With both others (k = 3) only the best adds something: 3 - 1. There are no
+        # more than two others.
+        (partial(passk, k=2), [1, 3, 0], [0] * 3, [0.5, 2.5, 0]),
+        (partial(passk, k=3), [1, 3, 0], [0] * 3, [0, 2, 0]),
+        (partial(passk, k=9), [1, 3, 0], [0] * 3, [0, 2, 0]),
+        (partial(grpo_passk, k=2, epsilon=EXACT), [1, 3, 0], [0] * 3, [0.5 / STD, 2.5 / STD, 0]),
+        (partial(grpo_passk, k=9, epsilon=EXACT), [1, 3, 0], [0] * 3, [0, 2 / STD, 0]),
+        # The others' mean is 0 for the first, and 3/2 for the rest.
+        (rloo, [3, 0, 0], [0] * 3, [3, -1.5, -1.5]),
+        # Lengths 1 and 3: baseline (1 * 1 + 3 * 0) / 4 = 1/4.
+        (partial(opo, tokens=torch.tensor([1, 3])), [1, 0], [0, 0], [0.75, -0.25]),
+        # Four answers, two of them in a group where all are right: alpha = 4 / (4 - 2) = 2.
+        (gpg, [1, 1, 0, 1], [0, 7, 0, 7], [1, 0, -1, 0]),
+        (gpg, [1] * 4, [0] * 4, [0] * 4),
+        # Three of four are not 0; two are in a group with a signal.
+        (partial(gpg, scale="signal"), [1, 0, 1, 1], [0, 0, 7, 7], [1, -1, 0, 0]),
+        (partial(gpg, scale="nonzero"), [1, 0, 1, 1], [0, 0, 7, 7], [2 / 3, -2 / 3, 0, 0]),
+        (partial(gpg, scale="none"), [1, 0, 1, 1], [0, 0, 7, 7], [0.5, -0.5, 0, 0]),
+        (partial(gpg, scale="nonzero"), [0] * 4, [0, 0, 7, 7], [0] * 4),
+        # Tau 1: mean exp is (1 + 3) / 2 = 2, and the baseline log 2. Twice the rewards and twice the tau: twice the
+        # advantages. The baseline goes from the mean to the highest.
+        (partial(opmd_log_avg_exp, tau=1), [0, math.log(3)], [0, 0], [-math.log(2), math.log(1.5)]),
+        (
+            partial(opmd_log_avg_exp, tau=2),
+            [0, 2 * math.log(3)],
+            [0, 0],
+            [-2 * math.log(2), 2 * math.log(1.5)],
+        ),
+        (partial(opmd_log_avg_exp, tau=1e7), [0, 1, 5], [0] * 3, [-2, -1, 3]),
+        (partial(opmd_log_avg_exp, tau=1e-7), [0, 1, 5], [0] * 3, [-5, -4, 0]),
+        (partial(asymre, baseline_shift=-0.1), [1, 0, 0.5], [0, 0, 1], [0.6, -0.4, 0.1]),
+        # Online DPO: beta n / 2 for the first of the highest reward, and minus it for the first of the lowest, with
+        # beta 0.5 and n responses; within each group.
+        (partial(preferred, beta=0.5), [1, 0], [0, 0], [0.5, -0.5]),
+        (partial(preferred, beta=0.5), [0, 1], [0, 0], [-0.5, 0.5]),
+        (partial(preferred, beta=0.5), [1, 1], [0, 0], [0, 0]),
+        (partial(preferred, beta=0.5, train_ties=True), [1, 1], [0, 0], [0.5, -0.5]),
+        (partial(preferred, beta=0.5), [0, 2, 2, -1], [0] * 4, [0, 1, 0, -1]),
+        (partial(preferred, beta=0.5, train_ties=True), [0, 0, 1], [0] * 3, [-0.75, 0, 0.75]),
+        (partial(preferred, beta=0.1), [5, 1, 4, 2], [0, 1, 0, 1], [0.1, -0.1, -0.1, 0.1]),
+    ],
+)
+def test_by_hand(estimator, rewards, group, expected):
+    found = estimator(torch.tensor(rewards, dtype=torch.float32), torch.tensor(group))
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_raft_imitates_all_or_the_successes() -> None:
+    assert raft(torch.tensor([1.0, 0]), min_reward=None).tolist() == [1, 1]
+    assert raft(torch.tensor([1.0, 0.5, 0]), min_reward=0.5).tolist() == [1, 1, 0]
+
+
+FIRST, STEP = math.log((math.e + 1) / 2), math.log((3 * math.e + 1) / 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, [1 - FIRST, -FIRST, 0, 0]), ({"baseline_over": "step"}, [1 - STEP, -STEP, 1 - STEP, 1 - STEP])],
+)
+def test_the_baseline_of_self_play_by_hand(settings: dict[str, Any], expected: list[float]) -> None:
+    """Eta 1: the logarithm of the mean of e, 1 | e, e for the groups, or of all four for the step."""
+    scored = rollouts([1, 0, 1, 1], [1] * 4, [0, 0, 1, 1])
+    found = compute_advantages(SelfPlayConfig(**settings), scored, max_response_tokens=4)
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+ESTIMATORS: dict[str, Callable[..., torch.Tensor]] = {
     "grpo": lambda r, g, _: grpo(r, g),
-    "grpo without std": lambda r, g, _: grpo(r, g, divide_by_std=False),
+    "grpo without std": lambda r, g, _: mean_baseline(r, g),
     "grpo_passk, k 3": lambda r, g, _: grpo_passk(r, g, k=3),
-    "grpo_passk without std": lambda r, g, _: grpo_passk(r, g, k=2, divide_by_std=False),
+    "grpo_passk without std": lambda r, g, _: passk(r, g, k=2),
     "rloo": lambda r, g, _: rloo(r, g),
     "opo": opo,
     "gpg": lambda r, g, _: gpg(r, g),
     "opmd log-avg-exp": lambda r, g, _: opmd_log_avg_exp(r, g, tau=0.7),
 }
-each = pytest.mark.parametrize("name", ALL)
-
-# Rewards have eight binary places, so that rounding does not decide which of two is higher.
-rollouts = st.lists(
-    st.tuples(st.integers(-2560, 2560).map(lambda r: r / 256), st.integers(0, 5), st.integers(1, 9)),
-    min_size=1,
-    max_size=40,
-)
+"""Advantages as a function of rewards, group and lengths."""
 Rollouts = list[tuple[float, int, int]]
-
-
-def tensors(of: Rollouts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    rewards, group, tokens = zip(*of, strict=True)
-    return torch.tensor(rewards), torch.tensor(group), torch.tensor(tokens)
-
-
-ONE_GROUP = torch.zeros(4, dtype=torch.int64)
-
-
-def test_grpo_by_hand() -> None:
-    # Rewards 1, 0, 0, 1: mean 1/2, squared distances 4 * 1/4 = 1, unbiased variance 1/3, std 0.577350.
-    # 0.5 / 0.577350 = 0.866025.
-    advantages = grpo(torch.tensor([1.0, 0, 0, 1]), ONE_GROUP, epsilon=1e-12)
-    assert advantages.tolist() == pytest.approx([0.8660254, -0.8660254, -0.8660254, 0.8660254])
-
-
-def test_grpo_without_std_by_hand() -> None:
-    # Rewards 3, 0, 0: mean 1; no division. It is OPMD with its mean baseline, too.
-    advantages = grpo(torch.tensor([3.0, 0, 0]), ONE_GROUP[:3], divide_by_std=False)
-    assert advantages.tolist() == [2, -1, -1]
-
-
-def test_epsilon_is_added_to_the_std() -> None:
-    # Rewards 0, 2: std sqrt(2); 1 / (1.414214 + 0.585786) = 1/2.
-    advantages = grpo(torch.tensor([0.0, 2]), ONE_GROUP[:2], epsilon=2 - math.sqrt(2))
-    assert advantages.tolist() == pytest.approx([-0.5, 0.5])
-
-
-@pytest.mark.parametrize(
-    ("k", "expected"),
-    [
-        # Rewards 1, 3, 0. With one other (k = 2), drawn from two: 3 adds 3 - 1 or 3 - 0, 2.5 on
-        # average; 1 adds 0 to the 3 and 1 to the 0, 0.5 on average; 0 adds nothing.
-        (2, [0.5, 2.5, 0]),
-        # With both others (k = 3) only the best adds something: 3 - 1.
-        (3, [0, 2, 0]),
-        # There are no more than two others.
-        (9, [0, 2, 0]),
-    ],
-)
-def test_grpo_passk_by_hand(k: int, expected: list[float]) -> None:
-    rewards = torch.tensor([1.0, 3, 0])
-    assert grpo_passk(rewards, ONE_GROUP[:3], k=k, divide_by_std=False).tolist() == pytest.approx(expected)
-    # Mean 4/3, squared distances (1 + 25 + 16) / 9 = 42/9, variance 21/9, std 1.527525.
-    divided = grpo_passk(rewards, ONE_GROUP[:3], k=k, epsilon=1e-12)
-    assert divided.tolist() == pytest.approx([e / 1.5275252 for e in expected])
-
-
-def test_rloo_by_hand() -> None:
-    # Rewards 3, 0, 0: the others' mean is 0 for the first, and 3/2 for the rest.
-    assert rloo(torch.tensor([3.0, 0, 0]), ONE_GROUP[:3]).tolist() == [3, -1.5, -1.5]
-
-
-def test_opo_by_hand() -> None:
-    # Rewards 1 and 0 of lengths 1 and 3: baseline (1 * 1 + 3 * 0) / 4 = 1/4.
-    advantages = opo(torch.tensor([1.0, 0]), ONE_GROUP[:2], torch.tensor([1, 3]))
-    assert advantages.tolist() == [0.75, -0.25]
-
-
-def test_gpg_scales_by_hand() -> None:
-    """Rewards 1, 0 and 1, 1: three of four are not 0; two are in a group with a signal."""
-    rewards, group = torch.tensor([1.0, 0, 1, 1]), torch.tensor([0, 0, 7, 7])
-    assert gpg(rewards, group, scale="signal").tolist() == [1, -1, 0, 0]
-    assert gpg(rewards, group, scale="nonzero").tolist() == pytest.approx([2 / 3, -2 / 3, 0, 0])
-    assert gpg(rewards, group, scale="none").tolist() == [0.5, -0.5, 0, 0]
-    assert gpg(torch.zeros(4), group, scale="nonzero").tolist() == [0, 0, 0, 0]
-
-
-def test_gpg_by_hand() -> None:
-    # Four answers, two of them in a group where all are right: alpha = 4 / (4 - 2) = 2.
-    advantages = gpg(torch.tensor([1.0, 1, 0, 1]), torch.tensor([0, 7, 0, 7]))
-    assert advantages.tolist() == [1, 0, -1, 0]
-    assert gpg(torch.ones(4), ONE_GROUP).tolist() == [0, 0, 0, 0]
-
-
-def test_opmd_log_avg_exp_by_hand() -> None:
-    # Rewards 0 and log 3, tau 1: mean exp is (1 + 3) / 2 = 2, and the baseline log 2.
-    advantages = opmd_log_avg_exp(torch.tensor([0, math.log(3)]), ONE_GROUP[:2], tau=1.0)
-    assert advantages.tolist() == pytest.approx([-math.log(2), math.log(1.5)])
-    # Twice the rewards and twice the tau: twice the advantages.
-    doubled = opmd_log_avg_exp(torch.tensor([0, 2 * math.log(3)]), ONE_GROUP[:2], tau=2.0)
-    assert doubled.tolist() == pytest.approx([-2 * math.log(2), 2 * math.log(1.5)])
-
-
-def test_opmds_baseline_goes_from_the_mean_to_the_highest() -> None:
-    rewards = torch.tensor([0.0, 1, 5])
-    near_mean = opmd_log_avg_exp(rewards, ONE_GROUP[:3], tau=1e6)
-    assert near_mean.tolist() == pytest.approx([-2, -1, 3], abs=1e-4)
-    near_highest = opmd_log_avg_exp(rewards, ONE_GROUP[:3], tau=1e-3)
-    assert near_highest.tolist() == pytest.approx([-5, -4, 0], abs=2e-3)
 
 
 def naive(name: str, mates: Rollouts, mine: int, batch: Rollouts) -> float:
     """The definition of one rollout's advantage in plain Python; `mates` are its group, it included."""
     rewards = [r for r, _, _ in mates]
     reward, others = rewards[mine], rewards[:mine] + rewards[mine + 1 :]
-    std = statistics.stdev(rewards) + 1e-6 if others else 1.0
     if not others:
         return 0.0
+    std = 1.0 if "without" in name else statistics.stdev(rewards) + 1e-6
     match name.split(",")[0].split(" ")[0]:
         case "grpo":
-            return (reward - statistics.fmean(rewards)) / (1.0 if "without" in name else std)
+            return (reward - statistics.fmean(rewards)) / std
         case "grpo_passk":
             k = min(2 if "without" in name else 3, len(rewards))
             gains = [max(reward, *rest) - max(rest) for rest in itertools.combinations(others, k - 1)]
-            return statistics.fmean(gains) / (1.0 if "without" in name else std)
+            return statistics.fmean(gains) / std
         case "rloo":
             return reward - statistics.fmean(others)
         case "opo":
@@ -156,71 +165,21 @@ def naive(name: str, mates: Rollouts, mine: int, batch: Rollouts) -> float:
             return reward - 0.7 * math.log(statistics.fmean(math.exp(r / 0.7) for r in rewards))
 
 
-@each
-@given(rollouts)
+@pytest.mark.parametrize("name", ESTIMATORS)
+@given(
+    st.lists(
+        # Rewards have eight binary places, so that rounding does not decide which of two is higher.
+        st.tuples(st.integers(-2560, 2560).map(lambda r: r / 256), st.integers(0, 5), st.integers(1, 9)),
+        min_size=1,
+        max_size=40,
+    )
+)
 def test_equals_a_naive_version(name: str, of: Rollouts) -> None:
-    found = ALL[name](*tensors(of)).tolist()
+    found = ESTIMATORS[name](*map(torch.tensor, zip(*of, strict=True))).tolist()
     for i, (_, number, _) in enumerate(of):
         places = [j for j, (_, g, _) in enumerate(of) if g == number]
         expected = naive(name, [of[j] for j in places], places.index(i), of)
         assert found[i] == pytest.approx(expected, rel=1e-6, abs=1e-7)
-
-
-@each
-@given(rollouts, st.randoms())
-def test_order_and_group_numbers_do_not_matter(name: str, of: Rollouts, random: Random) -> None:
-    rewards, group, tokens = tensors(of)
-    order = list(range(len(of)))
-    random.shuffle(order)
-    shuffled = ALL[name](rewards[order], 1000 - 7 * group[order], tokens[order])
-    torch.testing.assert_close(shuffled, ALL[name](rewards, group, tokens)[order])
-
-
-@each
-@given(st.floats(-1e6, 1e6, width=32), st.lists(st.integers(1, 4000), min_size=1, max_size=64))
-def test_equal_rewards_give_exactly_zero(name: str, reward: float, lengths: list[int]) -> None:
-    rewards = torch.full((len(lengths),), reward)
-    advantages = ALL[name](rewards, torch.zeros(len(lengths), dtype=torch.int64), torch.tensor(lengths))
-    assert advantages.count_nonzero() == 0
-
-
-@each
-def test_a_rollout_alone_in_its_group_teaches_nothing(name: str) -> None:
-    advantages = ALL[name](torch.tensor([5.0, 1, 0]), torch.tensor([9, 4, 4]), torch.tensor([3, 1, 2]))
-    assert advantages[0] == 0
-    assert advantages[1] > advantages[2]
-
-
-@pytest.mark.parametrize("name", ["grpo", "grpo without std", "rloo", "gpg"])
-@given(rollouts)
-def test_sums_to_zero_within_each_group(name: str, of: Rollouts) -> None:
-    rewards, group, tokens = tensors(of)
-    advantages = ALL[name](rewards, group, tokens)
-    for number in group.unique():
-        mine = advantages[group == number]
-        assert abs(mine.sum()) <= 1e-9 * len(mine) * max(1.0, float(mine.abs().max()))
-
-
-@given(rollouts)
-def test_opos_sum_to_zero_when_weighted_by_length(of: Rollouts) -> None:
-    rewards, group, tokens = tensors(of)
-    weighted = tokens * opo(rewards, group, tokens)
-    for number in group.unique():
-        assert float(weighted[group == number].sum()) == pytest.approx(0, abs=1e-9)
-
-
-@given(rollouts)
-def test_opmds_exponentials_have_mean_one(of: Rollouts) -> None:
-    rewards, group, _ = tensors(of)
-    exponentials = (opmd_log_avg_exp(rewards, group, tau=0.7) / 0.7).exp()
-    for number in group.unique():
-        assert float(exponentials[group == number].mean()) == pytest.approx(1)
-
-
-@given(rollouts, st.floats(0.5, 8, width=32))
-def test_grpo_has_no_scale(of: Rollouts, scale: float) -> None:
-    rewards, group, _ = tensors([(round(r), g, n) for r, g, n in of])
-    torch.testing.assert_close(grpo(rewards * scale, group), grpo(rewards, group), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +203,55 @@ def test_the_gradient_is_that_of_the_expected_best(name: str, best_of: int, shar
     (exact,) = torch.autograd.grad(expected_best, logits, retain_graph=True)
     surrogate = torch.zeros((), dtype=torch.float64)
     for drawn in map(list, itertools.product(range(4), repeat=3)):
-        advantages = ALL[name](worth[drawn], ONE_GROUP[:3], torch.ones(3))
+        advantages = ESTIMATORS[name](worth[drawn], torch.zeros(3, dtype=torch.int64), torch.ones(3))
         surrogate = surrogate + logprobs[drawn].sum().exp().detach() * (advantages * logprobs[drawn]).mean()
     (estimated,) = torch.autograd.grad(surrogate, logits)
     torch.testing.assert_close(estimated, share * exact)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_gradient_of_online_dpo_is_that_of_dpo_at_the_reference(size: int) -> None:
+    """Oracle: autograd of the mean over groups of -log sigmoid(beta (chosen - rejected)), at the reference."""
+    torch.manual_seed(0)
+    reference, rewards = torch.randn(3 * size, dtype=torch.float64), torch.randn(3 * size)
+    logprob = reference.clone().requires_grad_()
+    gains = (logprob - reference).view(3, size)
+    best, worst = (
+        index[:, None] for index in (rewards.view(3, size).argmax(1), rewards.view(3, size).argmin(1))
+    )
+    margins = gains.gather(1, best) - gains.gather(1, worst)
+    (expected,) = torch.autograd.grad(-logsigmoid(0.3 * margins).mean(), logprob)
+    group = torch.arange(3).repeat_interleave(size)
+    (found,) = torch.autograd.grad(-(preferred(rewards, group, beta=0.3) * logprob).mean(), logprob)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [([], False), ([1.0], False), ([0.0, 0.0], False), ([1.0, 1.0, 1.0], False), ([0.0, 1.0], True)],
+)
+def test_which_groups_have_reward_variance(rewards: list[float], expected: bool) -> None:
+    assert has_reward_variance(rewards) is expected
+
+
+@pytest.mark.parametrize(
+    ("rewards", "section", "weights"),
+    [
+        ([2, -1, 0, 2], {}, [4, 1, 0, 4]),
+        ([2, -1, 0, 2], {"power": 1}, [2, 1, 0, 2]),
+        ([2, -1, 0, 2], {"method": "max_min"}, [1, 1, 0, 1]),
+        ([2, -1, 0, 2], {"method": "max_random"}, [0.4, 0.1, 0.1, 0.4]),
+        ([0, 0, 0, 0], {}, [1, 1, 1, 1]),
+    ],
+)
+def test_pf_ppo_draws_rollouts_by_their_rewards(rewards, section, weights):
+    found = resampling_weights(torch.tensor(rewards), RewardResamplingConfig(**section))
+    assert found.tolist() == pytest.approx([weight / sum(weights) for weight in weights], abs=1e-7)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_the_overlong_penalty_by_hand(factor: float) -> None:
+    """A limit of 100 with a buffer of 20: free up to 80, and -factor at 100 and above (several turns)."""
+    lengths = torch.tensor([1, 80, 81, 90, 100, 250])
+    found = overlong_penalty(lengths, max_response_tokens=100, buffer_tokens=20, factor=factor)
+    assert found.tolist() == pytest.approx([-factor * each for each in (0, 0, 0.05, 0.5, 1, 1)])

@@ -52,7 +52,7 @@ class Place:
 
     def section(self, **changes: Any) -> Section:
         """The `buffer` section, with some keys changed."""
-        return TypeAdapter(Section).validate_python({"read_timeout_seconds": 30, **self.values, **changes})
+        return TypeAdapter(Section).validate_python({"read_timeout_seconds": 600, **self.values, **changes})
 
     def open(
         self,

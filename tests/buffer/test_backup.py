@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,10 +43,10 @@ def test_a_killed_process_leaves_its_groups_except_done_ones(backup: str, tmp_pa
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
         assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(0.3)
+        output = [process.stdout.readline() for _ in range(50)]
         process.send_signal(signal.SIGKILL)
-        lines = [line.split() for line in process.stdout if line.endswith("\n")]
+        output += process.stdout
+    lines = [line.split() for line in output if line.endswith("\n")]
     put, done = map(int, lines[-1])
     with open_buffer(QueueBufferConfig(backup=backup), tmp_path) as buffer:
         left = ids(buffer.take(4000, timeout_seconds=0))
@@ -116,23 +115,30 @@ def test_two_processes_do_not_share_a_backup(
         place.clear()
 
 
-def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "backup.db").write_text("not a database, but long enough to be read as one " * 20)
-    with pytest.raises(StoreError, match=r"backup\.db cannot be read or written: file is not a database"):
-        open_buffer(QueueBufferConfig(backup="backup.db"), tmp_path)
-
-
-def test_a_backup_in_another_format_is_refused(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "backup.db") as rows:
+def _of_format_7(path: Path) -> None:
+    with sqlite3.connect(path) as rows:
         rows.execute("PRAGMA user_version = 7")
-    with pytest.raises(StoreError, match="format 7"):
-        open_buffer(QueueBufferConfig(backup="backup.db"), tmp_path)
 
 
-def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "backup.jsonl").mkdir()
-    with pytest.raises(StoreError, match=r"Set `buffer\.backup` to a file"):
-        open_buffer(QueueBufferConfig(backup="backup.jsonl"), tmp_path)
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        (
+            "backup.db",
+            lambda path: path.write_text("not a database, but long enough to be read as one " * 20),
+            r"backup\.db cannot be read or written: file is not a database",
+        ),
+        ("backup.db", _of_format_7, "format 7"),
+        ("backup.jsonl", Path.mkdir, r"Set `buffer\.backup` to a file"),
+    ],
+    ids=["not a database", "another format", "a folder"],
+)
+def test_a_backup_that_cannot_be_used_is_refused(
+    name: str, make: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
+    make(tmp_path / name)
+    with pytest.raises(StoreError, match=message):
+        open_buffer(QueueBufferConfig(backup=name), tmp_path)
 
 
 @pytest.mark.parametrize("path", ["backup", "backup.txt", "backup.parquet"])

@@ -11,6 +11,7 @@ import pytest
 
 from strop.errors import BufferExhausted, Interrupted, StoreError
 from strop.protocols import BufferCounts
+from strop.workers.waiting import wait_until
 from tests.buffer.conftest import KINDS, Place
 from tests.buffer.groups import assert_same, ids, make_group, make_groups
 
@@ -89,7 +90,7 @@ def test_an_incomplete_batch_is_returned_after_the_timeout(
 def test_a_reader_waits_for_a_complete_batch(place: Place) -> None:
     buffer = place.open()
     buffer.put(make_groups(1))
-    later = threading.Timer(0.2, lambda: buffer.put(make_groups(3)))
+    later = threading.Timer(0.1, lambda: buffer.put(make_groups(3)))
     later.start()
     assert ids(buffer.take(3)) == ["g0", "g1", "g2"]
     later.join()
@@ -115,7 +116,7 @@ def test_nothing_is_put_after_the_end(place: Place) -> None:
 
 def test_finish_ends_a_wait(place: Place) -> None:
     buffer = place.open()
-    later = threading.Timer(0.2, buffer.finish)
+    later = threading.Timer(0.1, buffer.finish)
     later.start()
     with pytest.raises(BufferExhausted):
         buffer.take(1)
@@ -186,7 +187,10 @@ def test_a_full_buffer_makes_writers_wait(bounded: Place) -> None:
     buffer = bounded.open(capacity_groups=2)
     writer = threading.Thread(target=buffer.put, args=[make_groups(5)])
     writer.start()
-    time.sleep(0.3)
+    assert wait_until(
+        lambda: buffer.counts().queued == 2, "the first two", timeout_seconds=600, interval_seconds=0.01
+    )
+    time.sleep(0.05)
     assert buffer.counts().queued == 2
     taken = [ids(buffer.take(2)), ids(buffer.take(2)), ids(buffer.take(1))]
     assert taken == [["g0", "g1"], ["g2", "g3"], ["g4"]]

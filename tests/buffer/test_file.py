@@ -51,6 +51,15 @@ def test_a_reader_sees_what_other_writers_add(place: Place) -> None:
     assert ids(reader.take(1, timeout_seconds=0)) == ["c"]
 
 
+def test_a_table_of_other_columns_is_refused(place_of: Callable[[str], Place]) -> None:
+    place = place_of("file-parquet")
+    place.open().put(make_groups(2))
+    [file] = files(place.folder)
+    pq.write_table(pq.read_table(file).select(["id"]), file)
+    with pytest.raises(StoreError, match=f"The rows of {file.name}"):
+        place.open().take(9, timeout_seconds=0)
+
+
 def test_an_interrupted_write_is_ignored(place: Place) -> None:
     place.open().put(make_groups(2))
     [file] = files(place.folder)

@@ -1,30 +1,29 @@
-"""Writer, reader and buffer processes, killed at random moments and restarted."""
+"""Writer, reader and buffer processes, killed at random moments and restarted; CI kills one of each."""
 
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from strop.protocols import BufferCounts
+from strop.workers.child_process import ChildProcess, start_module
+from strop.workers.waiting import wait_until
 from tests.buffer.conftest import Place
 from tests.buffer.worker import GROUPS
+from tests.cases import nightly
 from tests.kill_log import record_kill
 
-ROOT = Path(__file__).parents[2]
 WRITERS = ("writer-0", "writer-1")
 READERS = ("reader-0", "reader-1")
 KEEPER = "keeper"
-KILLS = 10
+AT_NIGHT = 10
 """Kills of one test."""
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 
 class Crew:
@@ -32,15 +31,15 @@ class Crew:
 
     def __init__(self, place: Place, names: Sequence[str], **changes: Any) -> None:
         self._place = place
-        self._values = place.section(capacity_groups=16, read_timeout_seconds=60, **changes)
+        self._values = place.section(capacity_groups=16, read_timeout_seconds=600, **changes)
         self._processes = {name: self._start(name) for name in names}
 
     def wait_for_work(self) -> None:
         """Wait until a group was read."""
-        deadline = time.monotonic() + 60
-        while not any((self._place.folder / name).exists() for name in READERS):
-            assert time.monotonic() < deadline, "no group was read"
-            time.sleep(0.02)
+        logs = [self._place.folder / name for name in READERS]
+        assert wait_until(
+            lambda: any(log.exists() for log in logs), "a group", timeout_seconds=600, interval_seconds=0.02
+        )
 
     def kill(self, names: Sequence[str], draw: random.Random) -> int:
         """Kill one of these that runs, and restart it; returns the number of killed processes."""
@@ -54,7 +53,7 @@ class Crew:
 
     def wait(self) -> None:
         """Wait until all processes have ended successfully."""
-        codes = {name: self._processes[name].wait(120) for name in self._processes if name != KEEPER}
+        codes = {name: self._processes[name].wait(900) for name in self._processes if name != KEEPER}
         assert set(codes.values()) == {0}, codes
 
     def end(self) -> None:
@@ -63,32 +62,39 @@ class Crew:
             process.kill()
             process.wait()
 
-    def _start(self, name: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str) -> ChildProcess:
         what = "serve" if name == KEEPER else "write" if name in WRITERS else "read"
         values = self._values.model_dump_json()
-        arguments = ["-m", "tests.buffer.worker", what, values, str(self._place.folder), name]
-        return subprocess.Popen([sys.executable, *arguments], cwd=ROOT)
+        imports = ["strop.buffer.factory", "strop.buffer.sql.buffer"]
+        return start_module(
+            "tests.buffer.worker", what, values, str(self._place.folder), name, imports=imports
+        )
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_each_group_is_acknowledged_once_after_any_kill(kind: str, place_of: Callable[[str], Place]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "kills"), [("sqlite", 2), *nightly(("sqlite", AT_NIGHT), ("postgresql", AT_NIGHT))]
+)
+def test_each_group_is_acknowledged_once_after_any_kill(
+    kind: str, kills: int, place_of: Callable[[str], Place]
+) -> None:
     place = place_of(kind)
-    draw = random.Random(kind)
-    crew = Crew(place, (*WRITERS, *READERS), lease_seconds=15)
-    work_through(crew, [(READERS, WRITERS)[number % 2] for number in range(KILLS)], draw)
-    assert_each_once(place, READERS)
+    crew = Crew(place, (*WRITERS, *READERS), lease_seconds=600)
+    work_through(crew, [(READERS, WRITERS)[number % 2] for number in range(kills)], random.Random(kind))
+    assert_each_once(place, READERS, kills)
 
 
-@pytest.mark.parametrize("backup", ["backup.db", "backup.jsonl"])
+@pytest.mark.parametrize(
+    ("backup", "kills"), [("backup.jsonl", 2), *nightly(("backup.db", AT_NIGHT), ("backup.jsonl", AT_NIGHT))]
+)
 def test_a_queue_process_loses_no_group_and_returns_none_twice(
-    backup: str, place_of: Callable[[str], Place]
+    backup: str, kills: int, place_of: Callable[[str], Place]
 ) -> None:
     place = place_of("queue-process")
-    draw = random.Random(backup)
     reader = READERS[:1]
     crew = Crew(place, (KEEPER, *WRITERS, *reader), backup=backup)
-    work_through(crew, [([KEEPER], reader, [KEEPER], WRITERS)[number % 4] for number in range(KILLS)], draw)
-    assert_each_once(place, reader, backup=backup)
+    victims = [([KEEPER], reader, [KEEPER], WRITERS)[number % 4] for number in range(kills)]
+    work_through(crew, victims, random.Random(backup))
+    assert_each_once(place, reader, kills, backup=backup)
 
 
 def work_through(crew: Crew, victims: Sequence[Sequence[str]], draw: random.Random) -> None:
@@ -103,14 +109,14 @@ def work_through(crew: Crew, victims: Sequence[Sequence[str]], draw: random.Rand
         crew.end()
 
 
-def assert_each_once(place: Place, readers: Sequence[str], **changes: Any) -> None:
+def assert_each_once(place: Place, readers: Sequence[str], kills: int, **changes: Any) -> None:
     """Each group was read, and acknowledged exactly once."""
     everything = {f"{writer}-{number}" for writer in WRITERS for number in range(GROUPS)}
     assert place.open(**changes).counts() == BufferCounts(queued=0, leased=0, done=len(everything))
     lines = [line.split() for name in readers for line in (place.folder / name).read_text().splitlines()]
     read = [id for line in lines if line[0] == "read" for id in line[1:]]
     assert set(read) == everything
-    assert len(read) <= len(everything) + 4 * KILLS  # the leases of killed readers are read again
+    assert len(read) <= len(everything) + 4 * kills  # the leases of killed readers are read again
     done = Counter(id for line in lines if line[0] == "done" for id in line[1:])
     assert set(done.values()) == {1}
-    assert len(done) >= len(everything) - 4 * KILLS  # the last line of a killed reader may be missing
+    assert len(done) >= len(everything) - 4 * kills  # the last line of a killed reader may be missing

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,17 +15,18 @@ from sqlalchemy.exc import OperationalError
 
 from strop.buffer.factory import open_buffer
 from strop.buffer.sql import database
+from strop.buffer.sql import members as members_module
 from strop.buffer.sql.database import Database
 from strop.buffer.sql.engine import make_engine
-from strop.buffer.sql.tables import groups
+from strop.buffer.sql.tables import groups, members
 from strop.config.schema.buffer import SqlBufferConfig
 from strop.errors import BufferExhausted, ConfigError, Interrupted, StoreError
 from strop.protocols import BufferCounts
 from tests.buffer.conftest import Place
 from tests.buffer.groups import ids, make_group, make_groups
 
-LEASE = 0.6
-"""Seconds: short, for tests."""
+LEASE = 600.0
+"""Seconds, which do not pass during a test: `expire` ends a lease."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -38,6 +40,16 @@ def die(buffer: Any) -> None:
     buffer._database.close()
 
 
+def expire(buffer: Any, by: Any) -> None:
+    """The state one lease after the last heartbeat of a member, as another one sees it, who is connected for longer."""
+    with by._database._engine.begin() as connection:
+        own = members.c.session == buffer._member.session
+        connection.execute(
+            sa.update(members).where(own).values(alive_until=members.c.alive_until - LEASE - 1)
+        )
+    by._member._connected_since -= LEASE
+
+
 def test_groups_of_a_dead_reader_are_queued_in_their_old_position(place: Place) -> None:
     dead = place.open(role="reader", lease_seconds=LEASE)
     writer = place.open(role="writer", lease_seconds=LEASE)
@@ -45,15 +57,31 @@ def test_groups_of_a_dead_reader_are_queued_in_their_old_position(place: Place) 
     writer.put(make_groups(4))
     assert ids(dead.take(2)) == ["g0", "g1"]
     die(dead)
-    assert ids(reader.take(4)) == ["g0", "g1", "g2", "g3"]
+    assert ids(reader.take(1)) == ["g2"], "its lease has not ended"
+    expire(dead, reader)
+    assert ids(reader.take(3)) == ["g0", "g1", "g3"]
 
 
-def test_a_live_reader_keeps_its_leases(place: Place) -> None:
+def test_a_live_reader_keeps_its_leases(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread sends a heartbeat every third of a lease."""
+    intervals: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+
+    class Hurried(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            intervals.put(timeout)
+            return super().wait(0.01)
+
+    threads = SimpleNamespace(Event=Hurried, Thread=threading.Thread)
+    monkeypatch.setattr(members_module, "threading", threads)
     slow = place.open(role="reader", lease_seconds=LEASE)
+    monkeypatch.undo()
     other = place.open(lease_seconds=LEASE)
     other.put(make_groups(2))
     assert ids(slow.take(1)) == ["g0"]
-    time.sleep(2 * LEASE)
+    assert intervals.get(timeout=600) == LEASE / 3
+    expire(slow, other)
+    for _ in range(intervals.qsize() + 2):  # until a heartbeat that begins now has ended
+        intervals.get(timeout=600)
     assert ids(other.take(2, timeout_seconds=0)) == ["g1"]
     slow.acknowledge(["g0"])
 
@@ -89,9 +117,10 @@ def test_a_paused_reader_cannot_acknowledge_groups_leased_to_another(place: Plac
     paused.take(2)
     paused.acknowledge(["g1"])
     paused._member.stop_heartbeat()
+    expire(paused, other)
     assert ids(other.take(1)) == ["g0"]
     with pytest.raises(
-        StoreError, match=r"1 of 2 acknowledged groups .* no heartbeat during its lease of 1 s"
+        StoreError, match=r"1 of 2 acknowledged groups .* no heartbeat during its lease of 600 s"
     ):
         paused.acknowledge(["g0", "g1"])
 
@@ -101,9 +130,8 @@ def test_after_an_outage_no_member_is_declared_dead_for_one_lease(place: Place) 
     two = place.open(lease_seconds=LEASE)
     two.put(make_groups(2))
     one.take(1)
-    time.sleep(1.2 * LEASE)
-    with two._database._engine.begin() as connection:  # the state after an outage of the database
-        connection.execute(sa.text(f"UPDATE strop_members SET alive_until = alive_until - {LEASE}"))
+    expire(one, two)
+    expire(two, one)  # the state after an outage of the database
     assert ids(two.take(2, timeout_seconds=0)) == ["g1"]
     one.acknowledge(["g0"])
 
@@ -116,7 +144,7 @@ def test_the_end_waits_for_the_leases_of_other_readers(place: Place) -> None:
     writer.finish()
     writer.close()
     one.take(2)
-    later = threading.Timer(0.3, one.close)
+    later = threading.Timer(0.1, one.close)
     later.start()
     assert ids(two.take(2)) == ["g0", "g1"]
     later.join()
@@ -173,7 +201,7 @@ def test_a_reader_waits_for_the_restart_of_a_dead_writer(
     writer = place.open(role="writer", member_name="explorer", lease_seconds=LEASE)
     writer.put(make_groups(1))
     die(writer)
-    time.sleep(1.2 * LEASE)
+    expire(writer, reader)
     assert ids(reader.take(2, timeout_seconds=0.1)) == ["g0"]
     assert "explorer without a heartbeat" in caplog.text
     with pytest.raises(BufferExhausted, match="no writer is left: explorer without a heartbeat"):
@@ -290,7 +318,7 @@ def test_an_invalid_url_is_refused(url: str, message: str, tmp_path: Path) -> No
     [
         "postgresql://user:hunter2@127.0.0.1:1/db",
         "postgres://user:hunter2@nowhere.invalid/db",
-        "sqlite:///no/where.db",
+        "sqlite:////no/where.db",
     ],
 )
 def test_an_unreachable_url_is_reported_without_the_password(url: str, tmp_path: Path) -> None:
@@ -306,9 +334,23 @@ def test_a_sqlite_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None
         open_buffer(SqlBufferConfig(), tmp_path)
 
 
+def test_a_relative_file_may_be_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trinity's `experience_buffer.path: sqlite:///sub/x.db`."""
+    monkeypatch.chdir(tmp_path)
+    section = SqlBufferConfig(url="sqlite:///sub/x.db", relative_to="working_directory")
+    open_buffer(section, tmp_path / "runs" / "one").close()
+    assert [str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.db")] == ["sub/x.db"]
+
+
 def test_a_relative_file_is_in_the_runs_folder(tmp_path: Path) -> None:
-    open_buffer(SqlBufferConfig(url="sqlite:///mine.db"), tmp_path).close()
-    open_buffer(SqlBufferConfig(), tmp_path).close()
-    assert {file.name for file in tmp_path.iterdir()} >= {"mine.db", "buffer.db"}
+    for url in ("sqlite:///mine.db", "sqlite:///made/mine.db", None):
+        open_buffer(SqlBufferConfig(url=url), tmp_path).close()
+    assert {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.db")} == {
+        "mine.db",
+        "made/mine.db",
+        "buffer.db",
+    }
     with make_engine(None, tmp_path).connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"

@@ -1,4 +1,4 @@
-"""The command line in this process, and a run file whose files exist."""
+"""The command line in this process, a run file whose files exist, and a finished run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from strop.models.tiny import make_model
 Cli = Callable[..., Result]
 
 
+def invoke(*words: object) -> Result:
+    """Run `strop` with arguments in this process."""
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Function that runs `strop` with arguments, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STROP_HERE", raising=False)
-    runner = CliRunner()
-    return lambda *words: runner.invoke(app, [str(word) for word in words])
+    return invoke
 
 
 @pytest.fixture(scope="session")
@@ -30,11 +34,29 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("tiny") / "m", ["1+1 is 2"], vocab_size=300, hidden_size=16)
 
 
-@pytest.fixture
-def run_file(tmp_path: Path, tiny_model: Path) -> Path:
-    """Run file whose model and data pass the checks before a start."""
-    shutil.copytree(tiny_model, tmp_path / "m")
-    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n' * 64)
-    path = tmp_path / "run.yaml"
+def write_run_file(folder: Path, model: Path) -> Path:
+    """Write a run file whose model and data pass the checks before a start."""
+    shutil.copytree(model, folder / "m")
+    (folder / "train.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n' * 64)
+    path = folder / "run.yaml"
     path.write_text("model: {path: ./m}\ndata:\n  train: {path: train.jsonl}\nreward: exact\n")
     return path
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, tiny_model: Path) -> Path:
+    return write_run_file(tmp_path, tiny_model)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Path, str]:
+    """Folder with a finished run of two steps, in `runs/strop/run`, and what its training printed; to be read only."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("STROP_HERE", raising=False)
+        given = ["data.eval=[{name: sums, path: train.jsonl, limit_tasks: 2}]", "data.max_response_tokens=4"]
+        sizes = ["trainer={duration: 2 steps, tasks_per_step: 2}", "algorithm.rollouts_per_task=2"]
+        result = invoke("train", write_run_file(folder, tiny_model), *given, *sizes)
+        assert result.exit_code == 0, result.output
+    return folder, result.output

@@ -1,4 +1,4 @@
-"""Output of each command, and the library function that it calls."""
+"""Output of each command: on a run file, with the library's functions replaced, and on a finished run."""
 
 from __future__ import annotations
 
@@ -6,121 +6,135 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
+import yaml
 
 import strop.api
 from strop import __version__
 from strop.api import RunResult
-from strop.config.load.loader import LoadedRun
+from strop.cli.columns import align_columns
+from strop.cli.show import show_explanation
+from strop.config.load.loader import load_run
+from strop.data.progress_bar import with_progress_bar
+from strop.printable import counted
+from strop.runs.sample_table import samples_markdown
 
 from .conftest import Cli
 
+RUN = """\
+model: {path: m}
+data:
+  train: {path: t.jsonl, limit_tasks: 9}
+reward: by_source
+algorithm: {rollouts_per_task: 4}
+trainer: {tasks_per_step: 8}
+"""
+
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Any]]:
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """Calls of the library's functions, which are replaced."""
-    seen: list[tuple[str, Any]] = []
+    seen: list[Any] = []
     folder = tmp_path / "trained"
     folder.mkdir()
     (folder / "metrics.jsonl").write_text('{"step": 3, "reward/mean": 0.5}\n', encoding="utf-8")
+    answers = {"train": RunResult(folder, folder / "model", 3, 3, {}), "evaluate": {"eval/reward": 0.25}}
+    answers |= {"generate": 7, "export": Path("d")}
+    for name, answer in answers.items():
 
-    def train(loaded: LoadedRun) -> RunResult:
-        seen.append(("train", loaded))
-        return RunResult(folder, folder / "model", 3, 3, {})
+        def function(*given: Any, name: str = name, answer: Any = answer, **options: Any) -> Any:
+            seen.append((name, *given, *options.values()))
+            return answer
 
-    def evaluate(loaded: LoadedRun, *, checkpoint: Path | None = None) -> dict[str, float]:
-        seen.append(("evaluate", checkpoint))
-        return {"eval/reward": 0.25}
-
-    def generate(loaded: LoadedRun, prompts: Path, out: Path, *, checkpoint: Path | None = None) -> int:
-        seen.append(("generate", (prompts, out, checkpoint)))
-        return 7
-
-    def export(folder: Path, to: Path, *, step: int | None = None) -> Path:
-        seen.append(("export", (folder, to, step)))
-        return to
-
-    for function in (train, evaluate, generate, export):
-        monkeypatch.setattr(strop.api, function.__name__, function)
+        monkeypatch.setattr(strop.api, name, function)
     return seen
 
 
-def test_train_loads_the_file_and_its_overrides(cli: Cli, run_file: Path, calls: list[Any]) -> None:
+def test_train_evaluate_generate_and_export_pass_on_what_is_written(
+    cli: Cli, run_file: Path, calls: list[Any]
+) -> None:
     result = cli("train", run_file, "seed=5", "~reward", "reward=math")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0 and "Finished 3 steps." in result.output
     ((name, loaded),) = calls
-    assert (name, loaded.run.seed, loaded.run.reward.functions[0].function) == ("train", 5, "math")
-    assert "Finished 3 steps." in result.output
-
-
-def test_evaluate_generate_export(cli: Cli, run_file: Path, calls: list[Any]) -> None:
+    run = loaded.run
+    assert (name, run.seed, run.reward.functions[0].function) == ("train", 5, "math")
     assert "eval/reward = 0.25" in cli("evaluate", run_file, "seed=1", "--checkpoint", "c").output
     assert "Wrote responses to 7 prompts" in cli("generate", run_file, "--prompts", "p", "--out", "o").output
     assert "Wrote d" in cli("export", "folder", "--to", "d", "--step", "4").output
-    assert calls == [
-        ("evaluate", Path("c")),
-        ("generate", (Path("p"), Path("o"), None)),
-        ("export", (Path("folder"), Path("d"), 4)),
+    assert calls[1:] == [
+        ("evaluate", ANY, Path("c")),
+        ("generate", ANY, Path("p"), Path("o"), None),
+        ("export", Path("folder"), Path("d"), 4, None),
     ]
 
 
 def test_verl_ppo_prints_the_keys_that_here_overrides(cli: Cli, calls: list[Any]) -> None:
-    line = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "trainer.nnodes=2"]
-    refused = cli("verl", "ppo", *line)
-    assert refused.exit_code == 2 and "--here" in refused.stderr and calls == []
-    result = cli("verl", "ppo", "--here", *line)
+    line = ["--here", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "trainer.nnodes=2"]
+    result = cli("verl", "ppo", *line)
     assert result.exit_code == 0, result.output
     assert "overridden: trainer.nnodes=2: a single process on this machine" in result.output
-    assert calls[0][1].overridden[0].key == "trainer.nnodes"
+    ((_, loaded),) = calls
+    assert loaded.overridden[0].key == "trainer.nnodes"
+    assert "Trains all weights" in cli("verl", "ppo", *line, "--explain").output
+    assert "there is no model folder" in cli("verl", "ppo", *line, "--check").stderr
     assert len(calls) == 1
-    assert "Trains all weights" in cli("verl", "ppo", "--here", "--explain", *line).output
-    assert "there is no model folder" in cli("verl", "ppo", "--here", "--check", *line).stderr
-    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("list", ["strop/run  finished  2/2"]),
+        ("show runs/strop/run", ["run: finished, step 2 of 2", "reward/mean", "Held out, sums"]),
+        ("watch runs/strop/run", ["step 2/2", "finished."]),
+        ("compare runs/strop/run runs/strop/run --html OUT/both.html", ["equal last values left out."]),
+        ("report runs/strop/run", ["report.html"]),
+        ("evaluate runs/strop/run", ["checkpoint = runs/strop/run/checkpoints/step-000002", "sums/reward"]),
+        (
+            "generate run.yaml --prompts train.jsonl --out OUT/o.parquet data.max_response_tokens=1",
+            ["64 prompts"],
+        ),
+        ("export runs/strop/run --to OUT/exported", ["Wrote "]),
+        ("chat runs/strop/run --ask 1+1 --max-tokens 2", ["> 1+1"]),
+        ("plan run.yaml --machine 1xA10-24GB", ["Memory on 1 node with 1 A10", "Placement on 1 node"]),
+        ("schema", ['"$schema"']),
+    ],
+    ids=lambda words: words.split()[0] if isinstance(words, str) else "",
+)
+def test_each_command_reads_a_finished_run(
+    cli: Cli, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, parts: list[str]
+) -> None:
+    folder, trained_output = trained
+    assert "Finished 2 steps. Model: runs/strop/run/model. Run folder: runs/strop/run." in trained_output
+    monkeypatch.chdir(folder)
+    result = cli(*words.replace("OUT", str(tmp_path)).split())
+    assert result.exit_code == 0, result.output
+    assert all(part in result.output for part in parts), result.output
 
 
 def test_check(cli: Cli, run_file: Path) -> None:
     result = cli("check", run_file)
-    assert result.exit_code == 0 and "The run can start." in result.output
+    assert result.exit_code == 0 and "The run can start as far as it was checked." in result.output
     assert "train: 64 rows, 1 step of 64 per epoch" in result.output
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        (
-            "data.train.answer=result",
-            "train.jsonl line 1 has no 'result': its columns are 'prompt', 'answer'",
-        ),
-        ("trainer.tasks_per_step=65", "has 64 tasks, too few for one step of 65"),
-    ],
-)
-def test_check_reads_the_data(cli: Cli, run_file: Path, override: str, said: str) -> None:
-    result = cli("check", run_file, override)
-    assert result.exit_code != 0
-    assert said in " ".join(result.output.split())
+    checked, unchecked = result.output.partition("Checked:\n")[2].split("Not checked:\n")
+    assert "reward of the reference answer: 1 (3 of 3 rows); reward of a wrong answer: 0\n" in checked
+    assert "  train: columns, template and tokens of all 64 rows\n" in checked
+    assert "not loaded\n" in unchecked
 
 
 def test_check_names_data_sources_without_a_scorer(cli: Cli, run_file: Path) -> None:
     rows = ("openai/gsm8k", "openai/gsm9k", "aime2031", "openai/gsm9k")
     lines = [f'{{"prompt": "1+1", "answer": "2", "data_source": "{source}"}}\n' for source in rows]
     (run_file.parent / "train.jsonl").write_text("".join(lines))
-    words = (
-        "check",
-        run_file,
-        "reward=verl_by_source",
-        "data.train.source=data_source",
-        "trainer.tasks_per_step=2",
-    )
-    result = cli(*words)
-    assert result.exit_code == 2
+    given = ("reward=verl_by_source", "data.train.source=data_source", "trainer.tasks_per_step=2")
+    result = cli("check", run_file, *given)
     said = " ".join(result.stderr.split())
-    assert (
-        "no scorer for the value 'openai/gsm9k' of the column 'data_source', which 2 of 4 rows have" in said
-    )
+    fault = "no scorer for the value 'openai/gsm9k' of the column 'data_source', which 2 of 4 rows have"
+    assert result.exit_code == 2 and fault in said
     assert "train.jsonl line 2" in said and "custom_reward_function.path" in said and "aime2031" not in said
     (run_file.parent / "train.jsonl").write_text("".join(lines[::2]))
-    assert cli(*words).exit_code == 0
+    assert cli("check", run_file, *given).exit_code == 0
 
 
 def test_explain_is_one_line_per_value_in_a_pipe(cli: Cli, run_file: Path) -> None:
@@ -128,12 +142,8 @@ def test_explain_is_one_line_per_value_in_a_pipe(cli: Cli, run_file: Path) -> No
     lines = {line.split()[0]: line for line in result.output.splitlines() if line}
     assert result.exit_code == 0
     assert lines["Trains"].startswith("Trains all weights of ./m by GRPO on train.jsonl, scored by exact.")
-    assert lines["trainer.tasks_per_step"].split()[1:5] == [
-        "8",
-        "tasks",
-        "override",
-        "trainer.tasks_per_step=8",
-    ]
+    value = lines["trainer.tasks_per_step"].split()
+    assert value[1:5] == ["8", "tasks", "override", "trainer.tasks_per_step=8"]
     assert f"{run_file}:1" in lines["model.path"]
 
 
@@ -142,18 +152,9 @@ def test_explain_is_one_line_per_value_in_a_pipe(cli: Cli, run_file: Path) -> No
     [(200, 2, "reward.functions.0.function "), (80, 0, "reward.functions.0.function  exact  ")],
 )
 def test_explain_in_a_terminal(
-    cli: Cli,
-    run_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    width: int,
-    heads: int,
-    line: str,
+    run_file: Path, monkeypatch, capsys, width: int, heads: int, line: str
 ) -> None:
     """Values that are set, then the defaults: tables in a wide terminal, and else each effect below its value."""
-    from strop.cli.show import show_explanation
-    from strop.config.load.loader import load_run
-
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     show_explanation(load_run(run_file))
@@ -168,47 +169,49 @@ def test_keys(cli: Cli) -> None:
     rows = json.loads(cli("keys", "verl", "--json").output)
     assert set(rows[0]) == {"key", "disposition", "field", "default", "since", "until", "note"}
     by_key = {row["key"]: row for row in rows}
-    assert by_key["data.train_batch_size"] == {
-        "key": "data.train_batch_size",
-        "disposition": "mapped",
-        "field": "trainer.tasks_per_step",
-        "default": 1024,
-        "since": "",
-        "until": "",
-        "note": "counts prompts",
-    }
+    row = {"key": "data.train_batch_size", "disposition": "mapped", "field": "trainer.tasks_per_step"}
+    row |= {"default": 1024, "since": "", "until": "", "note": "counts prompts"}
+    assert by_key["data.train_batch_size"] == row
     assert by_key["actor_rollout_ref.model.lora_rank"]["note"].startswith("default unstated")
     table = cli("keys", "verl").output.splitlines()
-    assert len(table) == len(rows) + 1 and table[0].split() == [
-        "key",
-        "disposition",
-        "field",
-        "default",
-        "note",
-    ]
-    assert "did you mean 'verl'" in cli("keys", "ver").stderr
+    assert len(table) == len(rows) + 1
+    assert table[0].split() == ["key", "disposition", "field", "default", "note"]
     later = json.loads(cli("keys", "verl", "--since", "0.8", "--json").output)
     assert {row["since"] for row in later} == {"0.8", "0.9"}
     assert "trainer.v1.trainer_mode" in {row["key"] for row in later}
-    assert "write one such as 0.9" in cli("keys", "verl", "--since", "new").stderr
 
 
 def test_version_and_help(cli: Cli) -> None:
-    assert cli("version").output.strip() == __version__
+    assert cli("version").output.strip() == cli("--version").output.strip() == __version__
+    assert cli("list", "-h").output == cli("list", "--help").output
     for words in ([], ["train"], ["verl"], ["verl", "ppo"], ["export"]):
         assert cli(*words, "--help").exit_code == 0
 
 
-def test_an_override_with_dashes_is_told_what_to_write(cli: Cli) -> None:
-    result = cli("check", "run.yaml", "--trainer.optimizer.lr=0.1")
-    assert result.exit_code == 2
-    assert "no dashes: trainer.optimizer.lr=0.1" in result.output
+def test_convert_prints_the_file_and_writes_messages_to_stderr(cli: Cli) -> None:
+    Path("run.yaml").write_text(RUN)
+    done = cli("convert", "run.yaml", "--to", "verl")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("# From run.yaml, by strop convert.\ndata:\n")
+    said = [line.split()[:4] for line in done.stderr.splitlines()]
+    assert ["data.train.answer", "answer", "reward_model.ground_truth", "no"] in said
+    Path("ppo.yaml").write_text(done.stdout)
+    assert cli("explain", "ppo.yaml").exit_code == 0
+    done = cli("convert", "run.yaml", "--to", "verl", "--strict", "--output", "strict.yaml")
+    assert done.exit_code != 0 and "--strict" in done.stderr and not Path("strict.yaml").exists()
 
 
-def test_a_key_of_another_tool_without_a_field_of_its_own_gets_the_usual_name(
-    cli: Cli, tmp_path: Path
-) -> None:
-    (tmp_path / "run.yaml").write_text("model: {path: m}\ndata: {train: {path: a.jsonl}}\nreward: exact\n")
-    found = cli("check", str(tmp_path / "run.yaml"), "rollout.n=4")
-    assert found.exit_code == 2
-    assert "In a run file write algorithm.rollouts_per_task=4." in " ".join(found.stderr.split())
+def test_convert_writes_a_file_that_is_the_same_run(cli: Cli) -> None:
+    Path("run.yaml").write_text(RUN)
+    words = ("--to", "strop", "--strict", "--output", "o.yaml")
+    done = cli("convert", "run.yaml", "trainer.tasks_per_step=16", *words)
+    assert done.exit_code == 0 and done.stdout == ""
+    assert "read back, it is the same run" in done.stderr and "Wrote o.yaml" in done.stderr
+    assert yaml.safe_load(Path("o.yaml").read_text())["trainer"]["tasks_per_step"] == 16
+    assert cli("convert", "o.yaml", "--to", "strop", "--output", "no/o.yaml").exit_code != 0
+
+
+def test_names_and_numbers_in_tables_and_a_progress_bar() -> None:
+    assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+    assert list(with_progress_bar([1], 1, "[red]\x1b[2J")) == [1]
+    assert samples_markdown([], 1) and align_columns([("a", "b")])

@@ -23,35 +23,36 @@ def with_images(run_file: Path) -> Path:
     return run_file
 
 
+def shown(cli: Cli, *words: object) -> str:
+    """Output of a command, in one line."""
+    return " ".join(cli(*words).output.split())
+
+
 @pytest.mark.parametrize("marker", ["<video>", "<audio>"])
 def test_other_media_are_refused_by_name(cli: Cli, run_file: Path, marker: str) -> None:
     row = json.dumps({"prompt": f"{marker}What?", "answer": "2"})
     (run_file.parent / "train.jsonl").write_text(row + "\n")
-    refused = cli("check", run_file, "data.incomplete_batch=keep")
+    words = ("check", run_file, "data.incomplete_batch=keep")
+    refused = cli(*words)
     assert refused.exit_code == 2
     assert f"train.jsonl line 1: the messages have the marker {marker!r}" in refused.output
-    assert cli("check", run_file, "data.images.marker=null", "data.incomplete_batch=keep").exit_code == 0
+    assert cli(*words, "data.images.marker=null").exit_code == 0
     named = cli("check", run_file, f"data.train.{marker[1:-1]}s=clips")
     assert "Strop trains on text and images, and not on video or audio" in named.output
 
 
-def test_every_taskset_of_a_mixture_is_checked(cli: Cli, run_file: Path) -> None:
-    row = json.dumps({"prompt": "<image>What?", "answer": "2"})
-    (run_file.parent / "second.jsonl").write_text(row + "\n")
-    mixed = "data.train=[{path: train.jsonl}, {path: second.jsonl}]"
-    refused = cli("check", run_file, mixed, "data.incomplete_batch=keep")
-    assert refused.exit_code == 2
-    assert "second.jsonl line 1: the messages have a place for an image" in refused.output
-
-
 def test_a_model_that_reads_text_only(cli: Cli, with_images: Path) -> None:
-    unnamed = cli("check", with_images)
-    assert unnamed.exit_code == 2
-    assert "train.jsonl line 1: the messages have a place for an image" in unnamed.output
-    assert "data.images.marker: null" in unnamed.output
-    named = cli("check", with_images, "data.train.images=image")
-    assert named.exit_code == 2
-    assert "train.jsonl line 1 has images (column 'image'), but the model reads text only" in named.output
+    """Every taskset of a mixture is checked."""
+    (with_images.parent / "second.jsonl").write_text('{"prompt": "What?", "answer": "2"}\n')
+    mixed = "data.train=[{path: second.jsonl}, {path: train.jsonl}]"
+    for overrides, faults in (
+        ([], ["the messages have a place for an image", "data.images.marker: null"]),
+        ([mixed, "data.incomplete_batch=keep"], ["the messages have a place for an image"]),
+        (["data.train.images=image"], ["has images (column 'image'), but the model reads text only"]),
+    ):
+        refused = cli("check", with_images, *overrides)
+        assert refused.exit_code == 2
+        assert all(fault in refused.output for fault in ["train.jsonl line 1", *faults])
     assert cli("check", with_images, "data.images.marker=null", "data.incomplete_batch=keep").exit_code == 0
 
 
@@ -59,24 +60,21 @@ def test_the_cost_of_an_image_is_explained(cli: Cli, with_images: Path) -> None:
     processor = {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 1003520}
     (with_images.parent / "m/preprocessor_config.json").write_text(json.dumps(processor))
     words = ("explain", with_images, "data.train.images=image")
-    shown = " ".join(cli(*words).output.split())
-    assert "one token per 28 x 28 pixels, 4 to 1,280 tokens of data.max_prompt_tokens (1,024)" in shown
-    shown = " ".join(cli(*words, "data.images.max_pixels=78400").output.split())
-    assert "4 to 100 tokens" in shown and "reduced to 78,400 pixels" in shown
+    cost = "one token per 28 x 28 pixels, 4 to 1,280 tokens of data.max_prompt_tokens (1,024)"
+    assert cost in shown(cli, *words)
+    reduced = shown(cli, *words, "data.images.max_pixels=78400")
+    assert "4 to 100 tokens" in reduced and "reduced to 78,400 pixels" in reduced
     (with_images.parent / "m/preprocessor_config.json").unlink()
-    assert "the model's preprocessor_config.json decides" in " ".join(cli(*words).output.split())
-    assert "image is" not in " ".join(cli("explain", with_images).output.split()).partition("field value")[0]
+    assert "the model's preprocessor_config.json decides" in shown(cli, *words)
+    assert "image is" not in shown(cli, "explain", with_images).partition("field value")[0]
 
 
 _VISION = {"patch_size": 8, "image_size": 32}
+TILES = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
 _FAMILIES = {
     "gemma3": ({"mm_tokens_per_image": 256}, {}, "an image is 256 tokens whatever its size"),
     "internvl": ({"image_seq_length": 256}, {"max_patches": 6}, "256 tokens per tile, 1 to 6 tiles"),
-    "smolvlm": (
-        {"scale_factor": 2},
-        {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
-        "4 tokens per tile, at most 4 tiles",
-    ),
+    "smolvlm": ({"scale_factor": 2}, TILES, "4 tokens per tile, at most 4 tiles"),
 }
 
 
@@ -84,15 +82,13 @@ _FAMILIES = {
 def test_engines_without_the_images_of_a_family(cli: Cli, with_images: Path, family: str) -> None:
     config, processor, cost = _FAMILIES[family]
     folder = with_images.parent / "m"
-    (folder / "config.json").write_text(
-        json.dumps({**config, "model_type": family, "vision_config": _VISION})
-    )
+    config = {**config, "model_type": family, "vision_config": _VISION}
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    shown = cli("explain", with_images, "data.train.images=image", "rollout.engine=vllm").output
-    shown = " ".join(shown.split())
-    assert cost in shown and f"vllm gets no images of {family} models" in shown
-    shown = cli("explain", with_images, "data.train.images=image", "rollout.engine=native").output
-    assert "gets no images" not in " ".join(shown.split())
+    words = ("explain", with_images, "data.train.images=image")
+    with_vllm = shown(cli, *words, "rollout.engine=vllm")
+    assert cost in with_vllm and f"vllm gets no images of {family} models" in with_vllm
+    assert "gets no images" not in shown(cli, *words, "rollout.engine=native")
 
 
 @pytest.mark.parametrize(
@@ -116,11 +112,8 @@ def test_engines_that_take_the_images_of_a_model(
     config = {"model_type": family, "vision_config": {"patch_size": patch}}
     (folder / "config.json").write_text(json.dumps(config))
     run = strop.load(run_file).run
-    run = run.model_copy(
-        update={
-            "model": run.model.model_copy(update={"path": str(folder)}),
-            "rollout": RolloutConfig.model_validate({"engine": engine}),
-        }
-    )
+    model = run.model.model_copy(update={"path": str(folder)})
+    rollout = RolloutConfig.model_validate({"engine": engine})
+    run = run.model_copy(update={"model": model, "rollout": rollout})
     fault = image_engine_fault(run)
     assert fault is None if message is None else fault is not None and message in fault

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,14 @@ from strop.rewards.builtin.countdown import countdown_reward
 from strop.workflows.builtin.calculator import calculator
 
 REAL = Path(__file__).parents[2] / "examples" / "real"
+
+
+def write_tasks(*arguments: object) -> None:
+    """Run the script with arguments, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [str(REAL / "tasks.py"), *map(str, arguments)])
+        patch.syspath_prepend(str(REAL))
+        runpy.run_path(str(REAL / "tasks.py"), run_name="__main__")
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +38,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for part in ("train", "test"):
             (out / name / f"{part}.jsonl").write_text(json.dumps(row) + "\n")
     for name in ("countdown", "calculator", *rows):
-        data = ["--data", str(out / name)] if name in rows else []
-        subprocess.run([sys.executable, REAL / "tasks.py", name, "--out", str(out), *data], check=True)
+        write_tasks(name, "--out", out, *(["--data", out / name] if name in rows else []))
     return out
 
 
-def _rows(written: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (written / f"{name}.jsonl").read_text().splitlines()]
+@pytest.fixture
+def read(written: Path) -> Callable[[str], list[dict[str, Any]]]:
+    return lambda name: [json.loads(line) for line in (written / f"{name}.jsonl").read_text().splitlines()]
 
 
-def test_each_game_has_a_solution_and_is_in_one_part_only(written: Path) -> None:
-    train, test = (_rows(written, f"countdown-{part}") for part in ("train", "test"))
+def test_each_game_has_a_solution_and_is_in_one_part_only(read) -> None:
+    train, test = (read(f"countdown-{part}") for part in ("train", "test"))
     for row in (*train, *test):
         a, b = row["answer"]["numbers"]
         expressions = [f"{x} {symbol} {y}" for x, y in ((a, b), (b, a)) for symbol in "+-*"]
@@ -48,15 +56,15 @@ def test_each_game_has_a_solution_and_is_in_one_part_only(written: Path) -> None
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
 
 
-def test_demonstrations_call_the_calculator_with_its_result(written: Path) -> None:
-    for row in _rows(written, "calculator-demonstrations"):
+def test_demonstrations_call_the_calculator_with_its_result(read) -> None:
+    for row in read("calculator-demonstrations"):
         call, result, answer = row["response"]
         (arguments,) = (each["function"]["arguments"] for each in call["tool_calls"])
         assert calculator(**arguments) == result["content"] == answer["content"]
 
 
-def test_questions_are_written_in_a_short_form(written: Path) -> None:
-    (row,) = _rows(written, "medmcqa-test")
+def test_questions_are_written_in_a_short_form(read) -> None:
+    (row,) = read("medmcqa-test")
     assert row["prompt"].startswith("Which?\nA. one\nB. two\n") and row["answer"] == "B"
 
 
@@ -64,16 +72,11 @@ def test_questions_are_written_in_a_short_form(written: Path) -> None:
 def test_run_files_are_read(name: str, written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REAL", str(written))
     monkeypatch.setenv("REAL_EXAMPLE", str(REAL))
-    runs = strop.load(REAL / f"{name}.yaml").runs
-    assert runs[-1].run.algorithm.type == "grpo"
-    assert str(runs[-1].run.data.train.path).startswith(str(written))
+    run = strop.load(REAL / f"{name}.yaml").runs[-1].run
+    assert run.algorithm.type == "grpo" and str(run.data.train.path).startswith(str(written))
 
 
-def test_a_task_without_its_data_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, REAL / "tasks.py", "gsm8k", "--out", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2 and "gsm8k needs --data" in done.stderr
+def test_a_task_without_its_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        write_tasks("gsm8k", "--out", tmp_path)
+    assert "gsm8k needs --data" in capsys.readouterr().err

@@ -20,7 +20,7 @@ def loopback_hub(repository: str, files: Mapping[str, bytes]) -> Iterator[str]:
     """Serve one dataset repository; yields the address for HF_ENDPOINT."""
     handler = partial(_Handler, repository, files)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

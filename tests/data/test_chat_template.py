@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
-from typing import Any
+import re
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerBase
+from tokenizers.processors import TemplateProcessing
 
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.messages import to_messages, to_tools
+from strop.data.encoding.template_limits import _Rendering, limited_rendering
 from strop.errors import ConfigError, DataError, ModelError
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
@@ -19,31 +19,29 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
+LONG = {"role": "system", "content": "Be long."}
+PARTS = {"role": "user", "content": [{"type": "text", "text": "2 + 3"}]}
+CALL = {"function": {"name": "add", "arguments": {"a": 2, "b": None}}, "id": None}
+WITH_NULLS = {"role": "assistant", "content": None, "tool_calls": [CALL], "name": None}
+WITHOUT = {"tool_calls": [{"function": {"name": "add", "arguments": {"a": 2, "b": None}}}]}
+
+
 class TestMessages:
-    def test_plain_text_is_one_user_message(self) -> None:
-        assert to_messages("What is 2 + 3?", "row") == (USER,)
-
-    def test_a_system_message_is_inserted_if_there_is_none(self) -> None:
-        assert to_messages("What is 2 + 3?", "row", system="Be brief.") == (SYSTEM, USER)
-        assert to_messages([USER], "row", system="Be brief.") == (SYSTEM, USER)
-        own = {"role": "system", "content": "Be long."}
-        assert to_messages([own, USER], "row", system="Be brief.") == (own, USER)
-
-    def test_null_keys_of_parquet_are_removed(self) -> None:
-        call = {"function": {"name": "add", "arguments": {"a": 2, "b": None}}, "id": None}
-        assistant = {"role": "assistant", "content": None, "tool_calls": [call], "name": None}
-        assert to_messages([USER | {"tool_calls": None}, assistant], "row") == (
-            USER,
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}],
-            },
-        )
-
-    def test_content_of_text_parts(self) -> None:
-        parts = {"role": "user", "content": [{"type": "text", "text": "2 + 3"}]}
-        assert to_messages([parts], "row") == (parts,)
+    @pytest.mark.parametrize(
+        ("value", "system", "messages"),
+        [
+            ("What is 2 + 3?", None, (USER,)),
+            ("What is 2 + 3?", "Be brief.", (SYSTEM, USER)),
+            ([USER], "Be brief.", (SYSTEM, USER)),
+            ([LONG, USER], "Be brief.", (LONG, USER)),  # one that has a system message keeps it
+            ([PARTS], None, ({"role": "user", "content": "2 + 3"},)),
+            # Null keys say nothing; the arguments of a call are JSON values.
+            ([USER | {"tool_calls": None}], None, (USER,)),
+            ([WITH_NULLS], None, ({"role": "assistant", "content": "", **WITHOUT},)),
+        ],
+    )
+    def test_values_become_messages(self, value, system, messages):
+        assert to_messages(value, "row", system=system) == messages
 
     @pytest.mark.parametrize(
         ("value", "message"),
@@ -61,65 +59,64 @@ class TestMessages:
             ([{"role": "user", "content": [{"type": "text"}]}], "of type text without a text"),
         ],
     )
-    def test_other_values_are_refused(self, value: Any, message: str) -> None:
+    def test_other_values_are_refused(self, value, message):
         with pytest.raises(DataError, match=message):
             to_messages(value, "a.jsonl line 3")
 
-    def test_long_values_are_shortened_in_messages(self) -> None:
+    def test_long_values_are_shortened_in_messages(self):
         with pytest.raises(DataError) as error:
             to_messages({"x": "y" * 1000}, "row")
         assert len(str(error.value)) < 300
 
 
 class TestTools:
-    def test_list_and_json_text(self) -> None:
-        assert to_tools([TOOL], "row") == (TOOL,)
-        assert to_tools('[{"type": "function"}]', "row") == ({"type": "function"},)
-        assert to_tools(None, "row") == ()
-        assert to_tools([TOOL | {"strict": None}], "row") == (TOOL,)
+    @pytest.mark.parametrize(
+        ("value", "tools"),
+        [
+            ([TOOL], (TOOL,)),
+            ('[{"type": "function"}]', ({"type": "function"},)),
+            (None, ()),
+            ([TOOL | {"strict": None}], (TOOL | {"strict": None},)),
+        ],
+    )
+    def test_values_become_tools(self, value, tools):
+        assert to_tools(value, "row") == tools
 
     @pytest.mark.parametrize(
         ("value", "message"), [("[{", "not JSON"), (5, "the tools are 5"), (["add"], "not a list of objects")]
     )
-    def test_other_values_are_refused(self, value: Any, message: str) -> None:
+    def test_other_values_are_refused(self, value, message):
         with pytest.raises(DataError, match=message):
             to_tools(value, "row")
 
 
 class TestEncoder:
-    def test_by_the_tokenizers_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def test_by_the_tokenizers_template(self, tokenizer):
         ids = PromptEncoder(tokenizer, "tokenizer").encode([SYSTEM, USER])
         assert ids.dtype == np.int32
         text = "<|system|>\nBe brief.<|end|>\n<|user|>\nWhat is 2 + 3?<|end|>\n<|assistant|>\n"
         assert tokenizer.decode(ids) == text
-        reference = tokenizer.apply_chat_template(
-            [SYSTEM, USER], add_generation_prompt=True, return_dict=False
-        )
-        assert ids.tolist() == reference
+        options = {"add_generation_prompt": True, "return_dict": False}
+        assert ids.tolist() == tokenizer.apply_chat_template([SYSTEM, USER], **options)
 
-    def test_by_a_file(self, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    def test_by_a_file(self, tokenizer, tmp_path):
         file = tmp_path / "template.jinja"
         file.write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}>")
         ids = PromptEncoder(tokenizer, str(file)).encode([USER])
         assert tokenizer.decode(ids) == "[user] What is 2 + 3?\n>"
 
-    def test_tools_reach_the_template(self, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-        file = tmp_path / "template.jinja"
-        file.write_text(
-            "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{{ messages[0].content }}"
-        )
-        encoder = PromptEncoder(tokenizer, str(file))
+    def test_tools_reach_the_template(self, tokenizer):
+        template = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{{ messages[0].content }}"
+        encoder = PromptEncoder(tokenizer, template)
         assert tokenizer.decode(encoder.encode([USER], (TOOL,))) == "add What is 2 + 3?"
         assert tokenizer.decode(encoder.encode([USER])) == "What is 2 + 3?"
 
-    def test_none_encodes_plain_text_without_a_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def test_none_encodes_plain_text_without_a_template(self, tokenizer):
         ids = PromptEncoder(tokenizer, "none").encode([USER])
         assert ids.tolist() == tokenizer.encode("What is 2 + 3?")
         assert tokenizer.decode(ids) == "What is 2 + 3?"
 
-    def test_none_adds_the_tokenizers_special_tokens(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        from tokenizers.processors import TemplateProcessing
-
+    def test_none_adds_the_tokenizers_special_tokens(self, tokenizer):
         with_bos = copy.deepcopy(tokenizer)
         with_bos.backend_tokenizer.post_processor = TemplateProcessing(
             single="<|system|> $A", special_tokens=[("<|system|>", 2)]
@@ -138,58 +135,87 @@ class TestEncoder:
             ([USER], (TOOL,), "has tools"),
         ],
     )
-    def test_none_takes_one_plain_text_only(
-        self, tokenizer: PreTrainedTokenizerBase, messages: Any, tools: Any, message: str
-    ) -> None:
+    def test_none_takes_one_plain_text_only(self, tokenizer, messages, tools, message):
         with pytest.raises(DataError, match=message):
             PromptEncoder(tokenizer, "none").encode(messages, tools)
 
-    def test_encode_all_equals_encode(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def test_encode_all_equals_encode(self, tokenizer):
         encoder = PromptEncoder(tokenizer, "tokenizer")
         prompts = [ChatPrompt(f"row {i}", ({"role": "user", "content": "one " * i},)) for i in range(20)]
         for prompt, ids in zip(prompts, encoder.encode_all(prompts), strict=True):
             assert ids.tolist() == encoder.encode(prompt.messages).tolist()
 
-    def test_a_tokenizer_without_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def test_a_tokenizer_without_template(self, tokenizer):
         bare = copy.deepcopy(tokenizer)
         bare.chat_template = None
         with pytest.raises(ModelError, match=r"has no chat template.*Write data\.chat_template: none"):
             PromptEncoder(bare, "tokenizer")
         assert len(PromptEncoder(bare, "none").encode([USER]))
 
-    def test_a_missing_file(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def test_a_missing_file(self, tokenizer):
         with pytest.raises(ConfigError, match=r"data\.chat_template: nope\.jinja cannot be read"):
             PromptEncoder(tokenizer, "nope.jinja")
 
     @pytest.mark.parametrize(
         "template",
         [
-            "{% for",
             "{{ raise_exception('only users') }}",
             "{{ 'a' + messages[0].nope.more }}",
             "{{ 1 + 'a' }}",
         ],
     )
-    def test_a_template_that_fails_names_the_row(
-        self, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, template: str
-    ) -> None:
-        file = tmp_path / "template.jinja"
-        file.write_text(template)
-        encoder = PromptEncoder(tokenizer, str(file))
-        with pytest.raises(DataError, match="line 7: the chat template cannot render this prompt: "):
+    def test_a_template_that_fails_names_the_row(self, tokenizer, template):
+        encoder = PromptEncoder(tokenizer, template)
+        with pytest.raises(DataError, match=r"line 7: the chat template cannot render this prompt: "):
             encoder.encode_all([ChatPrompt("a.jsonl line 7", (USER,))])
 
-    def test_a_prompt_without_tokens(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    @pytest.mark.parametrize(
+        ("template", "fault"),
+        [
+            ("{% for {{", "unexpected 'end of template' (line 1)"),
+            ("a\n{{ 9 ** 9 ** 9 }}", "computes a power (`**`, line 2)"),
+        ],
+    )
+    def test_a_template_that_no_prompt_can_have_is_refused(self, tokenizer, template, fault):
+        with pytest.raises(
+            ConfigError, match=re.escape("is not a template that can be rendered: ")
+        ) as raised:
+            PromptEncoder(tokenizer, template)
+        assert fault in str(raised.value)
+
+    def test_a_template_that_loops_ends(self, tokenizer, monkeypatch):
+        monkeypatch.setattr("strop.data.encoding.template_limits._POLL_SECONDS", 0.01)
+        loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+        encoder = PromptEncoder(tokenizer, "{% if tools %}" + loop + "{% endif %}a")
+        monkeypatch.setattr(
+            "strop.data.encoding.chat_template.limited_rendering", lambda: limited_rendering(0.1)
+        )
+        with pytest.raises(DataError, match=r"line 7: .* it has run for more than 0.1 s"):
+            encoder.encode_all([ChatPrompt("line 7", (USER,), (TOOL,))])
+        assert encoder.encode_all([ChatPrompt("line 8", (USER,))])[0].tolist(), "the next prompt is not ended"
+
+    def test_a_prompt_of_four_megabytes_is_refused(self, tokenizer):
+        long = {"role": "user", "content": "a" * 4_000_001}
+        for template in ("none", "tokenizer"):
+            with pytest.raises(DataError, match=r"row 3: the text has 4,000,0.. characters"):
+                PromptEncoder(tokenizer, template).encode_all([ChatPrompt("row 3", (long,))])
+
+    def test_a_prompt_without_tokens(self, tokenizer):
+        prompts = [ChatPrompt("line 1", (USER,)), ChatPrompt("line 2", ({**USER, "content": ""},))]
         with pytest.raises(DataError, match="line 2: the prompt is empty"):
-            PromptEncoder(tokenizer, "none").encode_all(
-                [ChatPrompt("line 1", (USER,)), ChatPrompt("line 2", ({"role": "user", "content": ""},))]
-            )
+            PromptEncoder(tokenizer, "none").encode_all(prompts)
 
 
-def test_variables_of_the_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    template = "{% if thinking %}think: {% endif %}{{ messages[0].content }}"
+@pytest.mark.parametrize(("args", "expected"), [({}, "2 + 2"), ({"thinking": True}, "think: 2 + 2")])
+def test_variables_of_the_template(tokenizer, args, expected):
     message = ({"role": "user", "content": "2 + 2"},)
-    for args, expected in (({}, "2 + 2"), ({"thinking": True}, "think: 2 + 2")):
-        encoder = PromptEncoder(tokenizer, template, args)
-        assert encoder.render("here", message, (), prompt=True) == expected
-        assert encoder.render_marked("here", message, ())[0] == expected
+    template = "{% if thinking %}think: {% endif %}{{ messages[0].content }}"
+    encoder = PromptEncoder(tokenizer, template, args)
+    assert encoder.render("here", message, (), prompt=True) == expected
+    assert encoder.render_marked("here", message, ())[0] == expected
+
+
+def test_memory_that_other_threads_take_is_not_a_renderings() -> None:
+    rendering = _Rendering(start=1.0, limit=2.0)
+    looks = ((1.01, 0), (1.05, 5 << 30), (1.5, 1 << 29), (1.5, 5 << 30), (3.5, 0))
+    assert [rendering.is_beyond(*look) for look in looks] == [False, False, False, True, True]

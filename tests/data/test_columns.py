@@ -29,7 +29,7 @@ ROW: dict[str, Any] = {
         ("nothing", None),
     ],
 )
-def test_value(path: str, value: Any) -> None:
+def test_value(path, value):
     assert value_at(ROW, path, "row") == value
 
 
@@ -47,13 +47,13 @@ def test_value(path: str, value: Any) -> None:
         ("nothing.x", "'nothing' is null in this row"),
     ],
 )
-def test_a_missing_key_is_named(path: str, message: str) -> None:
+def test_a_missing_key_is_named(path, message):
     with pytest.raises(DataError) as error:
         value_at(ROW, path, "t.jsonl line 3")
     assert message in str(error.value)
 
 
-def test_top_level_columns_of_paths() -> None:
+def test_top_level_columns_of_paths():
     names = ["a", "a.b", "c", "d"]
     assert top_level_columns(["a.b", "c.x.y", "c.z"], names) == ["a.b", "c"]
     assert top_level_columns(["a.x"], names) == ["a"]

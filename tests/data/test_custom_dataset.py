@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from strop.config.schema.data import DataConfig
 from strop.data.offline_dataset import load_offline_dataset
@@ -64,42 +62,48 @@ class Streams:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     (tmp_path / "own.py").write_text(CLASSES)
     rows = [{"q": f"{n}?", "reward_model": {"ground_truth": str(n)}, "data_source": "s"} for n in range(4)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
 
 
-def data(folder: Path, name: str, **more: object) -> DataConfig:
+def data(folder, name, **more):
     own = {"name": f"{folder / 'own.py'}:{name}", "config": {"say": "Say "}}
     train = {"path": str(folder / "t.jsonl"), "dataset": own, **more}
     return DataConfig.model_validate({"train": train, "max_prompt_tokens": 64, "max_response_tokens": 64})
 
 
+@pytest.fixture
+def load(folder, tokenizer):
+    def tasks(name, **more):
+        section = data(folder, name, **COLUMNS, **more)
+        return load_taskset(section.train, section, tokenizer, seed=1, shuffle=False).all_tasks()
+
+    return tasks
+
+
 COLUMNS = {"answer": "reward_model.ground_truth", "source": "data_source"}
 
 
-def test_messages(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    section = data(folder, "Messages", limit_tasks=3, **COLUMNS)
-    tasks = load_taskset(section.train, section, tokenizer, seed=1, shuffle=False).all_tasks()
+def test_messages(load, tokenizer):
+    tasks = load("Messages", limit_tasks=3)
     assert [task.messages[0]["content"] for task in tasks] == ["Say 0?", "Say 1?", "Say 2?"]
     assert [(task.answer, task.source) for task in tasks] == [("0", "s"), ("1", "s"), ("2", "s")]
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Say 1?"}], add_generation_prompt=True, tokenize=False
-    )
+    message = [{"role": "user", "content": "Say 1?"}]
+    text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
     assert tasks[1].prompt_ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_tokens_are_used_unchanged(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    section = data(folder, "Tokens", **COLUMNS)
-    tasks = load_taskset(section.train, section, tokenizer, seed=1, shuffle=False).all_tasks()
+def test_tokens_are_used_unchanged(load, tokenizer):
+    tasks = load("Tokens")
     assert [task.prompt_ids.tolist() for task in tasks] == [[5, 6, 7 + n] for n in range(4)]
     assert tasks[2].extra["index"] == 2
     assert tasks[2].messages[0]["content"] == tokenizer.decode([5, 6, 9])
 
 
-def test_answers_with_verls_loss_mask(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_answers_with_verls_loss_mask(folder, tokenizer):
     section = data(folder, "Answers", response="answer")
     answers = load_offline_dataset(section.train, section, tokenizer, name="train", seed=1, shuffle=False)
     assert len(answers) == 3
@@ -117,9 +121,6 @@ def test_answers_with_verls_loss_mask(folder: Path, tokenizer: PreTrainedTokeniz
         ("Answers", DataError, "no 'reward_model.ground_truth'"),
     ],
 )
-def test_invalid_datasets_are_refused(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, name: str, error: type[Exception], expected: str
-) -> None:
-    section = data(folder, name, **COLUMNS)
+def test_invalid_datasets_are_refused(load, name, error, expected):
     with pytest.raises(error, match=expected):
-        load_taskset(section.train, section, tokenizer, seed=1, shuffle=False).all_tasks()
+        load(name)

@@ -18,12 +18,13 @@ def rows(path: str, generator: Mapping[str, Any] | None = None, **section: Any) 
     return [found[index] for index in range(len(found))]
 
 
+SUMS_PATH = "reasoning_gym://basic_arithmetic"
 SUMS = {"size": 3, "seed": 1, "args": {"max_terms": 2, "max_digits": 1}}
 
 
-def test_reasoning_gym_generates_the_same_tasks_for_a_seed() -> None:
+def test_reasoning_gym_generates_the_same_tasks_for_a_seed():
     reasoning_gym = pytest.importorskip("reasoning_gym")
-    path = "reasoning_gym://basic_arithmetic"
+    path = SUMS_PATH
     found = rows(path, SUMS)
     expected = reasoning_gym.create_dataset("basic_arithmetic", size=3, seed=1, max_terms=2, max_digits=1)
     assert [row["prompt"] for row in found] == [entry["question"] for entry in expected]
@@ -31,7 +32,7 @@ def test_reasoning_gym_generates_the_same_tasks_for_a_seed() -> None:
     assert len(rows(path, SUMS, limit_tasks=2)) == 2
 
 
-def test_reasoning_gyms_own_scorer_is_the_reward() -> None:
+def test_reasoning_gyms_own_scorer_is_the_reward():
     pytest.importorskip("reasoning_gym")
     from strop.rewards.execution.function_spec import RewardFunctionSpec
     from strop.rewards.execution.signature import RewardInput
@@ -53,31 +54,25 @@ def test_reasoning_gyms_own_scorer_is_the_reward() -> None:
     ("path", "section", "message"),
     [
         ("reasoning_gym://arithmetic", {}, r"no dataset 'arithmetic'; it has .*basic_arithmetic"),
-        (
-            "reasoning_gym://basic_arithmetic",
-            {"generator": {"args": {"terms": 2}}},
-            "Its arguments: .*min_terms",
-        ),
-        ("reasoning_gym://basic_arithmetic", {"split": "test"}, "has no split"),
-        ("reasoning_gym://basic_arithmetic", {"subset": "x"}, "has no subset"),
+        (SUMS_PATH, {"generator": {"args": {"terms": 2}}}, "Its arguments: .*min_terms"),
+        (SUMS_PATH, {"split": "test"}, "has no split"),
+        (SUMS_PATH, {"subset": "x"}, "has no subset"),
     ],
 )
-def test_what_reasoning_gym_does_not_have_is_refused(
-    path: str, section: dict[str, Any], message: str
-) -> None:
+def test_what_reasoning_gym_does_not_have_is_refused(path, section, message):
     pytest.importorskip("reasoning_gym")
     with pytest.raises(DataError, match=message):
         rows(path, **section)
 
 
-def test_a_generator_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_generator_of_a_file_is_refused(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "a"}\n')
     with pytest.raises(DataError, match="exists already, so `generator` does not apply"):
         rows(str(file), {"size": 3})
 
 
-def test_rows_of_a_verifiers_environment() -> None:
+def test_rows_of_a_verifiers_environment():
     pytest.importorskip("verifiers")
     repeat = Path(__file__).parents[2] / "examples" / "environments" / "repeat.py"
     found = rows(f"verifiers://{repeat}:load_environment", {"args": {"digits": 3}})

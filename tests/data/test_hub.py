@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -52,7 +51,7 @@ def row(number: int) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def environment(tmp_path_factory):
     files = {
         "README.md": CARD.encode(),
         "main/train-00000-of-00001.parquet": parquet([row(i) for i in range(5)]),
@@ -64,8 +63,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         yield os.environ | own
 
 
+def run(environment, folder, *arguments):
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
+
+
 @pytest.mark.slow
-def test_subsets_and_splits(environment: dict[str, str], tmp_path: Path) -> None:
+def test_subsets_and_splits(environment, tmp_path):
     path = {"path": "openai/gsm8k"}
     sections = [
         path | {"subset": "main", "split": "train"},
@@ -77,14 +81,7 @@ def test_subsets_and_splits(environment: dict[str, str], tmp_path: Path) -> None
         path,
         {"path": "openai/gsm9k"},
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", READ, json.dumps(sections)],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run(environment, tmp_path, "-c", READ, json.dumps(sections))
     assert done.returncode == 0, done.stderr
     assert "examples/s" not in done.stderr, "no progress bars in a log"
     answers = [json.loads(line) for line in done.stdout.splitlines()]
@@ -93,28 +90,23 @@ def test_subsets_and_splits(environment: dict[str, str], tmp_path: Path) -> None
         [row(7), 2, "openai/gsm8k (test) row 0 (counting from 0)"],
         [row(3), 2, "openai/gsm8k (train[3:]) row 0 (counting from 0)"],
     ]
-    for error, part in zip(
-        answers[3:],
-        [
-            "has the splits test, train. Select one: write `split: train`",
-            'Unknown split "dev". Should be one of',
-            "'socratic' not found. Available: ['main', 'single']",
-            "Config name is missing",
-            "no file or directory openai/gsm9k, and it cannot be loaded as a dataset from the Hugging Face hub",
-        ],
-        strict=True,
-    ):
-        assert part in error
-        assert "\n" not in error
+    parts = [
+        "has the splits test, train. Select one: write `split: train`",
+        'Unknown split "dev". Should be one of',
+        "'socratic' not found. Available: ['main', 'single']",
+        "Config name is missing",
+        "no file or directory openai/gsm9k, and it cannot be loaded as a dataset from the Hugging Face hub",
+    ]
+    for error, part in zip(answers[3:], parts, strict=True):
+        assert part in error and "\n" not in error
 
 
 @pytest.mark.slow
-def test_the_gsm8k_preparer_reads_it(environment: dict[str, str], tmp_path: Path) -> None:
-    command = [sys.executable, str(REPO / "examples/gsm8k/prepare.py"), "--hub", "--out", "out"]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "wrote 5 tasks to out/train.parquet\nwrote 2 tasks to out/test.parquet\n", (
-        done.stderr
-    )
+def test_the_gsm8k_preparer_reads_it(environment, tmp_path):
+    prepare = str(REPO / "examples/gsm8k/prepare.py")
+    done = run(environment, tmp_path, prepare, "--hub", "--out", "out")
+    written = "wrote 5 tasks to out/train.parquet\nwrote 2 tasks to out/test.parquet\n"
+    assert done.stdout == written, done.stderr
     rows = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
     assert [r["reward_model"]["ground_truth"] for r in rows] == ["7", "8"]
     assert rows[1]["extra_info"] == {"split": "test", "index": 1, **row(8)}

@@ -6,12 +6,10 @@ import gzip
 import json
 import os
 import unicodedata
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,18 +24,17 @@ from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.token_bound import TokenBound
 from strop.data.encoding.truncation import fit_prompts
 from strop.data.epoch_order import EpochOrder
-from strop.data.sources import file_conversion, files, mapped_rows
+from strop.data.sources import csv_file, file_conversion, files, mapped_rows
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
 from strop.data.taskset import TaskSet, load_taskset
 from strop.errors import DataError
-from tests.data.conftest import WriteLines
 
 ROWS = [{"question": "one " * (i % 9 + 1) + str(i), "answer": i if i % 2 else str(i)} for i in range(40)]
 
 
 @pytest.fixture(autouse=True)
-def small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(tmp_path, monkeypatch):
     """Every file is large, and batches of its Arrow file are small."""
     monkeypatch.setenv("STROP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(files, "MAPPED_FROM_BYTES", 1)
@@ -46,12 +43,10 @@ def small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ROWS_PER_BATCH", 3)
 
 
-def entries(tmp_path: Path) -> list[str]:
-    return (
-        sorted(entry.name for entry in (tmp_path / "cache").iterdir())
-        if (tmp_path / "cache").exists()
-        else []
-    )
+@pytest.fixture
+def entries(tmp_path):
+    """The names of the cache's entries."""
+    return lambda: sorted(entry.name for entry in (tmp_path / "cache").glob("*"))
 
 
 def both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[DatasetRows, DatasetRows]:
@@ -78,11 +73,21 @@ def assert_same(mapped: DatasetRows, plain: DatasetRows, columns: list[str]) -> 
         mapped[len(plain)]
 
 
+@pytest.mark.parametrize("last", ["", "7", "1.5", "true", "x", str(2**64)])
+@pytest.mark.parametrize("first", ["", "0", "-3", "False", "y"])
+def test_the_types_of_csv_are_those_of_the_whole_file(first, last, tmp_path, monkeypatch):
+    """The columns are converted in chunks, whose values alone may have other types."""
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "".join(f"{value},{i}\n" for i, value in enumerate([first, first, last])))
+    monkeypatch.setattr(csv_file, "ROWS_PER_CHUNK", 2)
+    monkeypatch.setattr(file_conversion, "ROWS_PER_CHUNK", 2)
+    mapped, plain = both(path, monkeypatch)
+    assert [repr(mapped[i]) for i in range(3)] == [repr(plain[i]) for i in range(3)]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "csv", "parquet"])
-def test_the_rows_are_those_of_the_file(
-    count: int, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rows_are_those_of_the_file(count, suffix, tmp_path, monkeypatch):
     path = tmp_path / f"a.{suffix}"
     if suffix == "csv":
         path.write_text("a,b\n" + "".join(f'"{i},\n",00{i}\n' for i in range(count)))
@@ -101,12 +106,10 @@ def test_the_rows_are_those_of_the_file(
     assert_same(mapped, plain, ["a"])
 
 
-def test_a_file_is_converted_once_per_version(
-    write_lines: WriteLines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_converted_once_per_version(write_lines, entries, monkeypatch):
     path = write_lines("a.jsonl", ROWS)
     first = read_rows(TasksetConfig(path=str(path)))
-    assert len(entries(tmp_path)) == 1
+    assert len(entries()) == 1
     with monkeypatch.context() as patch:
         patch.setattr(file_conversion, "iterate_lines", None)
         again = read_rows(TasksetConfig(path=str(path)))
@@ -117,7 +120,7 @@ def test_a_file_is_converted_once_per_version(
     assert first[39] == ROWS[39], "a run that has begun keeps its rows"
 
 
-def test_a_remote_file_is_converted_once_per_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_file_is_converted_once_per_version(monkeypatch):
     memory = fsspec.filesystem("memory")
     url = "memory://test-large-files/a.jsonl"
     memory.pipe_file(url, b'{"a": 1}\n')
@@ -130,16 +133,14 @@ def test_a_remote_file_is_converted_once_per_version(monkeypatch: pytest.MonkeyP
     memory.rm(url)
 
 
-def test_a_malformed_line_is_named_and_leaves_no_entry(write_lines: WriteLines, tmp_path: Path) -> None:
+def test_a_malformed_line_is_named_and_leaves_no_entry(write_lines, entries):
     path = write_lines("a.jsonl", [*ROWS, "{"])
     with pytest.raises(DataError, match="line 41 is not JSON"):
         read_rows(TasksetConfig(path=str(path)))
-    assert entries(tmp_path) == []
+    assert entries() == []
 
 
-def test_without_a_folder_for_the_cache_a_temporary_one_is_used(
-    write_lines: WriteLines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_folder_for_the_cache_a_temporary_one_is_used(write_lines, tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file, in which no folder can be made")
     rows = read_rows(TasksetConfig(path=str(write_lines("a.jsonl", ROWS))))
     assert rows[7] == ROWS[7]
@@ -152,14 +153,10 @@ def load(path: Path, tokenizer: PreTrainedTokenizerBase, **data: Any) -> TaskSet
 
 @pytest.mark.parametrize("rule", ["filter", "left", "middle"])
 @pytest.mark.parametrize("limit", [24, 400])
-def test_order_and_draws_are_those_of_encoding_everything_first(
-    rule: Any, limit: int, tokenizer: PreTrainedTokenizerBase, write_lines: WriteLines
-) -> None:
+def test_order_and_draws_are_those_of_encoding_everything_first(rule, limit, tokenizer, write_lines):
     path = write_lines("a.jsonl", ROWS)
-    encoder = PromptEncoder(tokenizer, "tokenizer")
-    whole = encoder.encode_all(
-        [ChatPrompt("", ({"role": "user", "content": row["question"]},)) for row in ROWS]
-    )
+    prompts = [ChatPrompt("", ({"role": "user", "content": row["question"]},)) for row in ROWS]
+    whole = PromptEncoder(tokenizer, "tokenizer").encode_all(prompts)
     expected = fit_prompts(whole, rule, limit, str)
     order = EpochOrder(len(expected.rows), seed=7, shuffle=True, incomplete="drop")
     assert limit == 400 or 0 < expected.num_overlong < 40
@@ -167,6 +164,7 @@ def test_order_and_draws_are_those_of_encoding_everything_first(
         order.position = 0
         taskset = load(path, tokenizer, overlong=rule, max_prompt_tokens=limit)
         assert (len(taskset), taskset.num_overlong) == (len(expected.rows), expected.num_overlong)
+        assert [task.id for task in taskset.all_tasks()] == [f"train:{row}" for row in expected.rows]
         for _ in range(10):
             tasks, indices = taskset.take(4), order.take(4).tolist()
             assert [task.id for task in tasks] == [f"train:{expected.rows[i]}" for i in indices]
@@ -175,17 +173,21 @@ def test_order_and_draws_are_those_of_encoding_everything_first(
                 assert task.answer == ROWS[expected.rows[i]]["answer"]
 
 
-def test_the_check_is_cached_until_what_it_depends_on_changes(
-    tokenizer: PreTrainedTokenizerBase, write_lines: WriteLines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked: list[int] = []
-    encode_longer = PromptEncoder.encode_longer
+def count_encoded(monkeypatch, method: str) -> list[int]:
+    """The number of prompts in each call of a method of PromptEncoder, as the calls come."""
+    encoded: list[int] = []
+    original = getattr(PromptEncoder, method)
 
-    def counted(self: PromptEncoder, prompts: Any, limit: int) -> Any:
-        checked.append(len(prompts))
-        return encode_longer(self, prompts, limit)
+    def counted(self: PromptEncoder, prompts: Any, *limit: int) -> Any:
+        encoded.append(len(prompts))
+        return original(self, prompts, *limit)
 
-    monkeypatch.setattr(PromptEncoder, "encode_longer", counted)
+    monkeypatch.setattr(PromptEncoder, method, counted)
+    return encoded
+
+
+def test_the_check_is_cached_until_what_it_depends_on_changes(tokenizer, write_lines, monkeypatch):
+    checked = count_encoded(monkeypatch, "encode_longer")
     path = write_lines("a.jsonl", ROWS)
     first = load(path, tokenizer)
     assert sum(checked) == 40
@@ -198,17 +200,8 @@ def test_the_check_is_cached_until_what_it_depends_on_changes(
     assert load(path, tokenizer).fingerprint != first.fingerprint
 
 
-def test_the_next_step_is_encoded_in_the_background(
-    tokenizer: PreTrainedTokenizerBase, write_lines: WriteLines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoded: list[int] = []
-    encode_all = PromptEncoder.encode_all
-
-    def counted(self: PromptEncoder, prompts: Any) -> Any:
-        encoded.append(len(prompts))
-        return encode_all(self, prompts)
-
-    monkeypatch.setattr(PromptEncoder, "encode_all", counted)
+def test_the_next_step_is_encoded_in_the_background(tokenizer, write_lines, monkeypatch):
+    encoded = count_encoded(monkeypatch, "encode_all")
     taskset = load(write_lines("a.jsonl", ROWS), tokenizer)
     assert encoded == [], "nothing is encoded before it is needed"
     taskset.take(5)
@@ -218,60 +211,51 @@ def test_the_next_step_is_encoded_in_the_background(
     assert encoded[:3] == [5, 5, 5] and sum(encoded) <= 20
 
 
-def with_normalizer(tokenizer: PreTrainedTokenizerBase, normalizer: Any) -> PreTrainedTokenizerFast:
+def changed(tokenizer, **parts: Any) -> PreTrainedTokenizerFast:
+    """The tokenizer with other parts."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.normalizer = normalizer
+    for name, part in parts.items():
+        setattr(backend, name, part)
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 @pytest.fixture(scope="module")
-def tokenizers(tokenizer: PreTrainedTokenizerBase) -> list[tuple[PreTrainedTokenizerBase, TokenBound | None]]:
+def tokenizers(tokenizer):
     """The tokenizer without and with NFC, each with its bound."""
-    both = (tokenizer, with_normalizer(tokenizer, normalizers.NFC()))
+    both = (tokenizer, changed(tokenizer, normalizer=normalizers.NFC()))
     return [(each, TokenBound.of(each, adds_special_tokens=False)) for each in both]
 
 
 @settings(max_examples=60)
 @given(text=st.text(st.characters(codec="utf-8")) | st.text("\u0958\u0344\ufb2c\U0001d160e\u0301 <|end|>"))
-def test_a_text_has_no_more_tokens_than_the_bound(
-    tokenizers: list[tuple[PreTrainedTokenizerBase, TokenBound | None]], text: str
-) -> None:
+def test_a_text_has_no_more_tokens_than_the_bound(tokenizers, text):
     for each, bound in tokenizers:
         assert bound is not None
         assert len(each(text, add_special_tokens=False)["input_ids"]) <= bound(text)
 
 
-def test_nfc_can_lengthen_a_text() -> None:
+def test_nfc_can_lengthen_a_text():
     text = "\U0001d160"  # a musical symbol, of four bytes
     assert len(unicodedata.normalize("NFC", text).encode()) == 12
 
 
 @pytest.mark.parametrize(
-    "change",
+    "parts",
     [
-        lambda backend: setattr(backend, "normalizer", normalizers.NFKC()),
-        lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.Whitespace()),
-        lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)),
-        lambda backend: setattr(backend, "model", models.WordLevel({"a": 0}, unk_token="a")),
+        {"normalizer": normalizers.NFKC()},
+        {"pre_tokenizer": pre_tokenizers.Whitespace()},
+        {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
+        {"model": models.WordLevel({"a": 0}, unk_token="a")},
     ],
+    ids=str,
 )
-def test_other_tokenizers_have_no_bound(
-    change: Callable[[Tokenizer], None], tokenizer: PreTrainedTokenizerBase
-) -> None:
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    change(backend)
-    assert TokenBound.of(PreTrainedTokenizerFast(tokenizer_object=backend), adds_special_tokens=False) is None
+def test_other_tokenizers_have_no_bound(parts, tokenizer):
+    assert TokenBound.of(changed(tokenizer, **parts), adds_special_tokens=False) is None
 
 
-def test_entries_that_were_not_used_for_a_month_are_deleted(write_lines: WriteLines, tmp_path: Path) -> None:
+def test_entries_that_were_not_used_for_a_month_are_deleted(write_lines, tmp_path, entries):
     read_rows(TasksetConfig(path=str(write_lines("a.jsonl", ROWS))))
-    (old,) = entries(tmp_path)
+    (old,) = entries()
     os.utime(tmp_path / "cache" / old / "entry.json", (0, 0))
     read_rows(TasksetConfig(path=str(write_lines("b.jsonl", ROWS))))
-    assert len(entries(tmp_path)) == 1 and old not in entries(tmp_path)
-
-
-def test_kept_rows_are_numbers_in_order(tokenizer: PreTrainedTokenizerBase, write_lines: WriteLines) -> None:
-    taskset = load(write_lines("a.jsonl", ROWS), tokenizer, overlong="filter", max_prompt_tokens=24)
-    numbers = np.array([int(task.id.split(":")[1]) for task in taskset.all_tasks()])
-    assert (np.diff(numbers) > 0).all()
+    assert len(entries()) == 1 and old not in entries()

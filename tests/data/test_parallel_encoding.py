@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.parallel_encoding import encode_prompts
@@ -22,21 +21,24 @@ class Dying(PromptEncoder):
         return []
 
 
-def prompts(count: int, taken: list[int]) -> Iterator[ChatPrompt]:
-    for i in range(count):
-        taken.append(i)
-        yield ChatPrompt(f"row {i}", ({"role": "user", "content": str(i)},))
+def prompts(contents: list[str], taken: list[int]) -> Iterator[ChatPrompt]:
+    for number, content in enumerate(contents):
+        taken.append(number)
+        yield ChatPrompt(f"row {number}", ({"role": "user", "content": content},))
 
 
 @pytest.mark.slow
-def test_prompts_are_read_only_as_fast_as_they_are_encoded(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_prompts_are_read_as_fast_as_they_are_encoded_and_an_error_names_its_row(tokenizer):
+    encoder = PromptEncoder(tokenizer, "{% if messages[0].content == 'bad' %}{{ bad.bad.bad }}{% endif %}x")
     taken: list[int] = []
-    encoded = encode_prompts(PromptEncoder(tokenizer, "none"), prompts(20_000, taken), workers=2, limit=0)
-    assert tokenizer.decode(next(encoded)) == "0"
+    contents = [*map(str, range(3900)), "bad", "4"]
+    encoded = encode_prompts(encoder, prompts(contents, taken), workers=2, limit=0)
+    assert tokenizer.decode(next(encoded)) == "x"
     assert len(taken) <= 256 * 6
-    encoded.close()
+    with pytest.raises(DataError, match="row 3900: the chat template cannot render this prompt: "):
+        list(encoded)
 
 
-def test_a_worker_that_dies_is_reported(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_worker_that_dies_is_reported(tokenizer):
     with pytest.raises(DataError, match=r"ended before its work was done.*tokenize_workers: 1"):
-        list(encode_prompts(Dying(tokenizer, "none"), prompts(10, []), workers=2, limit=0))
+        list(encode_prompts(Dying(tokenizer, "none"), prompts(["a"] * 10, []), workers=2, limit=0))

@@ -12,12 +12,12 @@ from strop.data.progress_bar import with_progress_bar
     ("terminal", "show_after_seconds", "shown"), [(True, 0.0, True), (True, 60.0, False), (False, 0.0, False)]
 )
 def test_where_a_bar_is_shown(
-    terminal: bool,
-    show_after_seconds: float,
-    shown: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    terminal,
+    show_after_seconds,
+    shown,
+    monkeypatch,
+    capsys,
+):
     # rich reads all of these: without them the result would depend on the terminal that runs the tests.
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_INTERACTIVE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
 
 from strop.config.schema.data import DataConfig, TasksetConfig
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.template_bound import TemplateBound
 from strop.data.taskset import load_taskset
 from strop.errors import DataError
-from tests.data.conftest import WriteLines
 
 CHATML = (
     "{%- if tools %}{{ tools | tojson }}{% endif %}"
@@ -66,7 +64,7 @@ contents = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
 
 
 @pytest.fixture(scope="module")
-def bounds(tokenizer: PreTrainedTokenizerBase) -> dict[str, TemplateBound]:
+def bounds(tokenizer):
     return {each: TemplateBound(each, {**tokenizer.special_tokens_map, **ARGS}) for each in BOUNDED}
 
 
@@ -75,40 +73,32 @@ def bounds(tokenizer: PreTrainedTokenizerBase) -> dict[str, TemplateBound]:
     texts=st.lists(contents, min_size=1, max_size=3),
     roles=st.sampled_from([("system", "user", "user"), ("user", "user", "user"), ("user", "system", "user")]),
 )
-def test_no_prompt_is_longer_than_its_bound(
-    tokenizer: PreTrainedTokenizerBase,
-    bounds: dict[str, TemplateBound],
-    texts: list[str],
-    roles: tuple[str, ...],
-) -> None:
+def test_no_prompt_is_longer_than_its_bound(tokenizer, bounds, texts, roles):
     messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
-    roles = roles[: len(texts)]
     for template in BOUNDED:
-        bound = bounds[template](roles)
+        bound = bounds[template](roles[: len(texts)])
         assert bound is not None, template
-        shown = tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=True, **ARGS
-        )
-        at_most = bound.fixed_bytes + sum(
-            times * len(text.encode()) for times, text in zip(bound.times, texts, strict=False)
-        )
-        trims = "trim" in template or "strip" in template
+        options = {"tokenize": False, "add_generation_prompt": True, **ARGS}
+        shown = tokenizer.apply_chat_template(messages, chat_template=template, **options)
         num_bytes = len(str(shown).encode())
+        lengths = [times * len(text.encode()) for times, text in zip(bound.times, texts, strict=False)]
+        at_most = bound.fixed_bytes + sum(lengths)
+        trims = "trim" in template or "strip" in template
         assert num_bytes <= at_most if trims else num_bytes == at_most
 
 
-def test_times_and_fixed_bytes_by_hand() -> None:
+def test_times_and_fixed_bytes_by_hand():
     bound = TemplateBound("<{{ messages[0].content }}é{{ messages[0].content + '!' }}>", {})(("user",))
     assert bound is not None
     assert (bound.fixed_bytes, bound.fixed_is_ascii, bound.times) == (len("<é!>".encode()), False, (2, 1))
 
 
 @pytest.mark.parametrize("what", READ)
-def test_a_template_that_reads_a_content_has_no_bound(what: str) -> None:
+def test_a_template_that_reads_a_content_has_no_bound(what):
     assert TemplateBound(READ[what], {})(("user",)) is None
 
 
-def test_a_bound_is_that_of_the_roles() -> None:
+def test_a_bound_is_that_of_the_roles():
     """CHATML reads the contents of the assistant only."""
     bound = TemplateBound(CHATML, {})
     assert bound(("user", "assistant", "user")) is None
@@ -116,25 +106,14 @@ def test_a_bound_is_that_of_the_roles() -> None:
 
 
 @pytest.mark.parametrize("template", [*BOUNDED, READ["a search"], READ["a filter that lengthens"]])
-def test_bounds_change_no_result(
-    template: str,
-    tokenizer: PreTrainedTokenizerBase,
-    write_lines: WriteLines,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bounds_change_no_result(template, tokenizer, write_lines, monkeypatch):
     """The rows that are kept, their order and tokens are those of rendering and encoding every prompt."""
     rows = [{"question": "x é" * (7 * i % 60 if i % 2 else 0) + f" {i} ", "answer": i} for i in range(60)]
-    path = write_lines(
-        "rows.jsonl", [*rows, {"question": [{"role": "user", "content": "one", "name": "a"}], "answer": 1}]
-    )
+    named = {"question": [{"role": "user", "content": "one", "name": "a"}], "answer": 1}
+    path = write_lines("rows.jsonl", [*rows, named])
     section = TasksetConfig(path=str(path), prompt="question", reply_prefix="So")
-    data = DataConfig(
-        train=section,
-        max_prompt_tokens=130 if template in BOUNDED else 60,
-        overlong="filter",
-        chat_template=template + " ",
-        chat_template_args=ARGS,
-    )
+    limits = {"max_prompt_tokens": 130 if template in BOUNDED else 60, "overlong": "filter"}
+    data = DataConfig(train=section, chat_template=template + " ", chat_template_args=ARGS, **limits)
 
     def taskset() -> Any:
         loaded = load_taskset(section, data, tokenizer, seed=3, shuffle=True)
@@ -153,9 +132,7 @@ def test_bounds_change_no_result(
     assert sum(encoded) == 61 and "filtered" in quick[0]
 
 
-def test_a_prompt_that_is_no_text_is_named_whether_or_not_it_is_short(
-    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_that_is_no_text_is_named_whether_or_not_it_is_short(tokenizer, monkeypatch):
     encoder = PromptEncoder(tokenizer, CHATML)
     good, bad = (
         ChatPrompt(f"row {i}", ({"role": "user", "content": text},)) for i, text in enumerate("a\ud800")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -34,16 +32,14 @@ def where(row: int) -> str:
         ("middle", 1, [9]),
     ],
 )
-def test_truncation_by_hand(rule: Any, limit: int, kept: list[int]) -> None:
+def test_truncation_by_hand(rule, limit, kept):
     assert truncate_prompt(np.arange(10, dtype=np.int32), rule, limit).tolist() == kept
 
 
 @given(
     st.lists(st.integers(1, 20), min_size=1), st.integers(1, 20), st.sampled_from(["left", "right", "middle"])
 )
-def test_truncation_keeps_every_row_and_changes_only_long_prompts(
-    lengths: list[int], limit: int, rule: Any
-) -> None:
+def test_truncation_keeps_every_row_and_changes_only_long_prompts(lengths, limit, rule):
     prompts = prompts_of(lengths)
     fitted = fit_prompts(prompts, rule, limit, where)
     assert fitted.rows == tuple(range(len(lengths)))
@@ -55,7 +51,7 @@ def test_truncation_keeps_every_row_and_changes_only_long_prompts(
 
 
 @given(st.lists(st.integers(1, 20), min_size=1), st.integers(1, 20))
-def test_filter_counts(lengths: list[int], limit: int) -> None:
+def test_filter_counts(lengths, limit):
     short = [row for row, length in enumerate(lengths) if length <= limit]
     if not short:
         with pytest.raises(DataError, match=f"{len(lengths)} of {len(lengths)} prompts are too long"):
@@ -67,7 +63,7 @@ def test_filter_counts(lengths: list[int], limit: int) -> None:
     assert fitted.num_overlong == len(lengths) - len(short)
 
 
-def test_error_names_the_first_row_and_the_longest() -> None:
+def test_error_names_the_first_row_and_the_longest():
     with pytest.raises(DataError) as error:
         fit_prompts(prompts_of([3, 12, 4, 30]), "error", 10, where)
     message = str(error.value)
@@ -78,6 +74,6 @@ def test_error_names_the_first_row_and_the_longest() -> None:
     assert "filter" in message
 
 
-def test_nothing_is_too_long_at_the_limit() -> None:
+def test_nothing_is_too_long_at_the_limit():
     fitted = fit_prompts(prompts_of([10, 10]), "error", 10, where)
     assert (fitted.rows, fitted.num_overlong) == ((0, 1), 0)

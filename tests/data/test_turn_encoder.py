@@ -35,12 +35,8 @@ def tokenizer(tmp_path_factory):
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def encoder(tokenizer, tmp_path, template) -> TurnEncoder:
-    if isinstance(template, Path):
-        return TurnEncoder(tokenizer, str(template))
-    file = tmp_path / "template.jinja"
-    file.write_text(template)
-    return TurnEncoder(tokenizer, str(file))
+def encoder(tokenizer, template):
+    return TurnEncoder(tokenizer, str(template))
 
 
 def reply_ids(tokenizer, text, *, ended=True):
@@ -68,10 +64,8 @@ WORDS = st.text(
     with_tools=st.booleans(),
 )
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, TOOLS_TEMPLATE], ids=["tiny", "tools"])
-def test_the_tokens_equal_those_of_the_whole_rendering(
-    tokenizer, tmp_path_factory, template, turns, new, with_tools
-):
-    turn_encoder = encoder(tokenizer, tmp_path_factory.mktemp("t"), template)
+def test_the_tokens_equal_those_of_the_whole_rendering(tokenizer, template, turns, new, with_tools):
+    turn_encoder = encoder(tokenizer, template)
     tools = (TOOL,) if with_tools and isinstance(template, Path) else ()
     messages = [user("begin")]
     ids = turn_encoder.encode_prompt(messages, tools)
@@ -92,77 +86,68 @@ def test_the_tokens_equal_those_of_the_whole_rendering(
     assert [*ids, *drawn, *between] == whole.tolist()
 
 
-def test_sampled_tokens_stay_although_their_text_would_be_encoded_differently(tokenizer, tmp_path):
-    turn_encoder = encoder(tokenizer, tmp_path, CHAT_TEMPLATE)
+def test_sampled_tokens_stay_although_their_text_would_be_encoded_differently(tokenizer):
     letters = [tokenizer.convert_tokens_to_ids(letter) for letter in "four"]
     assert tokenizer("four", add_special_tokens=False)["input_ids"] != letters
     drawn = np.array([*letters, tokenizer.eos_token_id], np.int32)
-    between = turn_encoder.encode_continuation([user("2+2"), assistant("four")], [user("sure?")], (), drawn)
+    conversation = [user("2+2"), assistant("four")], [user("sure?")]
+    between = encoder(tokenizer, CHAT_TEMPLATE).encode_continuation(*conversation, (), drawn)
     assert tokenizer.decode([*drawn, *between]) == "four<|end|>\n<|user|>\nsure?<|end|>\n<|assistant|>\n"
 
 
-def test_a_truncated_reply_gets_an_end_token(tokenizer, tmp_path):
-    turn_encoder = encoder(tokenizer, tmp_path, CHAT_TEMPLATE)
-    drawn = reply_ids(tokenizer, "it is", ended=False)
-    between = turn_encoder.encode_continuation([user("2+2"), assistant("it is")], [user("go on")], (), drawn)
-    assert tokenizer.decode(between).startswith("<|end|>\n<|user|>\n")
+SURE = "\n<|user|>\nsure?<|end|>\n<|assistant|>\n"
 
 
-def test_no_new_message_starts_another_reply(tokenizer, tmp_path):
-    turn_encoder = encoder(tokenizer, tmp_path, CHAT_TEMPLATE)
-    between = turn_encoder.encode_continuation([user("a"), assistant("b")], [], (), reply_ids(tokenizer, "b"))
-    assert tokenizer.decode(between) == "\n<|assistant|>\n"
+@pytest.mark.parametrize(
+    ("template", "said", "ended", "asked", "expected"),
+    [
+        (CHAT_TEMPLATE, "it is", False, [user("sure?")], f"<|end|>{SURE}"),  # a truncated reply
+        (CHAT_TEMPLATE, "b", True, [], "\n<|assistant|>\n"),  # another reply
+        (THINKING, "<think>hm</think>4", True, [user("sure?")], SURE),  # rewrites earlier replies
+        (NO_END, "b", False, [user("c")], "\nuser: c\nassistant:"),
+    ],
+)
+def test_a_continuation_has_what_follows_the_sampled_tokens(
+    tokenizer, template, said, ended, asked, expected
+):
+    drawn = reply_ids(tokenizer, said, ended=ended)
+    between = encoder(tokenizer, template).encode_continuation([user("a"), assistant(said)], asked, (), drawn)
+    assert tokenizer.decode(between) == expected
 
 
-def test_a_template_that_rewrites_earlier_replies_does_not_change_sampled_tokens(tokenizer, tmp_path):
-    turn_encoder = encoder(tokenizer, tmp_path, THINKING)
-    text = "<think>hm</think>4"
-    between = turn_encoder.encode_continuation(
-        [user("2+2"), assistant(text)], [user("sure?")], (), reply_ids(tokenizer, text)
+def test_special_tokens_of_earlier_replies_are_not_given_to_the_template(tokenizer):
+    """gpt-oss's template refuses its channels in a content."""
+    refuses = CHAT_TEMPLATE.replace(
+        "%}<|", "%}{% if '<|user|>' in message.content %}{{ raise_exception('tags') }}{% endif %}<|", 1
     )
-    assert tokenizer.decode(between) == "\n<|user|>\nsure?<|end|>\n<|assistant|>\n"
+    conversation = [user("a"), assistant("<|user|>b"), user("c"), assistant("d")]
+    drawn = reply_ids(tokenizer, "d")
+    between = encoder(tokenizer, refuses).encode_continuation(conversation, [user("sure?")], (), drawn)
+    assert tokenizer.decode(between) == SURE
 
 
-def test_a_template_without_end_tokens_works_too(tokenizer, tmp_path):
-    turn_encoder = encoder(tokenizer, tmp_path, NO_END)
-    between = turn_encoder.encode_continuation(
-        [user("a"), assistant("b")], [user("c")], (), reply_ids(tokenizer, "b", ended=False)
-    )
-    assert tokenizer.decode(between) == "\nuser: c\nassistant:"
+ALL = "{% for m in messages %}{{ m.content }}"
 
 
 @pytest.mark.parametrize(
     ("template", "error", "words"),
     [
+        (ALL.replace("%}", "if m.role != 'assistant' %}", 1) + "{% endfor %}", ModelError, "omits replies"),
+        (ALL + "{{ m.content }}{% endfor %}", ModelError, "repeats replies"),
         (
-            "{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}",
-            ModelError,
-            "omits replies",
-        ),
-        ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", ModelError, "repeats replies"),
-        (
-            "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}",
+            ALL.replace("%}", "if m.role != 'tool' %}", 1) + "{% endfor %}",
             ModelError,
             "does not render messages of the role 'tool'",
         ),
         (
-            "{% for m in messages %}{% if m.role == 'tool' %}"
-            "{{ raise_exception('no tools here') }}{% endif %}"
-            "{{ m.content }}{% endfor %}",
+            ALL + "{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}{% endfor %}",
             DataError,
             r"no tools here \(messages of user, assistant, tool\)",
         ),
+        ("none", ModelError, "chat_template: none encodes one plain text"),
     ],
 )
-def test_an_unsuitable_template_is_refused(tokenizer, tmp_path, template, error, words):
-    turn_encoder = encoder(tokenizer, tmp_path, template)
+def test_an_unsuitable_template_is_refused(tokenizer, template, error, words):
     said, new = [user("a"), assistant("b")], [{"role": "tool", "content": "4"}]
     with pytest.raises(error, match=words):
-        turn_encoder.encode_continuation(said, new, (), reply_ids(tokenizer, "b"))
-
-
-def test_plain_text_has_no_second_turn(tokenizer):
-    with pytest.raises(ModelError, match=r"chat_template: none encodes one plain text"):
-        TurnEncoder(tokenizer, "none").encode_continuation(
-            [user("a"), assistant("b")], [user("c")], (), reply_ids(tokenizer, "b")
-        )
+        encoder(tokenizer, template).encode_continuation(said, new, (), reply_ids(tokenizer, "b"))

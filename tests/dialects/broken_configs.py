@@ -47,40 +47,14 @@ VALUES: tuple[Any, ...] = (
     ),
     *("${oc.env:STROP_TEST_NONE}", "${oc.env:STROP_TEST_NONE,3}", "${nosuch:1}", "${.x}", "${..}", "???"),
     *(
-        "20 steps",
-        "3 epochs",
-        "10 %",
-        "never",
-        "0 steps",
-        "grpo",
-        "file.py:name",
-        "a.b.c",
-        "../..",
-        "/",
-        "s3://b",
+        *("20 steps", "3 epochs", "10 %", "never", "0 steps", "grpo", "file.py:name", "a.b.c", "../.."),
+        *("/", "s3://b"),
     ),
     *([], [1], [None], ["a", 2], [[]], [{}], {}, {"a": 1}, {"type": "adamw"}, {"path": "x"}, {"": 1}, {1: 2}),
 )
 TEXTS = (
-    "\t",
-    ":",
-    "- ",
-    "{",
-    "}",
-    "[",
-    "]",
-    "'",
-    '"',
-    "&a ",
-    "*a",
-    "!x ",
-    "!!int ",
-    "<<: ",
-    "\n",
-    "#",
-    "%",
-    "|",
-    "?",
+    *("\t", ":", "- ", "{", "}", "[", "]", "'", '"', "&a ", "*a", "!x ", "!!int ", "<<: ", "\n", "#"),
+    *("%", "|", "?"),
 )
 
 
@@ -250,19 +224,8 @@ def refer(values: Any, rng: random.Random, dialect: str) -> None:
 def other_kind(values: Any, rng: random.Random, dialect: str) -> None:
     """Switch the algorithm, schedule or engine, so that other keys are active."""
     kinds = (
-        "ppo",
-        "gae",
-        "grpo",
-        "opmd",
-        "remax",
-        "mix",
-        "sft",
-        "dpo",
-        "explore",
-        "train",
-        "sql",
-        "cosine",
-        "fsdp2",
+        *("ppo", "gae", "grpo", "opmd", "remax", "mix", "sft", "dpo", "explore", "train", "sql"),
+        *("cosine", "fsdp2"),
     )
     names = ("type", "algorithm_type", "adv_estimator", "algorithm_adv_estimator", "mode", "storage_type")
     ways = [way for way in _ways(values) if way[-1] in names]

@@ -1,4 +1,4 @@
-"""Fixtures: a run file and a Trinity file."""
+"""Fixtures: an empty folder with the files that configurations name, on a machine without GPUs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.conftest import run_file
+from strop.config.plan.machine import Machine, Node
 
 from .trinity_file import BASE
 
-__all__ = ["run_file", "trinity_file"]
+DEEPSPEED = '{"zero_optimization": {"stage": 3}}'
 
 
-@pytest.fixture
-def trinity_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Write `t.yaml` in an empty folder and simulate a machine without a GPU."""
-    monkeypatch.setattr("strop.dialects.verl.gpus.count_cuda_devices", lambda: 0)
-    for name in ("STROP_HERE", "TRINITY_CHECKPOINT_ROOT_DIR"):
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The current folder, with Trinity's `t.yaml` and DeepSpeed's `ds.json`."""
+    monkeypatch.setattr(
+        "strop.config.plan.machine._local_machine", lambda: Machine((Node("this machine", 0),))
+    )
+    for name in ("STROP_HERE", "TRINITY_CHECKPOINT_ROOT_DIR", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     Path("t.yaml").write_text(BASE)
+    Path("ds.json").write_text(DEEPSPEED)
+    return tmp_path

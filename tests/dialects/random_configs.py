@@ -141,6 +141,12 @@ def _values(row: KeyMapping) -> tuple[Any, ...]:
     return tuple(found) or (None,)
 
 
+_NOT_WRITTEN = {
+    "verl_trainer": ("data_image_key",),
+}
+"""Keys that a dialect reads, and that conversion to it reports as not supported."""
+
+
 def rows_of(dialect: str) -> list[KeyMapping]:
     """The rows that are drawn: mapped, and no section of others. One reward scores all tasks of a run, and
     stages would make several of it."""
@@ -161,6 +167,7 @@ def configurations(draw: st.DrawFn, name: str) -> Values:
     rows = rows_of(name.split()[0])
     chosen = draw(st.lists(st.sampled_from(rows), max_size=8, unique_by=lambda row: row.key))
     drawn = {row.key: draw(st.sampled_from(_values(row))) for row in chosen}
+    drawn = {key: value for key, value in drawn.items() if key not in _NOT_WRITTEN.get(name, ())}
     if name in COMPONENTS:
         drawn = {key: value for key, value in drawn.items() if value is not None}
     if any(key.startswith(_EVAL) for key in drawn):

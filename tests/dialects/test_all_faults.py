@@ -18,13 +18,6 @@ Expected = dict[FaultKind, list[str]]
 UNKNOWN, TYPE, REFUSED, PLACEMENT = FaultKind
 
 
-@pytest.fixture(autouse=True)
-def one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STROP_HERE", raising=False)
-    monkeypatch.setattr("strop.dialects.verl.gpus.count_cuda_devices", lambda: 0)
-    monkeypatch.setattr("strop.config.load.loader.count_cuda_devices", lambda: 0)
-
-
 def check(error: ConfigError, expected: Expected) -> None:
     """Each fault contains its expected text, and the message has them under the headings of their kinds."""
     for kind in FaultKind:
@@ -56,7 +49,7 @@ def test_verl() -> None:
                 "+actor_rollout_ref.rollout.frobnicate=1",
                 "data.train_batch_size=sixty",
                 "actor_rollout_ref.actor.use_kl_loss=perhaps",
-                "actor_rollout_ref.actor.optim.total_training_steps=5",
+                "actor_rollout_ref.rollout.response_length=5",
                 "actor_rollout_ref.actor.optim.lr=-1",
                 "actor_rollout_ref.rollout.tensor_model_parallel_size=4",
             ]
@@ -71,7 +64,7 @@ def test_verl() -> None:
             ],
             TYPE: ["data.train_batch_size must be an integer", "use_kl_loss must be true or false"],
             REFUSED: [
-                "total_training_steps=5 is not supported",
+                "response_length=5 is not supported",
                 "override actor_rollout_ref.actor.optim.lr=-1: must be greater than or equal to 0, got -1",
             ],
             PLACEMENT: ["actor_rollout_ref.rollout.tensor_model_parallel_size=4"],
@@ -183,3 +176,28 @@ def test_many_unknown_keys_are_counted() -> None:
     with pytest.raises(ConfigError) as caught:
         read_verl([*VERL, *(f"zzz{number}=1" for number in range(100))], here=True)
     assert str(caught.value).splitlines()[-1] == "and 75 more."
+
+
+def test_notices_on_an_error() -> None:
+    """Notices about values without a fault; one that depends on a value with a fault is not known."""
+    entropy = "actor_rollout_ref.actor.kl_loss_coef=0.5"  # whether it has an effect, use_kl_loss decides
+    faulty = ["data.train_batch_size=sixty", "actor_rollout_ref.actor.use_kl_loss=perhaps"]
+    with pytest.raises(ConfigError) as caught:
+        read_verl([*VERL, *faulty, entropy, "actor_rollout_ref.actor.use_torch_compile=False"], here=True)
+    told = "override actor_rollout_ref.actor.use_torch_compile=False: accepted without effect: nothing is compiled."
+    assert caught.value.notices == (told,)
+    Path("t.yaml").write_text(BASE + "log: {level: INFO}\nstages:\n- {stage_name: a, mode: train}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_trinity(Path("t.yaml"), ["model.max_prompt_tokens=many"], here=True)
+    assert len(caught.value.notices) == len(set(caught.value.notices)) > 0
+    arguments = [
+        "--data_train_files=t.jsonl",
+        "--data_val_files=v.jsonl",
+        "--actor_model_path=m",
+        "--rollout_n=x",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        read_component("rft_trainer", [*arguments, "--actor_strategy=fsdp"], here=True)
+    assert caught.value.notices == (
+        "override --actor_strategy=fsdp: accepted without effect: a single process trains.",
+    )

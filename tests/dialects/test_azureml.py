@@ -1,259 +1,50 @@
-"""Tests of the components' inputs: conversion to run-file fields, argument parsing, refusals and
-placement."""
+"""AzureML's components: arguments, files, DeepSpeed, outputs, packages, and the commands of the documentation."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from strop.config.schema.checkpoint import BestCheckpointConfig
+from strop.cli.main import app
+from strop.config.plan.machine import GIB, Machine, Node
+from strop.config.save import save_resolved
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.optimizer import AdamWConfig
-from strop.config.schema.policy_gradient import AdaptiveKlConfig, KlLossConfig, KlRewardConfig
-from strop.config.schema.policy_loss import ClippedLossConfig
-from strop.config.units import Amount
 from strop.data.encoding.chat_template import PromptEncoder
+from strop.dialects.azureml.component import to_argument
 from strop.dialects.azureml.components import COMPONENTS
-from strop.dialects.azureml.grpo_converters import CHAT_TEMPLATE, SYSTEM_PROMPT
+from strop.dialects.azureml.grpo_converters import SYSTEM_PROMPT
 from strop.dialects.azureml.model_folder import find_model
+from strop.dialects.azureml.outputs import link_or_copy
 from strop.dialects.azureml.reader import read_component
+from strop.dialects.azureml.requirements import install_packages
 from strop.dialects.job import Job
-from strop.errors import ConfigError, PlacementError, StropError
+from strop.dialects.ledger.key_mapping import UNSET
+from strop.errors import ConfigError, PlacementError
 from strop.models.loading import load_tokenizer
 from strop.models.tiny import make_model
 from strop.rewards.scorer import Scorer
 from tests.datasets import data_folder
 from tests.rewards.builders import group
 
-NEEDED = {
-    "rft_trainer": ["--data_train_files=t.jsonl", "--data_val_files=v.jsonl", "--actor_model_path=m"],
-    "verl_trainer": ["--data_train_files=t.jsonl", "--data_val_files=v.jsonl", "--actor_model_path=m"],
-    "grpo": ["--dataset_train_split=t.jsonl", "--dataset_validation_split=v.jsonl", "--model_name_or_path=m"],
-}
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("strop.dialects.verl.gpus.count_cuda_devices", lambda: 0)
-    monkeypatch.delenv("STROP_HERE", raising=False)
-    monkeypatch.chdir(tmp_path)
-    Path("ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+from .meaning.test_meaning import NEEDED
+from .pages import page_copy
 
 
 def read(name: str, *words: str, here: bool = True) -> Job:
-    deepspeed = ["--deepspeed_config=ds.json"] if name == "grpo" else []
-    return read_component(name, [*NEEDED[name], *deepspeed, *words], here=here)
-
-
-def value(job: Job, field: str) -> Any:
-    found: Any = job.loaded.run
-    for part in field.split("."):
-        found = found[int(part)] if part.isdigit() else getattr(found, part)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("component", "words", "field", "expected"),
-    [
-        ("rft_trainer", [], "algorithm.type", "grpo"),
-        ("rft_trainer", ["--algorithm_adv_estimator", "reinforce_plus_plus"], "algorithm.gamma", 1.0),
-        ("rft_trainer", [], "algorithm.kl_loss", KlLossConfig(coef=0.01)),
-        ("rft_trainer", [], "algorithm.kl_reward", None),
-        ("rft_trainer", ["--actor_use_kl_loss=false"], "algorithm.kl_loss", None),
-        ("rft_trainer", ["--actor_use_kl_loss=false"], "algorithm.kl_reward", None),
-        (
-            "rft_trainer",
-            ["--algorithm_use_kl_in_reward=True"],
-            "algorithm.kl_reward",
-            KlRewardConfig(coef=0.001, adaptive=AdaptiveKlConfig()),
-        ),
-        ("rft_trainer", ["--algorithm_use_kl_in_reward=True"], "algorithm.kl_loss.coef", 0.01),
-        ("rft_trainer", [], "algorithm.rollouts_per_task", 5),
-        ("rft_trainer", [], "checkpoint.every", Amount(20, "epochs")),
-        ("rft_trainer", ["--trainer_save_freq=-1"], "checkpoint.every", None),
-        ("rft_trainer", ["--trainer_test_freq", "2"], "evaluate.every", Amount(2, "epochs")),
-        ("rft_trainer", [], "checkpoint.export", True),
-        ("rft_trainer", [], "trainer.duration", Amount(7, "epochs")),
-        ("rft_trainer", ["--total_training_steps", "9"], "trainer.duration", Amount(9, "steps")),
-        ("rft_trainer", [], "trainer.tasks_per_step", 512),
-        ("rft_trainer", [], "trainer.tasks_per_update", 128),
-        ("rft_trainer", [], "trainer.microbatch", Amount(10, "sequences")),
-        ("rft_trainer", [], "trainer.optimizer.lr", 3e-6),
-        ("rft_trainer", ["--actor_optim_lr", "1e-5"], "trainer.optimizer.lr", 1e-5),
-        ("rft_trainer", [], "data.overlong", "filter"),
-        ("rft_trainer", ["--data_filter_overlong_prompts", "false"], "data.overlong", "error"),
-        ("rft_trainer", [], "model.lora.rank", 64),
-        ("rft_trainer", ["--actor_model_lora_rank", "0"], "model.lora", None),
-        (
-            "rft_trainer",
-            ["--actor_model_target_modules=[q_proj,v_proj]"],
-            "model.lora.targets",
-            ("q_proj", "v_proj"),
-        ),
-        ("rft_trainer", ["--actor_model_target_modules=.*_proj"], "model.lora.targets", ".*_proj"),
-        ("rft_trainer", [], "model.gradient_checkpointing", True),
-        ("rft_trainer", [], "rollout.engine.dtype", "bfloat16"),
-        ("rft_trainer", [], "data.eval.0.sampling.temperature", 0.7),
-        ("rft_trainer", [], "data.eval.0.sampling.top_p", 0.7),
-        ("rft_trainer", ["--rollout_val_temperature", "0"], "data.eval.0.sampling.temperature", 0.0),
-        ("rft_trainer", [], "algorithm.entropy_coef", 0.0),
-        ("rft_trainer", ["--intermediate_folder", "inter"], "folder", "inter"),
-        ("verl_trainer", [], "checkpoint.every", Amount(20, "steps")),
-        ("verl_trainer", [], "evaluate.every", Amount(5, "steps")),
-        ("verl_trainer", [], "trainer.duration", Amount(15, "epochs")),
-        ("verl_trainer", [], "data.eval.0.sampling.temperature", 0.0),
-        ("verl_trainer", [], "model.lora.exclude", ".*visual.*"),
-        ("verl_trainer", [], "checkpoint.export", False),
-        ("verl_trainer", ["--algorithm_adv_estimator=grpo_passk"], "algorithm.type", "grpo_passk"),
-        (
-            "verl_trainer",
-            ["--algorithm_use_kl_in_reward=True"],
-            "algorithm.kl_reward",
-            KlRewardConfig(coef=0.001),
-        ),
-        ("grpo", [], "algorithm.rollouts_per_task", 4),
-        ("grpo", [], "trainer.tasks_per_step", 2),
-        ("grpo", ["--gradient_accumulation_steps", "4"], "trainer.tasks_per_step", 8),
-        ("grpo", [], "trainer.epochs_per_step", 3),
-        ("grpo", [], "trainer.duration", Amount(4, "epochs")),
-        ("grpo", ["--num_train_epochs", "0.5"], "trainer.duration", Amount(0.5, "epochs")),
-        ("grpo", ["--max_steps", "-1"], "trainer.duration", Amount(4, "epochs")),
-        ("grpo", ["--max_steps", "7"], "trainer.duration", Amount(7, "updates")),
-        ("grpo", [], "trainer.schedule.type", "cosine"),
-        ("grpo", [], "trainer.schedule.interval", "updates"),
-        ("grpo", [], "trainer.schedule.warmup", Amount(10, "%")),
-        ("grpo", ["--lr_scheduler_type=constant"], "trainer.schedule.warmup", Amount(0, "%")),
-        ("grpo", ["--lr_scheduler_type=constant_with_warmup"], "trainer.schedule.warmup", Amount(10, "%")),
-        ("grpo", [], "trainer.optimizer", AdamWConfig(lr=3e-6, weight_decay=0.0, fused=False)),
-        ("grpo", ["--optim=adamw_torch_fused"], "trainer.optimizer.fused", True),
-        ("grpo", ["--optim=lomo", "--max_grad_norm=0"], "trainer.max_grad_norm", None),
-        ("grpo", ["--optim=schedule_free_sgd"], "trainer.optimizer.type", "schedule_free_sgd"),
-        (
-            "grpo",
-            ["--lr_scheduler_type=polynomial", "--learning_rate=1e-6"],
-            "trainer.schedule.min_ratio",
-            0.1,
-        ),
-        ("grpo", ["--lr_scheduler_type=inverse_sqrt"], "trainer.schedule.type", "inverse_sqrt"),
-        (
-            "grpo",
-            ["--lr_scheduler_type=reduce_lr_on_plateau", "--eval_strategy=steps"],
-            "trainer.schedule.type",
-            "reduce_lr_on_plateau",
-        ),
-        ("grpo", [], "checkpoint.every", Amount(100, "updates")),
-        ("grpo", [], "checkpoint.keep", 20),
-        ("grpo", [], "algorithm.kl_loss", None),
-        ("grpo", ["--beta", "0.04"], "algorithm.kl_loss", KlLossConfig(coef=0.04)),
-        (
-            "grpo",
-            [],
-            "algorithm.policy_loss",
-            ClippedLossConfig(clip_low=0.5, clip_high=0.5, dual_clip=None),
-        ),
-        ("grpo", [], "model.lora.targets", ("q_proj", "k_proj", "v_proj")),
-        ("grpo", ["--apply_lora", "false"], "model.lora", None),
-        ("grpo", [], "data.eval", ()),
-        ("grpo", ["--do_eval=true"], "data.eval.0.path", "v.jsonl"),
-        ("grpo", ["--do_eval=true"], "evaluate.every", None),
-        ("grpo", ["--eval_strategy=steps", "--eval_steps=4"], "evaluate.every", Amount(4, "updates")),
-        ("grpo", ["--eval_strategy=epoch"], "evaluate.every", Amount(1, "epochs")),
-        ("grpo", ["--eval_strategy=disable"], "evaluate.every", None),
-        ("grpo", ["--eval_strategy=disable"], "data.eval", ()),
-        (
-            "verl_trainer",
-            ["--actor_loss_agg_mode=seq-mean-token-sum"],
-            "algorithm.aggregation",
-            "seq-mean-token-sum",
-        ),
-        ("rft_trainer", ["--algorithm_norm_adv_by_std_in_grpo=false"], "algorithm.divide_by_std", False),
-        (
-            "verl_trainer",
-            ["--algorithm_adv_estimator=gae", "--critic_optim_lr=2e-5"],
-            "algorithm.critic.optimizer.lr",
-            2e-5,
-        ),
-        ("verl_trainer", ["--actor_strategy=megatron"], "trainer.engine.type", "local"),
-        ("grpo", ["--eval_strategy=epoch"], "data.eval.0.rollouts_per_task", 4),
-        (
-            "grpo",
-            ["--eval_strategy=epoch"],
-            "checkpoint.best",
-            BestCheckpointConfig(metric="eval/validation/reward"),
-        ),
-        ("grpo", [], "checkpoint.best", None),
-        ("grpo", [], "data.overlong", "left"),
-        ("grpo", [], "data.train.prompt", "problem"),
-        ("grpo", [], "data.train.answer", "solution"),
-        ("grpo", ["--output_model_path", "o"], "folder", "o"),
-        ("grpo", ["--save_total_limit", "3"], "checkpoint.keep", 3),
-        ("grpo", ["--save_steps", "7"], "checkpoint.every", Amount(7, "updates")),
-        ("grpo", ["--do_eval=true"], "checkpoint.best.metric", "eval/validation/reward"),
-        ("grpo", [], "data.train.system", SYSTEM_PROMPT),
-        ("grpo", [], "reward.functions.0.args", {"method": "strict"}),
-        ("grpo", [], "data.chat_template", str(CHAT_TEMPLATE)),
-        ("grpo", ["--shuffle_dataset=False"], "data.shuffle", False),
-        ("grpo", ["--dataset_prompt_column=q"], "data.train.prompt", "q"),
-    ],
-)
-def test_mapped(component: str, words: list[str], field: str, expected: object) -> None:
-    assert value(read(component, *words), field) == expected
-
-
-@pytest.mark.parametrize(
-    ("component", "words", "expected"),
-    [
-        ("rft_trainer", ["--rolout_n=5"], "rft_trainer has no input --rolout_n; did you mean 'rollout_n'"),
-        ("rft_trainer", ["--rollout_n=many"], "--rollout_n must be an integer, got 'many'"),
-        ("rft_trainer", ["--rollout_n=2.5"], "--rollout_n must be an integer, got '2.5'"),
-        ("rft_trainer", ["--rollout_top_p=x"], "--rollout_top_p must be a number"),
-        ("rft_trainer", ["--actor_use_kl_loss=yes"], "--actor_use_kl_loss must be true or false, got 'yes'"),
-        (
-            "rft_trainer",
-            ["--data_truncation=up"],
-            "--data_truncation must be error or left or right or middle",
-        ),
-        ("rft_trainer", ["--algorithm_adv_estimator=gae"], "must be grpo or reinforce_plus_plus"),
-        ("rft_trainer", ["--rollout_do_sample=False"], "rollout_do_sample=False is not supported"),
-        (
-            "rft_trainer",
-            ["--data_train_batch_size=100"],
-            r"data_train_batch_size \(100\) is not a multiple of actor_rft_mini_batch_size \(128\); "
-            "the nearest divisors are 50 and 100",
-        ),
-        ("rft_trainer", ["--rollout_n=5", "--rollout_n", "6"], "given twice: '5' and '6'"),
-        ("rft_trainer", ["rollout_n=5"], "has no input name before it"),
-        (
-            "rft_trainer",
-            ["--pypi_packages_override=a b"],
-            "pypi_packages_override must be package names with versions",
-        ),
-        ("rft_trainer", ["--pypi_packages_override=--index-url=x"], "package names with versions"),
-        ("rft_trainer", ["--pypi_packages_override=a @ git+x"], "package names with versions"),
-        ("verl_trainer", ["--ENGINE=sglang", "--rollout_name=vllm"], "set the same option"),
-        ("verl_trainer", ["--ENGINE=tgi"], "ENGINE must be vllm or sglang or hf"),
-        ("verl_trainer", ["--data_train_files=i.jsonl", "--data_image_key=images"], "given twice"),
-        ("verl_trainer", ["--actor_kl_loss_type=k4"], "actor_kl_loss_type must be kl or"),
-        ("verl_trainer", ["--actor_rft_mini_batch_size=1"], "did you mean 'actor_ppo_mini_batch_size'"),
-        ("grpo", ["--num_generations=3"], r"batch of 8 .* the nearest multiples are 6 and 9"),
-        ("grpo", ["--num_generations=1"], "write 2 or more"),
-        ("grpo", ["--optim=lomo"], "write max_grad_norm 0"),
-        ("grpo", ["--optim=adam"], "--optim must be adamw_torch or"),
-        ("grpo", ["--lr_scheduler_type=reduce_lr_on_plateau"], "requires evaluation, which is disabled"),
-        ("grpo", ["--apply_lora=True"], "--apply_lora must be true or false"),
-        ("grpo", ["--dataset_name=x/y"], "both are set"),
-    ],
-)
-def test_refused(component: str, words: list[str], expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected) as caught:
-        read(component, *words)
-    assert "\n" not in str(caught.value)
+    return read_component(name, [*NEEDED[name], *words], here=here)
 
 
 def test_required_inputs() -> None:
@@ -432,33 +223,246 @@ def test_images_are_read_if_rows_have_them() -> None:
         assert job.loaded.run.data.train.images == expected
 
 
-TEXTS = [
-    "true",
-    "False",
-    "-1",
-    "0",
-    "3",
-    "1e-6",
-    "0.5",
-    "abc",
-    "",
-    "[a,b]",
-    "x==1",
-    "--x",
-    "${data.y}",
-    "???",
-]
+# -- values that the pages name -----------------------------------------------------------------------------
+
+DESCRIBED = {
+    ("rft_trainer", "actor_model_target_modules"): (
+        *("all-linear", "[q_proj,k_proj,v_proj,o_proj]", "[q_proj,v_proj]", ".*_proj"),
+    ),
+    ("rft_trainer", "rollout_temperature"): ("0.1", "2.0"),
+    ("rft_trainer", "rollout_top_p"): ("0.0", "1.0"),
+    ("rft_trainer", "rollout_top_k"): ("-1", "0"),
+    ("rft_trainer", "pypi_packages_override"): ("transformers==4.30.0,torch==2.3.1",),
+    ("verl_trainer", "data_truncation"): ("error", "left", "right", "middle"),
+    ("verl_trainer", "actor_kl_loss_type"): ("low_var_kl", "kl", "abs", "mse"),
+    ("grpo", "max_steps"): ("-1", "100"),
+    ("grpo", "top_p"): ("1.0",),
+}
+"""Values that the descriptions of inputs name, in addition to enumerations and booleans; for `verl_trainer` also those
+that the same inputs of `rft_trainer` enumerate."""
+REFUSED = {
+    *(("rft_trainer", "rollout_do_sample", "false"), ("rft_trainer", "rollout_top_p", "0.0")),
+    *(("grpo", "optim", "lomo"), ("grpo", "optim", "adalomo")),
+    ("grpo", "lr_scheduler_type", "reduce_lr_on_plateau"),
+}
+"""Values that are refused when they are the only input given beyond the required ones, by the table of inputs."""
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.sampled_from(list(COMPONENTS)), st.data())
-def test_any_configuration_is_read_or_refused(name: str, data: st.DataObject) -> None:
-    inputs = [given_.name for given_ in COMPONENTS[name].inputs]
-    said = data.draw(st.dictionaries(st.sampled_from(inputs), st.sampled_from(TEXTS), max_size=4))
-    words = {word[2:].partition("=")[0]: word[2:].partition("=")[2] for word in NEEDED[name]} | said
-    try:
-        read_component(
-            name, [word for pair in words.items() for word in (f"--{pair[0]}", pair[1])], here=True
-        )
-    except StropError as error:
-        assert "\n\n" not in str(error)
+def named_values(component: str) -> dict[str, tuple[str, ...]]:
+    values = {name: DESCRIBED[of, name] for of, name in DESCRIBED if of == component}
+    for name, entry in page_copy(component)["inputs"].items():
+        if entry["enum"]:
+            values[name] = tuple(entry["enum"])
+        elif entry["type"] == "boolean":
+            values[name] = ("true", "false")
+    return values
+
+
+def configurations(component: str) -> list[dict[str, str]]:
+    """Configurations in which each value that is not refused occurs: the n-th sets every input to its n-th value."""
+    kept = {
+        name: [value for value in values if (component, name, value) not in REFUSED]
+        for name, values in named_values(component).items()
+    }
+    count = max(map(len, kept.values()))
+    return [{name: values[n % len(values)] for name, values in kept.items()} for n in range(count)]
+
+
+def words(component: str, values: Mapping[str, str]) -> list[str]:
+    return [*NEEDED[component], *(f"--{name}={value}" for name, value in values.items())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_every_named_value_is_read(component: str) -> None:
+    for values in configurations(component):
+        assert read_component(component, words(component, values), here=True).loaded.run
+
+
+# -- outputs ------------------------------------------------------------------------------------------------
+
+
+def test_file_is_hard_linked(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    link_or_copy(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert (tmp_path / "a").samefile(tmp_path / "b")
+
+
+def test_file_is_copied_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str, target: str) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "a").write_text("x")
+    link_or_copy(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert (tmp_path / "b").read_text() == "x" and not (tmp_path / "a").samefile(tmp_path / "b")
+
+
+# -- packages -----------------------------------------------------------------------------------------------
+
+PROBE = """import os, sys
+print("probe:", "torch" in sys.modules, *sys.orig_argv[1:4], flush=True)
+os._exit(7)
+"""
+"""Module that every Python process imports at its start, if it is importable."""
+
+
+def make_wheel(folder: Path) -> None:
+    """Build a package with one module, `sitecustomize`."""
+    folder.mkdir()
+    with ZipFile(folder / "strop_probe-1.5-py3-none-any.whl", "w") as wheel:
+        info = "strop_probe-1.5.dist-info"
+        wheel.writestr("sitecustomize.py", PROBE)
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: strop-probe\nVersion: 1.5\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def component(tmp_path: Path, packages: str) -> subprocess.CompletedProcess[str]:
+    """Run `strop component` in a process whose pip has no network and installs into a separate folder."""
+    words = ["rft_trainer", *NEEDED["rft_trainer"], "--here"]
+    pip = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path / "wheels"),
+        "PIP_TARGET": str(tmp_path / "in"),
+    }
+    paths = [str(tmp_path / "in"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [sys.executable, "-m", "strop", "component", *words, f"--pypi_packages_override={packages}"],
+        env=os.environ | pip | {"PYTHONPATH": os.pathsep.join(paths)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_command_restarts_with_installed_packages(tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels")
+    done = component(tmp_path, "strop-probe==1.5")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "pypi_packages_override: pip install strop-probe==1.5"
+    assert any(line.startswith("Successfully installed strop-probe-1.5") for line in lines[1:-1])
+    assert lines[-1] == "probe: False -m strop component"
+    assert done.returncode == 7, done.stderr
+
+
+def test_pip_failure_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda words, check: subprocess.CompletedProcess(words, 1))
+    with pytest.raises(ConfigError, match=r"pip could not install strop-probe==2\.0 \(exit code 1\)"):
+        install_packages(("strop-probe==2.0",))
+
+
+def test_restarted_process_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STROP_INSTALLED", "a==1 b")
+    install_packages(("a==1", "b"))
+    monkeypatch.delenv("STROP_INSTALLED")
+    install_packages(())
+
+
+# -- first run ----------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2].resolve()
+
+
+def commands(block: str) -> Iterator[list[str]]:
+    """The arguments of each command in a shell block; a quoted argument may span several lines."""
+    pending = ""
+    for line in block.replace("\\\n", " ").splitlines():
+        pending += f"{line}\n"
+        try:
+            words = shlex.split(pending, comments=True)
+        except ValueError:
+            continue
+        pending = ""
+        if words:
+            yield words
+
+
+@pytest.mark.slow
+def test_first_run_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block, *_) = re.findall(
+        r"```sh\n(.*?)```", (ROOT / "docs/coming-from/azureml.md").read_text(), re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    for words in commands(block):
+        match words:
+            case ["strop", *rest]:
+                result = CliRunner().invoke(app, rest)
+                assert result.exit_code == 0, result.output
+            case ["python", "-c", code]:
+                exec(code, {})
+            case ["python", script, *rest]:
+                monkeypatch.setattr(sys, "argv", [script, *rest])
+                runpy.run_path(str(ROOT / script), run_name="__main__")
+        seen.append(words[0])
+    assert seen == ["python", "strop", "python"]
+    assert "'role': 'assistant'" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_azureml_reads_the_job() -> None:
+    from azure.ai.ml import load_job
+
+    job = load_job(ROOT / "examples/azureml/job.yaml")
+    step = job.jobs["grpo"]
+    assert step.component.command.startswith("strop component grpo ")
+    assert set(step.inputs) <= set(step.component.inputs)
+    assert set(step.outputs) == set(step.component.outputs)
+    assert step.environment_variables == {"STROP_HERE": "1"}
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_defaults_need_no_here_on_the_hardware_that_they_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AzureML passes every input with its default."""
+    machine = Machine((Node("node", 8, 80 * GIB),))
+    monkeypatch.setattr("strop.config.plan.machine._local_machine", lambda: machine)
+    found = COMPONENTS[name]
+    defaults = {
+        part.name: to_argument(part.row.default) for part in found.inputs if part.row.default is not UNSET
+    }
+    needed = {part.name: "m" for part in found.inputs if part.required} | {"deepspeed_config": "ds.json"}
+    needed |= {"dataset_train_split": "t.jsonl", "dataset_validation_split": "v.jsonl"}
+    known = {part.name for part in found.inputs}
+    words = [f"--{key}={value}" for key, value in (needed | defaults).items() if key in known]
+    loaded = read_component(name, words).loaded
+    engines = {"grpo": ("deepspeed", "native")}.get(name, ("fsdp2", "vllm"))
+    assert (loaded.run.trainer.engine.type, loaded.run.rollout.engine.type) == engines
+    assert loaded.overridden == () and not [note for note in loaded.notes if "ds.json" in note]
+    if name != "grpo":
+        assert (loaded.run.trainer.engine.ranks, loaded.run.rollout.engine.tensor_parallel) == (8, 2)
+        assert read_component(name, words, here=True).loaded.run.rollout.engine.type == "native"
+
+
+def test_the_coefficient_of_a_component_is_no_difference_to_verls_page() -> None:
+    for name in ("rft_trainer", "verl_trainer"):
+        loaded = read(name, "--algorithm_use_kl_in_reward=true").loaded
+        assert loaded.run.algorithm.kl_reward.coef == 0.001
+        assert not [note for note in loaded.notes if "kl_coef" in note]
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_jobs_in_one_working_directory_have_folders_of_their_own(name: str) -> None:
+    rate = "learning_rate" if name == "grpo" else "actor_optim_lr"
+    first = read(name, f"--{rate}=1e-6").loaded.run
+    first.folder_path.mkdir(parents=True)
+    save_resolved(first, first.folder_path / "run.yaml")
+    assert read(name, f"--{rate}=1e-6").loaded.run == first
+    second = read(name, f"--{rate}=2e-6").loaded
+    assert second.run.folder_path.parent == first.folder_path.parent != second.run.folder_path
+    assert any(str(second.run.folder_path.resolve()) in note for note in second.notes)
+    assert read(name, f"--{rate}=2e-6").loaded.run == second.run
+    output = {"rft_trainer": "intermediate_folder", "grpo": "output_model_path"}.get(name)
+    if output:
+        assert read(name, f"--{rate}=2e-6", f"--{output}={first.folder_path}").loaded.run.name == "run"
+
+
+def test_messages_about_outputs_have_the_whole_path() -> None:
+    (described,) = read("verl_trainer", "--model_output=out/../trained").output_descriptions
+    assert f"in {Path('trained').resolve()}: the trained model" in described

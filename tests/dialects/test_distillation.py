@@ -86,27 +86,6 @@ def test_verls_teachers_by_data_source() -> None:
         verl(*words, ALONE, "distillation.teacher_key=task")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((ALONE,), r"teacher_model\.model_path is missing"),
-        ((ONE, ALONE, f"{LOSS}.loss_mode=k1"), "does not depend on the teacher, and verl refuses it too"),
-        (
-            (ONE, f"{LOSS}.loss_mode=forward_kl_topk", f"{LOSS}.use_policy_gradient=True"),
-            "whatever token was",
-        ),
-        ((f"+{MODELS}.a.model_path=x", ALONE), r"\.a\.key is missing"),
-        (
-            (ONE, ALONE, f"{LOSS}.use_policy_gradient=True", f"{LOSS}.policy_loss_mode=gspo"),
-            "no other one here",
-        ),
-    ],
-)
-def test_what_verl_or_strop_refuses(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        verl(*words, f"{ROLLOUT}.n=4")
-
-
 def test_several_updates_of_a_step_are_noted() -> None:
     words = (ONE, ALONE, f"{LOSS}.loss_mode=k1", f"{LOSS}.use_policy_gradient=True")
     sizes = ("data.train_batch_size=128", "actor_rollout_ref.actor.ppo_mini_batch_size=")
@@ -149,7 +128,6 @@ KIND, ARGS = "algorithm.algorithm_type", "+algorithm.advantage_fn_args"
 TEACHER = "+explorer.auxiliary_models=[{model_path: teacher}, {model_path: models/judge}]"
 
 
-@pytest.mark.usefixtures("trinity_file")
 def test_trinitys_distillation_is_a_reward_of_each_token() -> None:
     """The first auxiliary model is the teacher, the others remain; defaults of OnPolicyDistillAlgorithm."""
     run = read(f"{KIND}=on_policy_distill", TEACHER, f"{ARGS}.kl_coef=0.7").run
@@ -166,7 +144,6 @@ def test_trinitys_distillation_is_a_reward_of_each_token() -> None:
     assert isinstance(loss.algorithm.policy_loss, ImportanceSamplingLossConfig)
 
 
-@pytest.mark.usefixtures("trinity_file")
 def test_trinitys_jsd_and_its_workflows() -> None:
     at = "buffer.explorer_input"
     words = (

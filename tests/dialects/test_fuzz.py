@@ -1,6 +1,7 @@
 """Damaged configurations: each is read, or refused with one paragraph, in a few seconds.
 
-The seed changes every day. `make evidence ARGS=fuzz` tries 5,000 configurations per dialect.
+CI reads a fixed sample, the nightly run others every day. `make evidence ARGS=fuzz` tries 5,000 configurations per
+dialect.
 """
 
 from __future__ import annotations
@@ -11,23 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from .fuzz import FUZZED, originals, outcome
+from tests.cases import nightly
+from tests.fuzz.configurations import FUZZED, originals, outcome
 
-SEED = os.environ.get("STROP_FUZZ_SEED") or f"{datetime.now(UTC):%Y-%m-%d}"
-COUNT = 12
+TODAY = os.environ.get("STROP_FUZZ_SEED") or f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("seed", "count"), [("CI", 4), *nightly((TODAY, 30))], ids=["fixed", "today"])
 @pytest.mark.parametrize("dialect", FUZZED)
-def test_damaged_configuration_is_read_or_refused(
-    dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("STROP_HERE", raising=False)
-    for number in range(COUNT):
-        found = outcome(dialect, f"{SEED}:{number}", tmp_path)
+def test_damaged_configuration_is_read_or_refused(dialect: str, seed: str, count: int, folder: Path) -> None:
+    for number in range(count):
+        found = outcome(dialect, f"{seed}:{number}", folder)
         assert found.result in ("read", "refused"), (
-            f"{found.detail}. Repeat with: python -m benchmarks.fuzz --seed {SEED} --dialect {dialect} "
+            f"{found.detail}. Repeat with: python -m benchmarks.fuzz --seed {seed} --only {dialect} "
             f"--first {number} --count 1"
         )
 

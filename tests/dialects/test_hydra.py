@@ -48,7 +48,7 @@ LEDGER = Ledger("tool", (mapped("new", None, "name"), mapped("worker.size", 1, "
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def configs(tmp_path: Path) -> Path:
     for name, text in FILES.items():
         file = tmp_path / "folder with spaces" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -56,8 +56,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "folder with spaces"
 
 
-def ours(folder: Path, name: str, *overrides: str) -> dict[str, Any]:
-    selection = ConfigSelection(name=name, path=str(folder))
+def ours(configs: Path, name: str, *overrides: str) -> dict[str, Any]:
+    selection = ConfigSelection(name=name, path=str(configs))
     tree, left = compose(selection, "main", overrides, NOTHING)
     apply_overrides(LEDGER, tree, left)
     if tree.faults:
@@ -80,16 +80,16 @@ def ours(folder: Path, name: str, *overrides: str) -> dict[str, Any]:
         ("main", ["worker.optim.betas=[3]", "++kept={c: 3}"]),
     ],
 )
-def test_composition_equals_that_of_hydra(folder: Path, name: str, overrides: list[str]) -> None:
-    with initialize_config_dir(str(folder), version_base="1.3"):
+def test_composition_equals_that_of_hydra(configs: Path, name: str, overrides: list[str]) -> None:
+    with initialize_config_dir(str(configs), version_base="1.3"):
         expected = OmegaConf.to_container(hydra_compose(name, overrides))
-    assert ours(folder, name, *overrides) == expected
+    assert ours(configs, name, *overrides) == expected
 
 
-def test_every_value_keeps_its_file_and_line(folder: Path) -> None:
-    tree, _ = compose(ConfigSelection(name="main", path=str(folder)), "main", ["engine=big"], NOTHING)
-    assert str(tree.source(("worker", "optim", "decay"))) == f"{folder / 'optim/common.yaml'}:1"
-    assert str(tree.source(("worker", "name"))) == f"{folder / 'main.yaml'}:7"
+def test_every_value_keeps_its_file_and_line(configs: Path) -> None:
+    tree, _ = compose(ConfigSelection(name="main", path=str(configs)), "main", ["engine=big"], NOTHING)
+    assert str(tree.source(("worker", "optim", "decay"))) == f"{configs / 'optim/common.yaml'}:1"
+    assert str(tree.source(("worker", "name"))) == f"{configs / 'main.yaml'}:7"
 
 
 def test_own_file_on_top_of_a_shipped_configuration(tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ def test_own_file_on_top_of_a_shipped_configuration(tmp_path: Path) -> None:
         (["+new=1", "~old"], "old is not written"),
     ],
 )
-def test_what_hydra_rejects_is_one_line(folder: Path, overrides: list[str], message: str) -> None:
+def test_what_hydra_rejects_is_one_line(configs: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        ours(folder, "main", *overrides)
+        ours(configs, "main", *overrides)
     assert len(str(caught.value).splitlines()) == 1
 
 

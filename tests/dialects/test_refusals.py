@@ -1,4 +1,5 @@
-"""Every refusal of a key says what to write instead."""
+"""Refused keys and values: the exact message of each, by the tables in the folder `keys`, and that it says what to
+write instead."""
 
 from __future__ import annotations
 
@@ -7,11 +8,21 @@ import re
 import pytest
 
 from strop.dialects.registry import LEDGERS
+from strop.errors import ConfigError
+
+from .key_tables import Row, rows
 
 _INSTRUCTIONS = (
     "write leave remove run set sort use pass add name train export convert start merge multiply clip sum"
 )
 _SAYS = re.compile(rf"\b(?:{'|'.join(_INSTRUCTIONS.split())})\b", re.IGNORECASE)
+
+
+@rows("refused")
+def test_message_of_a_refusal(row: Row) -> None:
+    with pytest.raises(ConfigError) as caught:
+        row.read()
+    assert str(caught.value) == row.expected
 
 
 @pytest.mark.parametrize("dialect", LEDGERS)

@@ -127,7 +127,6 @@ TRINITY = (
 )
 
 
-@pytest.mark.usefixtures("trinity_file")
 def test_trinity_decides_the_options_of_vllm():
     engine = read(*TRINITY, here=False).run.rollout.engine
     assert isinstance(engine, VllmEngineConfig)
@@ -136,7 +135,6 @@ def test_trinity_decides_the_options_of_vllm():
     assert isinstance(read().run.rollout.engine, NativeEngineConfig)
 
 
-@pytest.mark.usefixtures("trinity_file")
 def test_here_replaces_vllm_in_trinity():
     loaded = read(*TRINITY)
     assert isinstance(loaded.run.rollout.engine, NativeEngineConfig)
@@ -144,7 +142,6 @@ def test_here_replaces_vllm_in_trinity():
     assert {"engine_type", "tensor_parallel_size", "gpu_memory_utilization", "dtype"} <= replaced
 
 
-@pytest.mark.usefixtures("trinity_file")
 def test_trinity_decides_the_options_of_sglang():
     options = [option.replace("vllm", "sglang") for option in TRINITY]
     engine = read(*options, here=False).run.rollout.engine
@@ -160,7 +157,6 @@ AUXILIARY = (
 )
 
 
-@pytest.mark.usefixtures("trinity_file")
 def test_trinity_decides_the_engines_of_auxiliary_models():
     served, small = read(*AUXILIARY, here=False).run.rollout.auxiliary_models
     assert isinstance(served.engine, VllmEngineConfig) and isinstance(small.engine, NativeEngineConfig)
@@ -170,13 +166,11 @@ def test_trinity_decides_the_engines_of_auxiliary_models():
     assert all(isinstance(engine, NativeEngineConfig) for engine in replaced)
 
 
-@pytest.mark.usefixtures("trinity_file")
 def test_an_auxiliary_model_has_one_engine():
     with pytest.raises(PlacementError, match=r"engine_num.*an auxiliary model has one engine"):
         read(*(option.replace("engine_num: 1", "engine_num: 2") for option in AUXILIARY), here=False)
 
 
-@pytest.mark.usefixtures("trinity_file")
 def test_trinity_divides_its_engines():
     model = "+explorer.rollout_model"
     sizes = (f"{model}.pipeline_parallel_size=3", f"{model}.data_parallel_size=2")
@@ -198,7 +192,6 @@ def test_trinity_divides_its_engines():
         read(f"{model}.data_parallel_size=2", here=False)
 
 
-@pytest.mark.usefixtures("trinity_file")
 def test_trinity_divides_an_auxiliary_model_into_stages():
     judge = "+explorer.auxiliary_models=[{model_path: Qwen/Q7, pipeline_parallel_size: 2}]"
     (model,) = read(judge, here=False).run.rollout.auxiliary_models

@@ -1,202 +1,33 @@
-"""Tests that Trinity's ledger equals its seed page, and of the conversion of its keys."""
+"""Trinity's files as a whole, its engines and workflows, and keys of versions 0.3 to 0.6."""
 
 from __future__ import annotations
 
-from collections import Counter
+import os
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from strop.config.load.config_tree import ConfigTree, Source, split_key
-from strop.config.schema.group_baselines import OpmdConfig
-from strop.config.schema.inference_engine import VllmEngineConfig
-from strop.config.schema.policy_gradient import KlLossConfig
-from strop.config.schema.policy_loss import OpmdLossConfig
+import strop.api
+from strop.config.effective_reward import effective_reward
+from strop.config.explain.values import explain_values
+from strop.config.redact import safe_text
+from strop.config.save import save_resolved
+from strop.config.schema.inference_engine import OpenAiEngineConfig, VllmEngineConfig
 from strop.config.schema.rollout import EnginePoolConfig
-from strop.config.schema.walk import all_keys
-from strop.config.units import Amount
-from strop.dialects.ledger.foreign import ForeignConfig
-from strop.dialects.ledger.key_mapping import UNSET
+from strop.config.schema.task_order import DifficultyOrderConfig
+from strop.config.schema.workflow import WorkflowConfig
+from strop.dialects.convert import convert
+from strop.dialects.detect import read_any
 from strop.dialects.ledger.writer import write_dialect
 from strop.dialects.trinity.explorer import write_engines
 from strop.dialects.trinity.reader import LEDGER
-from strop.errors import ConfigError, PlacementError, StropError
+from strop.dialects.trinity.workflows import BOXED_PROMPT, R1_PROMPT
+from strop.errors import ConfigError, PlacementError
+from strop.workers.signals import StopSignal
+from strop.workflows.registry import load_workflow
 
-from .trinity_file import ACTOR, BASE, TASKSET, read, value
-from .trinity_page import PAGE, page_copy, page_names
-
-FIELDS = set(all_keys())
-pytestmark = pytest.mark.usefixtures("trinity_file")
-
-
-@pytest.mark.skipif(not PAGE.exists(), reason="the page is not in ../shared")
-def test_copy_equals_page() -> None:
-    assert page_copy() == page_names(PAGE.read_text())
-
-
-def test_rows_equal_the_names_of_the_page() -> None:
-    on_page = [row for row in LEDGER.rows if row.on_page]
-    inside = {name for row in on_page for name in split_key(row.key)}
-    assert [name for name in page_copy() if name not in inside] == []
-    known = {*page_copy(), "*"}
-    assert [row.key for row in on_page if split_key(row.key)[-1] not in known] == []
-
-
-def test_no_key_has_two_rows() -> None:
-    assert [key for key, count in Counter(row.key for row in LEDGER.rows).items() if count > 1] == []
-
-
-def test_every_row_explains_its_disposition() -> None:
-    for row in LEDGER.rows:
-        match row.disposition:
-            case "mapped":
-                assert row.fields or row.note, row.key
-                assert len(row.fields) < 2 or row.read, row.key
-            case "placement" | "refused":
-                assert row.note and row.supported, row.key
-            case "accepted without effect":
-                assert row.note and not row.fields, row.key
-        for field in row.fields:
-            assert ".".join(part for part in field.split(".") if not part.isdigit()) in FIELDS, (
-                row.key,
-                field,
-            )
-
-
-def test_few_keys_have_no_effect() -> None:
-    dispositions = Counter(row.disposition for row in LEDGER.rows if row.on_page)
-    assert dispositions["accepted without effect"] * 20 <= dispositions.total()
-
-
-def test_every_default_has_the_key_type() -> None:
-    tree = ConfigTree()
-    tree.set(split_key("model.model_path"), "m", Source("python", "test"))
-    foreign = ForeignConfig(LEDGER, tree)
-    for row in LEDGER.rows:
-        if row.default is not UNSET and not row.is_repeated:
-            assert row.value_type.accepts(foreign[row.key]), row.key
-
-
-@pytest.mark.parametrize(
-    ("overrides", "field", "expected"),
-    [
-        ([], "folder_path", Path("checkpoints/Trinity-RFT/rft")),
-        (["checkpoint_root_dir=c", "name=n"], "folder_path", Path("c/Trinity-RFT/n")),
-        ([], "algorithm.rollouts_per_task", 8),
-        (["~algorithm.repeat_times"], "algorithm.rollouts_per_task", 2),
-        ([], "algorithm.kl_loss", KlLossConfig(estimator="k2", coef=0.001)),
-        (["algorithm.kl_loss_fn=none"], "algorithm.kl_loss", None),
-        (["algorithm.kl_penalty_fn=k1"], "algorithm.kl_reward.coef", 0.001),
-        (["algorithm.algorithm_type=opmd"], "algorithm.policy_loss", OpmdLossConfig(tau=1.0)),
-        (["algorithm.algorithm_type=opmd"], "algorithm.type", OpmdConfig().type),
-        (["algorithm.advantage_fn=rloo"], "algorithm.type", "rloo"),
-        (["algorithm.policy_loss_fn_args.clip_range=0.3"], "algorithm.policy_loss.clip_high", 0.3),
-        ([], "trainer.tasks_per_step", 4),
-        (["buffer.train_batch_size=96"], "trainer.tasks_per_step", 12),
-        (["buffer.train_batch_size=16"], "trainer.tasks_per_update", 2),
-        (["buffer.train_batch_size=16"], "trainer.tasks_per_step", 4),
-        ([], "data.shuffle", False),
-        ([f"+{TASKSET}.task_selector.selector_type=shuffle"], "data.shuffle", True),
-        (["+buffer.explorer_input.system_prompt=Think"], "data.train.system", "Think"),
-        (["+model.temperature=0.5"], "rollout.sampling.temperature", 0.5),
-        (["monitor.monitor_type=wandb", "monitor.monitor_args.base_url=u"], "record.wandb.base_url", "u"),
-        (["monitor.monitor_type=wandb"], "record.monitors", ("console", "wandb")),
-        (["+group=g"], "folder_path", Path("checkpoints/Trinity-RFT/g/rft")),
-        ([f"{ACTOR}.optim.lr=3e-6", "+algorithm.optimizer.lr=2e-6"], "trainer.optimizer.lr", 2e-6),
-        (
-            ["+algorithm.optimizer={lr_scheduler_type: cosine, min_lr_ratio: 0.1}"],
-            "trainer.schedule.min_ratio",
-            0.1,
-        ),
-        (["+algorithm.optimizer.betas=[0.9,0.95]"], "trainer.optimizer.betas", (0.9, 0.95)),
-        (["+algorithm.optimizer.lr_warmup_steps=20"], "trainer.schedule.warmup", Amount(20, "steps")),
-        (["+trainer.grad_clip=0.5"], "trainer.max_grad_norm", 0.5),
-        (["+trainer.max_token_len_per_gpu=9000"], "trainer.microbatch", Amount(9000, "tokens")),
-        (["+trainer.max_checkpoints_to_keep=2"], "checkpoint.keep", 2),
-        (["+algorithm.policy_loss_fn_args={}", "+algorithm.advantage_fn_args={}"], "algorithm.type", "grpo"),
-        (["buffer.train_batch_size=32"], "trainer.tasks_per_step", 4),
-        ([], "trainer.duration", Amount(3, "epochs")),
-        (["buffer.total_steps=7"], "trainer.duration", Amount(7, "steps")),
-        (["buffer.total_steps=7", "trainer.total_steps=9"], "trainer.duration", Amount(9, "steps")),
-        ([], "data.train.split", None),
-        ([], "data.eval.0.split", "test"),
-        ([], "data.eval.0.name", "test"),
-        ([], "data.eval.0.sampling.temperature", 0.1),
-        ([], "data.eval.0.rollouts_per_task", 1),
-        ([], "reward.functions.0.function", "trinity_countdown"),
-        (["buffer.default_reward_fn_type=r.py:f"], "reward.functions.0.function", "r.py:f"),
-        ([f"{TASKSET}.rollout_args.temperature=0.7"], "rollout.sampling.temperature", 0.7),
-        ([f"{TASKSET}.format.system_prompt=Think"], "data.train.system", "Think"),
-        ([f"{TASKSET}.format.prompt_type=messages"], "data.train.prompt", "message"),
-        ([], "rollout.sampling.min_response_tokens", 1),
-        (["~model.max_prompt_tokens", "model.max_model_len=100"], "data.max_prompt_tokens", 68),
-        (["~model.max_response_tokens", "model.max_model_len=100"], "data.max_response_tokens", 36),
-        (["explorer.eval_interval=5"], "evaluate.every", Amount(5, "steps")),
-        ([], "evaluate.at_start", True),
-        ([], "checkpoint.every", None),
-        (["trainer.save_interval=20"], "checkpoint.every", Amount(20, "steps")),
-        ([], "checkpoint.keep", 5),
-        ([], "checkpoint.mirror", None),
-        (["trainer.trainer_config.trainer.default_hdfs_dir=/x"], "checkpoint.mirror", "/x"),
-        ([], "trainer.microbatch", Amount(16384, "tokens")),
-        (
-            [f"{ACTOR}.use_dynamic_bsz=False", f"{ACTOR}.ppo_micro_batch_size_per_gpu=2"],
-            "trainer.microbatch",
-            Amount(2, "sequences"),
-        ),
-        ([f"{ACTOR}.optim.lr=1e-5"], "trainer.optimizer.lr", 1e-5),
-        ([f"{ACTOR}.optim.warmup_style=cosine"], "trainer.schedule.type", "cosine"),
-        ([f"{ACTOR}.ppo_epochs=2"], "trainer.epochs_per_step", 2),
-        ([f"{ACTOR}.ppo_mini_batch_size=32"], "trainer.tasks_per_update", None),
-        ([f"{ACTOR}.optim.betas=[0.8,0.99]"], "trainer.optimizer.betas", (0.8, 0.99)),
-        (
-            ["trainer.trainer_config.actor_rollout_ref.model.override_config={attention_dropout: 0.1}"],
-            "model.override",
-            {"attention_dropout": 0.1},
-        ),
-        ([], "model.gradient_checkpointing", True),
-        (["model.lora_configs=[{lora_rank: 4, lora_alpha: 8}]"], "model.lora.rank", 4),
-    ],
-)
-def test_mapped(overrides: list[str], field: str, expected: object) -> None:
-    assert value(read(*overrides), field) == expected
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["buffer.batchsize=3"], "did you mean 'buffer.batch_size'"),
-        (["algorithm.algorithm_type=a2c"], "ppo or grpo or"),
-        (["algorithm.algorithm_type=sft"], "Write mode: train"),
-        (["buffer.train_batch_size=33"], r"\(33\) does not match batch_size x repeat_times \(4 x 8 = 32\)"),
-        (["model.max_model_len=60"], "leaves no tokens"),
-        (["~model.max_prompt_tokens"], r"write model\.max_prompt_tokens"),
-        (["monitor.monitor_args.api_key=k"], "set the environment variable WANDB_API_KEY"),
-        (
-            [f"{TASKSET}.storage_type=queue"],
-            "a queue of tasks has no epochs; write buffer.total_steps",
-        ),
-        (["+buffer.explorer_input.eval_tasksets.0.storage_type=queue"], "write file or sql"),
-        ([f"{TASKSET}.default_workflow_type=simple_workflw"], "did you mean simple_workflow"),
-        (["~buffer.default_reward_fn_type"], "write default_reward_fn_type"),
-        (["+explorer.auxiliary_models=[{tensor_parallel_size: 1}]"], r"auxiliary_models\.0\.model_path"),
-        (["model.lora_configs=True"], "lora_configs must be a list of mappings"),
-        (
-            ["data_processor.experience_pipeline.operators=[{name: x}]"],
-            "an operator that Strop does not have",
-        ),
-        ([f"{ACTOR}.checkpoint.save_contents=[optimizer]"], "requires 'model'"),
-        (["model.model_path=${oc.env:STROP_TEST_NONE}"], "'STROP_TEST_NONE' is not set"),
-        (["data.train_batch_size=3"], r"there is no key data\.train_batch_size"),
-    ],
-)
-def test_refused(overrides: list[str], expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected) as caught:
-        read(*overrides)
-    assert "\n\n" not in str(caught.value)
+from .trinity_file import ACTOR, BASE, BUFFER, TASKSET, read
 
 
 def test_errors_name_file_and_line() -> None:
@@ -273,33 +104,186 @@ def test_new_run_gets_a_timestamped_name() -> None:
     assert read().run.name == "rft"
 
 
-VALUES = [
-    "null",
-    "True",
-    "-1",
-    "0",
-    "3",
-    "0.5",
-    "abc",
-    "[]",
-    "[a]",
-    "{a: 1}",
-    "[{a: 1}]",
-    "''",
-    "${x}",
-    "???",
-]
+# -- workflows and rollouts ---------------------------------------------------------------------------------
 
-
-@pytest.mark.slow
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([row.key for row in LEDGER.rows]), st.sampled_from(VALUES)), max_size=3
-    )
+TAGS = WorkflowConfig(name="math", args={"system": R1_PROMPT})
+BOXED = WorkflowConfig(name="math", args={"system": BOXED_PROMPT})
+FORMAT = {"prompt_key": "question", "response_key": "answer"}
+PACKAGED = WorkflowConfig(name="trinity", args={"workflow": "alfworld_workflow", "format": FORMAT})
+REGISTERED = WorkflowConfig(
+    name="trinity", args={"workflow": "async_talk_flow", "reward_fn": "math_reward", "format": FORMAT}
 )
-def test_any_configuration_is_read_or_refused(line: list[tuple[str, str]]) -> None:
-    try:
-        read(*(f"++{key.replace('*', 'x')}={said}" for key, said in line))
-    except StropError as error:
-        assert "\n\n" not in str(error)
+DOTTED = WorkflowConfig(name="trinity", args={"workflow": "my.flows.Talk", "format": FORMAT})
+
+
+@pytest.mark.parametrize(
+    ("workflow", "reward", "expected", "scored"),
+    [
+        ("simple_workflow", "countdown_reward", WorkflowConfig(), ["trinity_countdown"]),
+        ("math_workflow", "countdown_reward", WorkflowConfig(), ["trinity_countdown"]),
+        ("math_workflow", "math_reward", TAGS, ["trinity_math", "format"]),
+        ("math_workflow", "null", TAGS, ["trinity_math", "format"]),
+        ("async_math_workflow", "null", TAGS, ["trinity_math", "format"]),
+        ("math_boxed_workflow", "null", BOXED, ["trinity_math_boxed"]),
+        ("alfworld_workflow", "null", PACKAGED, []),
+        ("async_talk_flow", "math_reward", REGISTERED, []),
+        ("my.flows.Talk", "null", DOTTED, []),
+        ("mine.py:talk", "null", WorkflowConfig(name="mine.py:talk"), []),
+        ("mine.py:talk", "exact", WorkflowConfig(name="mine.py:talk"), ["exact"]),
+    ],
+)
+def test_workflow_and_reward(workflow: str, reward: str, expected: WorkflowConfig, scored: list[str]) -> None:
+    run = read(f"+buffer.default_workflow_type={workflow}", f"buffer.default_reward_fn_type={reward}").run
+    own = {"format": {"prompt_key": "prompt"}, "is_eval": True}
+    evaluation = {**expected.args, **own} if expected.name == "trinity" else None
+    assert run.rollout.workflow == expected
+    assert evaluation == (run.data.eval[0].workflow and run.data.eval[0].workflow.args)
+    assert [part.function for part in effective_reward(run).functions] == scored
+    assert write_dialect(LEDGER, run).unsupported == ()
+
+
+def test_a_workflow_of_trinitys_package_is_named_before_a_run() -> None:
+    with pytest.raises(ConfigError, match=r"package trinity-rft, which needs the package alfworld\."):
+        load_workflow(PACKAGED)
+
+
+# -- keys outside the page ----------------------------------------------------------------------------------
+
+VERL = "trainer.trainer_config"
+
+
+def test_gigpo_both_ways() -> None:
+    run = read(
+        "algorithm.algorithm_type=gigpo", "+algorithm.advantage_fn_args={omega: 0.5, gamma: 0.9, fnorm: std}"
+    ).run
+    assert run.algorithm.type == "gigpo"
+    assert (run.algorithm.turn_weight, run.algorithm.gamma, run.algorithm.divide_by_std) == (0.5, 0.9, True)
+    assert run.algorithm.states_over == "step"
+    written = write_dialect(LEDGER, run).values
+    assert written["algorithm.algorithm_type"] == "gigpo"
+    assert [written[f"algorithm.advantage_fn_args.{name}"] for name in ("omega", "gamma", "fnorm")] == [
+        0.5,
+        0.9,
+        "std",
+    ]
+    with pytest.raises(ConfigError, match=r"env_state_hash_key.*write these names"):
+        read("algorithm.algorithm_type=gigpo", "+algorithm.advantage_fn_args.env_state_hash_key=other")
+
+
+OPERATOR = "+data_processor.experience_pipeline.operators=[{name: pass_rate_calculator}]"
+
+
+@pytest.mark.parametrize("section", ["task_selector", "data_selector"])
+def test_difficulty_based_is_the_order_by_difficulty(section: str) -> None:
+    at = f"{TASKSET}.{section}"
+    kind, columns = f"+{at}.selector_type=difficulty_based", f"+{at}.feature_keys=[weak,strong]"
+    loaded = read(kind, columns, OPERATOR)
+    assert loaded.run.data.order == DifficultyOrderConfig(
+        columns=("weak", "strong"),
+        target=1.0,
+        temperature=1.0,
+        thompson_sampling=False,
+        forgetting=0.2,
+        interpolation_weight=0.2,
+    )
+    assert not loaded.run.data.shuffle
+    assert any("updates the estimates after each step" in note for note in loaded.notes)
+    kwargs = "{m: 8, lamb: 0.1, rho: 0.3, adaptive_rho: true, target_reward: 0.5, tau: 0, do_sample: true}"
+    run = read(kind, columns, OPERATOR, f"+{at}.kwargs={kwargs}").run
+    assert run.data.order == DifficultyOrderConfig(
+        columns=("weak", "strong"), interpolation_weight=0.3, halve_weight=True, counts_per_group=8
+    )
+    written = write_dialect(LEDGER, run).values
+    assert written[f"{TASKSET}.task_selector.selector_type"] == "difficulty_based"
+    assert written[f"{TASKSET}.task_selector.feature_keys"] == ["weak", "strong"]
+    assert written[f"{TASKSET}.task_selector.kwargs"] == {
+        "m": 8,
+        "lamb": 0.1,
+        "rho": 0.3,
+        "adaptive_rho": True,
+        "target_reward": 0.5,
+        "tau": 0,
+        "do_sample": True,
+    }
+    assert written["data_processor.experience_pipeline.operators.0.name"] == "pass_rate_calculator"
+
+
+def test_unread_keys_change_nothing() -> None:
+    """Each has a notice, by the table of Trinity's keys."""
+    unread = (
+        *(
+            f"{ACTOR}.clip_ratio=0.3",
+            f"{ACTOR}.ppo_mini_batch_size=8",
+            f"{ACTOR}.optim.total_training_steps=7",
+        ),
+        *(f"{VERL}.trainer.total_training_steps=7", f"{VERL}.algorithm.kl_penalty=low_var_kl"),
+        *(f"{VERL}.custom_reward_function.path=x", f"{VERL}.trainer.logger=[wandb]"),
+        *(f"{TASKSET}.repeat_times=3", f"{TASKSET}.rollout_args.n=3", f"{BUFFER}.rollout_args.n=2"),
+        *("checkpoint_job_dir=x", "explorer.rollout_model.api_key=EMPTY"),
+    )
+    assert read(*(f"+{key}" for key in unread)).run == read().run
+
+
+def test_a_list_of_one_taskset_is_the_taskset(tmp_path: Path) -> None:
+    listed = BASE.replace("    taskset: {", "    tasksets: [{").replace("answer}}\n", "answer}}]\n")
+    plain = read().run
+    Path("t.yaml").write_text(listed, encoding="utf-8")
+    assert "tasksets: [" in listed and read().run == plain
+    Path("t.yaml").write_text(listed.replace("}}]", "}}, {path: b.jsonl}]"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="write one taskset and convert"):
+        read()
+
+
+# -- versions 0.3 and 0.6 -----------------------------------------------------------------------------------
+
+
+def test_an_external_model_is_evaluated_on_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """examples/bench/external_model.yaml (Trinity 0.6) has no taskset to train on."""
+    external = "+model.external_model={enable: true, model_name: big, api_key_env: KEY}"
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:8000/v1")
+    run = read(external, "mode=bench", "~buffer.explorer_input.taskset").run
+    assert run.rollout.engine == OpenAiEngineConfig(
+        base_url="http://localhost:8000/v1", model="big", api_key_env="KEY", api="chat"
+    )
+    assert run.data.train.path == run.data.eval[0].path
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    assert read(external, "mode=bench").run.rollout.engine.base_url == "https://api.openai.com/v1"
+    with pytest.raises(ConfigError, match="only mode: bench supports"):
+        read(external)
+
+
+def test_secrets_of_monitors_are_in_the_environment_of_the_run_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "s3cr3t-of-the-file"
+    text = BASE + f"monitor: {{monitor_type: wandb, monitor_args: {{api_key: {secret}}}}}\n"
+    Path("t.yaml").write_text(text, encoding="utf-8")
+    for words in ((), (f"monitor.monitor_args.api_key={secret}",)):
+        job = read_any(Path("t.yaml"), words, here=True)
+        loaded = job.loaded
+        assert loaded.environment == {"WANDB_API_KEY": secret}
+        (told,) = [note for note in loaded.notes if "api_key" in note]
+        assert "set the environment variable WANDB_API_KEY instead, and remove the key" in told
+        save_resolved(loaded.run, tmp_path / "run.yaml")
+        shown = (repr(loaded), *map(str, explain_values(loaded)), *loaded.notes, str(convert(job, "trinity")))
+        assert secret not in "".join((*shown, (tmp_path / "run.yaml").read_text(encoding="utf-8")))
+        assert safe_text(f"wandb rejects {secret}") == "wandb rejects ${oc.env:WANDB_API_KEY}"
+    mlflow = read("monitor={monitor_type: mlflow, monitor_args: {username: me, password: hunter2-2}}")
+    assert mlflow.environment == {"MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "hunter2-2"}
+    started: list[str | None] = []
+    monkeypatch.setattr(
+        "strop.run.entry.start.start_run",
+        lambda *_, **__: started.append(os.environ.get("MLFLOW_TRACKING_PASSWORD")),
+    )
+    strop.api._train_one(mlflow, None, (), StopSignal())
+    assert started == ["hunter2-2"] and "MLFLOW_TRACKING_PASSWORD" not in os.environ
+    other = read("monitor={monitor_type: mlflow, monitor_args: {api_key: k}}")
+    assert other.environment == {}
+    assert any("api_key" in note and "inactive" in note for note in other.notes)
+
+
+def test_a_secret_that_the_environment_has_needs_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k3y-k3y")
+    loaded = read("monitor.monitor_type=wandb", "monitor.monitor_args={api_key: '${oc.env:WANDB_API_KEY}'}")
+    assert loaded.environment == {"WANDB_API_KEY": "k3y-k3y"}
+    assert [note for note in loaded.notes if "api_key" in note] == []

@@ -1,5 +1,4 @@
-"""Tests of Trinity's cluster keys: a Ray cluster where the file requests one, and this machine with
---here."""
+"""Trinity's cluster keys: a Ray cluster where the file requests one, and this machine with --here."""
 
 from __future__ import annotations
 
@@ -33,11 +32,6 @@ CLUSTER_REQUESTS = {
     "timeline": ("monitor.enable_ray_timeline=true", RayClusterConfig(timeline=True, gpus_per_node=8), 7),
     "logs": ("log.group_by_node=True", RayClusterConfig(logs_by_node=True, gpus_per_node=8), 7),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_cluster_of_its_own(trinity_file: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
 @pytest.mark.parametrize(("written", "cluster", "ranks"), CLUSTER_REQUESTS.values(), ids=CLUSTER_REQUESTS)
@@ -78,7 +72,7 @@ def test_single_machine_runs_one_process(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_buffer_is_a_named_actor() -> None:
     run = read(NODES, "+buffer.trainer_input.experience_buffer={name: b, path: q.db}", here=False).run
-    assert run.buffer == QueueBufferConfig(name="b", backup="q.db")
+    assert run.buffer == QueueBufferConfig(name="b", backup="q.db", on_timeout="train")
     assert write_dialect(LEDGER, run).unsupported == ()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from strop.config.load.loader import LoadedRun
 from strop.dialects.trinity.reader import read_trinity
@@ -26,13 +25,5 @@ buffer:
 
 
 def read(*overrides: str, here: bool = True) -> LoadedRun:
-    """Read `t.yaml`, which the fixture `trinity_file` writes."""
+    """Read `t.yaml`, which the fixture `folder` writes."""
     return read_trinity(Path("t.yaml"), overrides, here=here)
-
-
-def value(loaded: LoadedRun, field: str) -> Any:
-    """The value of a run field by its dotted name."""
-    found: Any = loaded.run
-    for part in field.split("."):
-        found = found[int(part)] if part.isdigit() else getattr(found, part)
-    return found

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = "needs torch's CUDA build and no GPU: make evidence ARGS=fake-cuda"
     for item in items:
         if item.path.is_relative_to(__file__.removesuffix("conftest.py")):
-            item.add_marker(pytest.mark.evidence)
+            item.add_marker(pytest.mark.nightly)
             item.add_marker(pytest.mark.skipif(not has_build, reason=reason))
 
 

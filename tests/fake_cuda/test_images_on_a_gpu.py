@@ -23,8 +23,16 @@ from strop.protocols import ImageProcessor
 from strop.types import Experience, MicroBatch, TrainingBatch
 from tests.fake_cuda.conftest import on_the_host
 from tests.fake_cuda.fake_models import check_gradients, fake_adapted
-from tests.models.vision.images import FAMILIES, GRID_FAMILIES, image, prompt, tokenizer_of, vision_model
-from tests.models.vision.test_packed_images import experiences_with_images, processor_of
+from tests.models.vision.images import (
+    FAMILIES,
+    GRID_FAMILIES,
+    experiences_with_images,
+    image,
+    processor_of,
+    prompt,
+    tokenizer_of,
+    vision_model,
+)
 
 
 class HostProcessor:

@@ -9,17 +9,16 @@ import torch
 from torch import nn
 from transformers import masking_utils
 
-from strop.algorithms.losses.preference_losses import DpoLoss
+from strop.algorithms.losses.preference_losses import PreferenceLoss
 from strop.algorithms.losses.sft import MixedLoss, SftLoss
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.algorithms.process_rewards import ProcessRewardLoss
 from strop.algorithms.registry import make_loss_fn
-from strop.config.schema.algorithm import DpoConfig
 from strop.config.schema.distillation import ReverseKlConfig
-from strop.config.schema.off_policy import ImportanceCorrectionConfig
 from strop.config.schema.optimizer import AdamWConfig, OptimizerConfig, SgdConfig
 from strop.config.schema.policy_gradient import KlLossConfig
 from strop.config.schema.policy_loss import PolicyLossConfig
+from strop.config.schema.preference import DpoConfig
 from strop.models.chunked_head import Comparison
 from strop.models.logprobs import (
     expected_entropy_effects,
@@ -30,11 +29,12 @@ from strop.models.logprobs import (
 )
 from strop.models.lora import without_adapter
 from strop.models.value_model import ValueModel, token_values
+from strop.protocols import LossFn
 from strop.training.optimized_model import PendingMetrics
 from strop.training.optimizers.build import build_optimizer
 from strop.training.teachers import RoutedStates
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
-from tests.algorithms.test_policy_objective import CORRECTIONS, LOSSES, REJECTIONS, with_parts
+from tests.algorithms.objectives import CORRECTIONS, LOSSES, REJECTIONS, with_parts
 from tests.fake_cuda.fake_models import check_gradients, fake_adapted, fake_micro_batch, fake_model
 from tests.models.models import FAMILIES, experience
 
@@ -53,14 +53,6 @@ def outputs(micro_batch: MicroBatch) -> TokenOutputs:
         found = token_outputs(fake_model("qwen2"), micro_batch, entropy=True)
     assert found.entropy is not None
     return replace(found, logprobs=found.logprobs.requires_grad_(), entropy=found.entropy.requires_grad_())
-
-
-def gradient_at(outputs: TokenOutputs, result: LossOutput) -> None:
-    """Run the backward pass of a loss."""
-    outputs.logprobs.grad = None
-    result.loss.backward()
-    assert outputs.logprobs.grad is not None
-    assert outputs.logprobs.grad.device.type == "cuda"
 
 
 def test_the_device_refuses_to_be_waited_for(gpu: torch.device) -> None:
@@ -103,7 +95,7 @@ def test_token_outputs_with_flex_attention(micro_batch: MicroBatch, family: str)
     check_gradients(model)
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]], ids=["all-linear", "two"])
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]], ids=str)
 def test_token_outputs_with_an_adapter(micro_batch: MicroBatch, targets: str | list[str]) -> None:
     """With its gradient, the reference by disabled adapters, and an update of the adapter alone."""
     model = fake_adapted(fake_model("qwen2"), targets)
@@ -156,12 +148,23 @@ def test_values(micro_batch: MicroBatch) -> None:
     check_gradients(critic)
 
 
-@pytest.mark.parametrize("policy_loss", LOSSES, ids=lambda each: each.type)
-def test_policy_losses(micro_batch: MicroBatch, outputs: TokenOutputs, policy_loss: PolicyLossConfig) -> None:
-    loss = make_loss_fn(with_parts(policy_loss=policy_loss), max_response_tokens=64)
+def check_loss(micro_batch: MicroBatch, outputs: TokenOutputs, loss: LossFn) -> LossOutput:
+    """Compute a loss and its gradient."""
     result = loss(micro_batch, outputs, COUNTS)
+    outputs.logprobs.grad = None
+    result.loss.backward()
+    assert outputs.logprobs.grad is not None and outputs.logprobs.grad.device.type == "cuda"
+    return result
+
+
+def policy_loss(**parts: object) -> LossFn:
+    return make_loss_fn(with_parts(**parts), max_response_tokens=64)
+
+
+@pytest.mark.parametrize("section", LOSSES, ids=lambda each: each.type)
+def test_policy_losses(micro_batch: MicroBatch, outputs: TokenOutputs, section: PolicyLossConfig) -> None:
+    result = check_loss(micro_batch, outputs, policy_loss(policy_loss=section))
     assert PendingMetrics.of(result, micro_batch).values.device.type == "cuda"
-    gradient_at(outputs, result)
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
@@ -169,27 +172,17 @@ def test_policy_losses(micro_batch: MicroBatch, outputs: TokenOutputs, policy_lo
 @pytest.mark.parametrize(
     "aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 )
-def test_corrections(
-    micro_batch: MicroBatch,
-    outputs: TokenOutputs,
-    correction: ImportanceCorrectionConfig | None,
-    rejection: tuple[object, ...],
-    aggregation: str,
-) -> None:
-    config = with_parts(importance_correction=correction, rejection=rejection, aggregation=aggregation)
-    gradient_at(outputs, make_loss_fn(config, max_response_tokens=64)(micro_batch, outputs, COUNTS))
+def test_corrections(micro_batch, outputs, correction, rejection, aggregation) -> None:
+    parts = {"importance_correction": correction, "rejection": rejection, "aggregation": aggregation}
+    check_loss(micro_batch, outputs, policy_loss(**parts))
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
-def test_kl_estimators(micro_batch: MicroBatch, outputs: TokenOutputs, estimator: str) -> None:
-    config = with_parts(kl_loss=KlLossConfig(estimator=estimator, coef=0.1))
-    gradient_at(outputs, make_loss_fn(config, max_response_tokens=64)(micro_batch, outputs, COUNTS))
-
-
-def test_supervised_and_mixed_losses(micro_batch: MicroBatch, outputs: TokenOutputs) -> None:
-    rollouts = make_loss_fn(with_parts(), max_response_tokens=64)
-    for loss in (SftLoss(), MixedLoss(0.1, rollouts), ProcessRewardLoss(0.05)):
-        gradient_at(outputs, loss(micro_batch, outputs, COUNTS))
+def test_other_losses(micro_batch: MicroBatch, outputs: TokenOutputs) -> None:
+    for estimator in ("k1", "k2", "k3", "abs"):
+        loss = policy_loss(kl_loss=KlLossConfig(estimator=estimator, coef=0.1))
+        check_loss(micro_batch, outputs, loss)
+    for loss in (SftLoss(), MixedLoss(0.1, policy_loss()), ProcessRewardLoss(0.05)):
+        check_loss(micro_batch, outputs, loss)
 
 
 def test_preference_pairs(gpu: torch.device) -> None:
@@ -200,7 +193,7 @@ def test_preference_pairs(gpu: torch.device) -> None:
     micro_batch = fake_micro_batch(pair)
     model = fake_model("qwen2")
     outputs = token_outputs(model, micro_batch, entropy=False)
-    DpoLoss(DpoConfig())(micro_batch, outputs, COUNTS).loss.backward()
+    PreferenceLoss(DpoConfig())(micro_batch, outputs, COUNTS).loss.backward()
     check_gradients(model)
 
 

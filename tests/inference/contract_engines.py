@@ -6,38 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from strop.config.schema.inference_engine import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
+from strop.config.schema.inference_engine import SglangEngineConfig, VllmEngineConfig
 from strop.config.schema.model import ModelConfig
-from strop.inference.native import NativeEngine
-from strop.inference.pool import EnginePool, EngineSpec
 from strop.inference.registry import load_engine
 from strop.protocols import InferenceEngine
-from strop.workers.start import LocalPlacement
-from tests.inference.helpers import NEEDS_SGLANG, NEEDS_VLLM
-
-
-@dataclass(frozen=True)
-class NativeFactory:
-    """Builds a native engine on a model folder, also in another process."""
-
-    folder: Path
-
-    def __call__(self) -> NativeEngine:
-        torch.set_num_threads(1)
-        model = AutoModelForCausalLM.from_pretrained(self.folder)
-        tokenizer = AutoTokenizer.from_pretrained(self.folder)
-        return NativeEngine.from_model(model, NativeEngineConfig(kv_cache_tokens=4096), tokenizer)
-
-
-def pool_of(engines: int) -> Callable[[Path], EnginePool]:
-    def build(folder: Path) -> EnginePool:
-        specs = [EngineSpec(f"engine-{number}", NativeFactory(folder)) for number in range(engines)]
-        return EnginePool(specs, LocalPlacement(), max_restarts=0)
-
-    return build
+from tests.inference.helpers import NEEDS_SGLANG, NEEDS_VLLM, NativeFactory, pool_of
 
 
 @dataclass(frozen=True)
@@ -77,24 +54,25 @@ class SglangFactory:
         return load_engine(section, ModelConfig(path=str(self.folder)), tokenizer, torch.device("cpu"))
 
 
-def serving(factory: type[VllmFactory | SglangFactory], tensor_parallel: int) -> Callable[[Path], EnginePool]:
-    def build(folder: Path) -> EnginePool:
-        spec = EngineSpec("engine-0", factory(folder, tensor_parallel))
-        return EnginePool([spec], LocalPlacement(), max_restarts=0)
-
-    return build
-
-
 ENGINES: dict[str, tuple[str, Callable[[Path], InferenceEngine]]] = {
     "native": ("qwen2", lambda folder: NativeFactory(folder)()),
     "hugging face forward": ("gemma", lambda folder: NativeFactory(folder)()),
-    "pool of 1": ("qwen2", pool_of(1)),
-    "pool of 2": ("qwen2", pool_of(2)),
-    "vllm": ("qwen2", serving(VllmFactory, 1)),
-    "vllm tensor parallel 2": ("qwen3", serving(VllmFactory, 2)),
-    "sglang": ("qwen2", serving(SglangFactory, 1)),
-    "sglang tensor parallel 2": ("qwen3", serving(SglangFactory, 2)),
+    "pool of 1": ("qwen2", lambda folder: pool_of(NativeFactory(folder))),
+    "pool of 2 threads": ("qwen2", lambda folder: pool_of(NativeFactory(folder), 2)),
+    "vllm": ("qwen2", lambda folder: pool_of(VllmFactory(folder))),
+    "vllm tensor parallel 2": ("qwen3", lambda folder: pool_of(VllmFactory(folder, 2))),
+    "sglang": ("qwen2", lambda folder: pool_of(SglangFactory(folder))),
+    "sglang tensor parallel 2": ("qwen3", lambda folder: pool_of(SglangFactory(folder, 2))),
 }
 """Model family and constructor of each implementation; the constructor does not start the engine."""
-SERVING = {"vllm": NEEDS_VLLM, "sglang": NEEDS_SGLANG}
-"""Condition of the tests of each serving library, by the first word of the implementation's name."""
+_VLLM = [pytest.mark.engines, pytest.mark.timeout(600), NEEDS_VLLM]
+_SGLANG = [pytest.mark.engines, pytest.mark.timeout(600), NEEDS_SGLANG]
+MARKS = {
+    "hugging face forward": [pytest.mark.slow],
+    "pool of 1": [pytest.mark.nightly],
+    "vllm": _VLLM,
+    "vllm tensor parallel 2": _VLLM,
+    "sglang": _SGLANG,
+    "sglang tensor parallel 2": _SGLANG,
+}
+"""When the tests of an implementation run, and what they need."""

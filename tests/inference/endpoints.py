@@ -1,17 +1,32 @@
-"""Endpoints, and clients that send any bytes."""
+"""Endpoints, models for them, and clients that send any bytes.
+
+`python -m tests.inference.endpoints FILES` is an endpoint process that may open few files. It prints its port and its
+key, and ends when its standard input is closed.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
+import resource
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from strop.inference.endpoint.server import EndpointModel, EndpointServer
+from strop.inference.endpoint.errors import BadRequest
+from strop.inference.endpoint.request import ChatRequest
+from strop.inference.endpoint.response import ChatResponse
+from strop.inference.endpoint.server import EndpointAccess, EndpointModel, EndpointServer
+from strop.inference.endpoint.token_completions import TokenRequest, TokenResponse
+
+if TYPE_CHECKING:
+    from strop.inference.auxiliary_model import AuxiliaryModel
 
 GOOD = {"model": "tiny", "messages": [{"role": "user", "content": "two and two"}], "max_tokens": 2}
 """A valid request."""
@@ -36,12 +51,16 @@ class Client:
     port: int
     key: str
 
+    @staticmethod
+    def of(access: EndpointAccess) -> Client:
+        return Client(urlsplit(access.url).port or 0, access.api_key)
+
     def post(
         self, body: bytes, *, key: bytes | None = None, headers: Mapping[str, Any] | None = None
     ) -> Reply:
         """Send bytes as the body of a chat request, over a new connection."""
         bearer = b"Bearer " + (self.key.encode() if key is None else key)
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as connection:
             connection.request("POST", CHAT, body, {"Authorization": bearer, **(headers or {})})
             response = connection.getresponse()
             return Reply(response.status, response.read())
@@ -51,7 +70,7 @@ class Client:
         return self.post(json.dumps(GOOD | changes).encode())
 
     def open(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=120)
 
     def head(self, length: int) -> bytes:
         """Headers of a chat request with a valid key."""
@@ -63,6 +82,51 @@ class Client:
 def open_endpoint(models: Mapping[str, EndpointModel]) -> Iterator[Client]:
     """An endpoint that serves these models."""
     with closing(EndpointServer()) as endpoint, endpoint.register(models) as access:
-        port = urlsplit(access.url).port
-        assert port is not None
-        yield Client(port, access.api_key)
+        yield Client.of(access)
+
+
+@contextmanager
+def tiny_model(folder: Path) -> Iterator[AuxiliaryModel]:
+    """A model named `tiny`, which is made in a new folder."""
+    import torch  # the endpoint process has no use for it
+
+    from strop.config.schema.inference_engine import NativeEngineConfig
+    from strop.config.schema.rollout import AuxiliaryModelConfig
+    from strop.inference.auxiliary_model import AuxiliaryModel
+    from strop.models.tiny import make_model
+
+    make_model(folder, ["two and two is four"], vocab_size=320, hidden_size=16, layers=1, heads=2)
+    engine = NativeEngineConfig(kv_cache_tokens=4096)
+    section = AuxiliaryModelConfig(name="tiny", path=str(folder), max_response_tokens=2, engine=engine)
+    with closing(AuxiliaryModel(section, torch.device("cpu"), seed=1)) as model:
+        yield model
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A model that always says the same."""
+
+    text: str = "four"
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        return ChatResponse("1", self.text, "stop", 1, 1)
+
+    async def complete(self, request: TokenRequest) -> TokenResponse:
+        raise BadRequest("this model chats only")
+
+
+def main() -> None:
+    from strop.inference.endpoint import connections
+
+    connections.AUTHENTICATION_SECONDS = 2.0
+    with open_endpoint({"tiny": Fixed()}) as client:
+        client.ask()  # imports what a request needs
+        lowest = os.dup(0)  # the lowest free descriptor
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + int(sys.argv[1]),) * 2)
+        print(client.port, client.key, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

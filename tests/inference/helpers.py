@@ -1,23 +1,35 @@
-"""Tiny models, requests and reference computations for the tests of inference engines."""
+"""Tiny models, engines, requests and reference computations for the tests of inference engines."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import copy
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.inference.native import NativeEngine
+from strop.inference.pool import EnginePool, EngineSpec
 from strop.inference.vllm.library import is_vllm_installed
+from strop.models.tiny import make_model
 from strop.protocols import InferenceEngine
 from strop.types import Completion, FloatArray, IntArray, SampleRequest, SamplingParams
+from strop.workers.start import LocalPlacement
 
+LIMIT = 120.0
+"""Seconds that only a hang reaches."""
+_LOADING = threading.Lock()
+"""For engines in threads: transformers changes its classes while it loads a model."""
 NEEDS_VLLM = pytest.mark.skipif(
     not is_vllm_installed(), reason="vLLM is not installed; `make engines` builds an environment with it"
 )
@@ -37,6 +49,56 @@ class Tiny:
     def engine(self, *, dtype: torch.dtype | None = None, **section: object) -> NativeEngine:
         """A native engine on the model's weights."""
         return NativeEngine.from_model(self.model, NativeEngineConfig(**section), self.tokenizer, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class NativeFactory:
+    """Builds a native engine on a model folder, also in another process."""
+
+    folder: Path
+
+    def __call__(self) -> NativeEngine:
+        torch.set_num_threads(1)
+        with _LOADING:
+            model = AutoModelForCausalLM.from_pretrained(self.folder)
+        tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        return NativeEngine.from_model(model, NativeEngineConfig(kv_cache_tokens=4096), tokenizer)
+
+
+def pool_of(
+    factory: Callable[[], InferenceEngine], engines: int = 1, *, max_restarts: int = 0, **options: Any
+) -> EnginePool:
+    """A pool that has not been started."""
+    specs = [EngineSpec(f"engine-{number}", factory) for number in range(engines)]
+    return EnginePool(specs, LocalPlacement(), max_restarts=max_restarts, **options)
+
+
+def sharp_model(folder: Path, text: str = "two and two is four", **sizes: Any) -> PreTrainedModel:
+    """A model in this new folder whose matrices are large, so that its distributions distinguish tokens."""
+    model = AutoModelForCausalLM.from_pretrained(make_model(folder, [text], **sizes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(5)
+    model.save_pretrained(folder)
+    return model
+
+
+def scaled(model: PreTrainedModel, factor: float) -> PreTrainedModel:
+    """A copy of the model with other weights."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(factor)
+    return other
+
+
+def perturb(model: nn.Module, deviation: float = 0.05) -> None:
+    """Change every trainable parameter in place, as an optimizer does."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(deviation * torch.randn_like(parameter))
 
 
 def random_prompts(*lengths: int, seed: int = 0, vocab: int = 250) -> list[IntArray]:
@@ -77,6 +139,31 @@ def policy_logprobs(model: PreTrainedModel, request: SampleRequest, completion: 
     return logprobs.gather(1, chosen)[:, 0].numpy()
 
 
+def assert_sampled_by(
+    model: PreTrainedModel,
+    requests: Sequence[SampleRequest],
+    completions: Sequence[Completion],
+    *,
+    last: int = 0,
+) -> None:
+    """Each completion answers the request at its index, with the model's log-probs (those of the last tokens)."""
+    for request, completion in zip(requests, completions, strict=True):
+        expected = policy_logprobs(model, request, completion)[-last:]
+        for found in (completion.sampler_logprobs, completion.policy_logprobs):
+            if found is not None:
+                np.testing.assert_allclose(found[-last:], expected, atol=1e-4, rtol=0)
+
+
+def assert_close(first: Sequence[Completion], second: Sequence[Completion], atol: float = 1e-4) -> None:
+    """Equal tokens and ends; log-probs may differ by rounding, which depends on the batch."""
+    for one, other in zip(first, second, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert (one.finish_reason, one.version) == (other.finish_reason, other.version)
+        np.testing.assert_allclose(one.sampler_logprobs, other.sampler_logprobs, atol=atol)
+        assert one.policy_logprobs is not None and other.policy_logprobs is not None
+        np.testing.assert_allclose(one.policy_logprobs, other.policy_logprobs, atol=atol)
+
+
 def same(first: Completion, second: Completion) -> bool:
     """Whether tokens, log-probs and finish reason are equal bit for bit."""
     return (
@@ -87,5 +174,19 @@ def same(first: Completion, second: Completion) -> bool:
     )
 
 
+def assert_same(first: Sequence[Completion], second: Sequence[Completion]) -> None:
+    assert all(same(one, other) for one, other in zip(first, second, strict=True))
+
+
 def _equal(first: FloatArray | None, second: FloatArray | None) -> bool:
     return first is second if first is None or second is None else np.array_equal(first, second)
+
+
+class Letters:
+    """Tokenizer of letters: token 0 is `a`."""
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, tokens: Sequence[int], **options: Any) -> str:
+        return "".join(chr(ord("a") + token) for token in tokens)

@@ -7,18 +7,17 @@ A new engine is added to `contract_engines.ENGINES`. What its capabilities deny 
 from __future__ import annotations
 
 import asyncio
-import copy
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from _pytest.mark import ParameterSet
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from strop.config.schema.synchronizer import CollectiveSyncConfig
 from strop.errors import InferenceError, WeightTransferError
@@ -26,25 +25,31 @@ from strop.inference.partial_completion import continuation
 from strop.inference.registry import running_engine
 from strop.inference.weight_transfer import buckets
 from strop.inference.weight_transfer.process_group import ProcessGroupBroken, WeightProcessGroup
-from strop.models.tiny import make_model
 from strop.protocols import InferenceEngine
 from strop.sync.collective.sender import CollectiveSender
 from strop.sync.collective.server import TRAINER_ADDRESS_FILE
-from strop.types import Completion, FloatArray, SampleRequest, SamplingParams
+from strop.types import Completion, SampleRequest, SamplingParams
 from strop.workers.address import Address
 from strop.workers.waiting import StopCheck
-from tests.inference.contract_engines import ENGINES, SERVING
+from tests.inference.contract_engines import ENGINES, MARKS
 from tests.inference.helpers import (
+    assert_same,
+    assert_sampled_by,
     full_logits,
     policy_logprobs,
     random_prompts,
     requests_for,
     same,
     sample,
+    scaled,
+    sharp_model,
 )
+from tests.inference.thread_worker import engines_in_threads
 
 CPU = torch.device("cpu")
 PROMPTS = random_prompts(4, 9, 15, 6)
+SHORT = requests_for(PROMPTS, SamplingParams(max_tokens=12))
+LONGER = requests_for(PROMPTS, SamplingParams(max_tokens=16, ignore_eos=True))
 STOP_TOKENS = tuple(range(0, 300, 3))
 
 
@@ -60,50 +65,34 @@ class Subject:
         self.engine.load(self.model.named_parameters(), version)
 
 
-def _parameters() -> Iterator[ParameterSet]:
-    for name in ENGINES:
-        needs = SERVING.get(name.split()[0])
-        marks = [] if needs is None else [pytest.mark.engines, pytest.mark.timeout(600), needs]
-        yield pytest.param(name, marks=marks)
-
-
-@pytest.fixture(scope="module", params=_parameters())
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in ENGINES])
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     family, build = ENGINES[request.param]
-    folder = make_model(
-        tmp_path_factory.mktemp("contract") / "model",
-        ["two and two is four"],
-        family=family,
-        hidden_size=128 if request.param.split()[0] in SERVING else 64,  # vLLM needs heads of 32 values
-    )
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(5)
-    model.save_pretrained(folder)
-    with running_engine(build(folder)) as engine:
+    folder = tmp_path_factory.mktemp("contract") / "model"
+    # vLLM needs heads of 32 values.
+    hidden_size = 128 if request.param.startswith(("vllm", "sglang")) else 64
+    model = sharp_model(folder, family=family, hidden_size=hidden_size)
+    workers = engines_in_threads() if "threads" in request.param else nullcontext()
+    with workers, running_engine(build(folder)) as engine:
         yield Subject(engine, model, folder)
 
 
-def scaled(model: PreTrainedModel, factor: float) -> PreTrainedModel:
-    """A copy of the model with other weights."""
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(factor)
-    return other
+@pytest.fixture
+def other(subject: Subject) -> PreTrainedModel:
+    """A model of the same shape with other weights."""
+    return scaled(subject.model, 0.8)
 
 
-def assert_sampled_by(
-    model: PreTrainedModel, requests: list[SampleRequest], completions: list[Completion]
-) -> None:
-    """Each completion answers the request at its index, with the model's log-probs."""
-    for request, completion in zip(requests, completions, strict=True):
-        expected = policy_logprobs(model, request, completion)
-        np.testing.assert_allclose(completion.policy_logprobs, expected, atol=1e-4, rtol=0)
+def quick(test: Callable[..., None]) -> Callable[..., None]:
+    """Make `-k quick` select a test.
+
+    CI runs `pytest -m engines -k "quick and vllm and not parallel" tests/inference/test_contract.py` with real vLLM.
+    """
+    test.quick = True  # type: ignore[attr-defined]
+    return test
 
 
+@quick
 def test_describe_names_the_model_in_one_line(subject: Subject):
     description = subject.engine.describe()
     assert subject.model.config.model_type in description.lower() and "\n" not in description
@@ -114,6 +103,7 @@ def test_start_may_be_called_again(subject: Subject):
     assert sample(subject.engine, []) == []
 
 
+@quick
 def test_completions_have_the_order_of_their_requests_and_the_models_logprobs(subject: Subject):
     requests = requests_for(PROMPTS, SamplingParams(temperature=0.8, max_tokens=20), samples=3)
     completions = sample(subject.engine, requests)
@@ -122,6 +112,7 @@ def test_completions_have_the_order_of_their_requests_and_the_models_logprobs(su
         np.testing.assert_array_equal(completion.sampler_logprobs, completion.policy_logprobs)
 
 
+@quick
 def test_concurrent_calls_get_their_own_completions(subject: Subject):
     requests = requests_for(PROMPTS, SamplingParams(max_tokens=12), samples=2)
 
@@ -137,10 +128,11 @@ def test_seeds_fix_the_completions(subject: Subject):
     first, again = (sample(subject.engine, requests_for(PROMPTS, sampling, samples=2)) for _ in range(2))
     other = sample(subject.engine, requests_for(PROMPTS, sampling, samples=2, seed=1000))
     if subject.engine.capabilities.determinism != "none":
-        assert all(map(same, first, again))
+        assert_same(first, again)
     assert not all(map(same, first, other))
 
 
+@quick
 def test_greedy_sampling_takes_the_most_likely_tokens(subject: Subject):
     requests = requests_for(PROMPTS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
     for request, completion in zip(requests, sample(subject.engine, requests), strict=True):
@@ -148,17 +140,34 @@ def test_greedy_sampling_takes_the_most_likely_tokens(subject: Subject):
         assert completion.token_ids.tolist() == logits.argmax(-1).tolist()
 
 
-def test_sampler_logprobs_are_those_of_the_filtered_distribution(subject: Subject):
-    requests = requests_for(PROMPTS, SamplingParams(top_k=3, max_tokens=12, ignore_eos=True))
-    completions = sample(subject.engine, requests)
-    if subject.engine.capabilities.filtered_policy_logprobs:
-        assert_sampled_by(subject.model, requests, completions)
-    for request, completion in zip(requests, completions, strict=True):
+def filtered_logprobs(
+    logits: torch.Tensor, *, top_p: float = 1, top_k: int = 0, min_p: float = 0
+) -> torch.Tensor:
+    """[C, V] Log-probs after one filter, by its definition: sort, cut, and normalize again."""
+    probabilities, order = logits.softmax(-1).sort(descending=True)
+    kept = probabilities.cumsum(-1) - probabilities < top_p
+    if top_k:
+        kept[:, top_k:] = False
+    kept &= probabilities >= min_p * probabilities[:, :1]
+    filtered = torch.where(kept, probabilities, 0)
+    filtered = filtered / filtered.sum(-1, keepdim=True)
+    return torch.zeros_like(filtered).scatter(1, order, filtered).log()
+
+
+@quick
+@pytest.mark.parametrize("filters", [{"top_p": 0.7}, {"top_k": 3}, {"min_p": 0.1}], ids=str)
+def test_sampler_logprobs_are_those_of_the_filtered_distribution(subject: Subject, filters: dict[str, Any]):
+    sampling = SamplingParams(temperature=0.8, max_tokens=12, ignore_eos=True, **filters)
+    requests = requests_for(PROMPTS, sampling)
+    for request in requests:
+        (completion,) = sample(subject.engine, [request])
+        if subject.engine.capabilities.filtered_policy_logprobs or completion.policy_logprobs is not None:
+            policy = policy_logprobs(subject.model, request, completion)
+            np.testing.assert_allclose(completion.policy_logprobs, policy, atol=1e-4)
         logits = full_logits(subject.model, request.prompt_ids, completion.token_ids)
-        highest = logits.topk(3).values
-        chosen = logits.gather(1, torch.from_numpy(completion.token_ids).long()[:, None])
-        expected = (chosen - highest.logsumexp(-1, keepdim=True))[:, 0]
-        np.testing.assert_allclose(completion.sampler_logprobs, expected, atol=1e-4)
+        chosen = torch.from_numpy(completion.token_ids).long()[:, None]
+        expected = filtered_logprobs(logits / 0.8, **filters).gather(1, chosen)[:, 0]
+        np.testing.assert_allclose(completion.sampler_logprobs, expected, atol=1e-3)
 
 
 def test_max_tokens_is_the_exact_limit(subject: Subject):
@@ -167,6 +176,7 @@ def test_max_tokens_is_the_exact_limit(subject: Subject):
         assert len(completion.token_ids) == 7 and completion.finish_reason == "length"
 
 
+@quick
 def test_stop_tokens_end_a_completion_and_are_part_of_it(subject: Subject):
     sampling = SamplingParams(max_tokens=40, stop_token_ids=STOP_TOKENS, ignore_eos=True)
     completions = sample(subject.engine, requests_for(PROMPTS, sampling, samples=3))
@@ -184,6 +194,7 @@ def test_min_tokens_delays_the_stop(subject: Subject):
         assert not np.isin(completion.token_ids[:6], STOP_TOKENS).any()
 
 
+@quick
 def test_stop_strings_end_a_completion(subject: Subject):
     tokenizer = AutoTokenizer.from_pretrained(subject.folder)
     free = sample(
@@ -200,6 +211,7 @@ def test_stop_strings_end_a_completion(subject: Subject):
     assert any(cut.finish_reason == "stop" for cut in stopped)
 
 
+@quick
 def test_an_invalid_request_fails_its_call_alone(subject: Subject):
     valid, other = requests_for(PROMPTS[:2], SamplingParams(max_tokens=8))
     invalid = SampleRequest("bad", other.prompt_ids, SamplingParams(max_tokens=0), seed=0)
@@ -213,15 +225,14 @@ def test_an_invalid_request_fails_its_call_alone(subject: Subject):
     assert len(completions) == 1
 
 
-def test_load_sets_weights_and_version(subject: Subject):
-    requests = requests_for(PROMPTS, SamplingParams(max_tokens=12))
-    other = scaled(subject.model, 0.9)
+@quick
+def test_load_sets_weights_and_version(subject: Subject, other: PreTrainedModel):
     subject.engine.load(other.named_parameters(), 4)
-    completions = sample(subject.engine, requests)
+    completions = sample(subject.engine, SHORT)
     assert {completion.version for completion in completions} == {4}
-    assert_sampled_by(other, requests, completions)
+    assert_sampled_by(other, SHORT, completions)
     subject.load_initial_weights(version=5)
-    assert_sampled_by(subject.model, requests, sample(subject.engine, requests))
+    assert_sampled_by(subject.model, SHORT, sample(subject.engine, SHORT))
 
 
 def load_meanwhile(subject: Subject, seconds: float) -> list[Completion]:
@@ -238,11 +249,12 @@ def load_meanwhile(subject: Subject, seconds: float) -> list[Completion]:
     return asyncio.run(sampled())
 
 
+@quick
 def test_tokens_after_a_load_have_the_new_version(subject: Subject):
     if not subject.engine.capabilities.token_versions:
         assert all(completion.token_versions is None for completion in load_meanwhile(subject, 0.1))
         return
-    for seconds in (0.02, 0.1, 0.4, 1.6):
+    for seconds in (0.02, 0.1, 0.4, 1.6, 6.4):
         completions = load_meanwhile(subject, seconds)
         if any(completion.token_versions is not None for completion in completions):
             break
@@ -255,6 +267,7 @@ def test_tokens_after_a_load_have_the_new_version(subject: Subject):
             assert (np.diff(versions) >= 0).all()
 
 
+@quick
 def test_aborted_requests_have_the_tokens_so_far_and_can_be_continued(subject: Subject):
     subject.load_initial_weights()
     sampling = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -273,18 +286,13 @@ def test_aborted_requests_have_the_tokens_so_far_and_can_be_continued(subject: S
 
     parts, rests = asyncio.run(abort_and_continue())
     for number, (expected, part) in enumerate(zip(whole, parts, strict=True)):
-        tokens, logprobs = part.token_ids.tolist(), _policy(part).tolist()
+        tokens, logprobs = part.token_ids.tolist(), part.policy_logprobs.tolist()
         if rests:
             assert part.finish_reason == "abort" and rests[number].finish_reason == "length"
             tokens += rests[number].token_ids.tolist()
-            logprobs += _policy(rests[number]).tolist()
+            logprobs += rests[number].policy_logprobs.tolist()
         assert tokens == expected.token_ids.tolist()
-        np.testing.assert_allclose(logprobs, _policy(expected), atol=1e-4, rtol=0)
-
-
-def _policy(completion: Completion) -> FloatArray:
-    assert completion.policy_logprobs is not None
-    return completion.policy_logprobs
+        np.testing.assert_allclose(logprobs, expected.policy_logprobs, atol=1e-4, rtol=0)
 
 
 def test_prompt_logprobs_are_the_models_or_are_refused(subject: Subject):
@@ -302,19 +310,19 @@ def test_prompt_logprobs_are_the_models_or_are_refused(subject: Subject):
     np.testing.assert_allclose(completion.prompt_logprobs, expected, atol=1e-4, rtol=0)
 
 
-def test_load_path_reads_a_model_folder_or_is_refused(subject: Subject, tmp_path: Path):
-    other = scaled(subject.model, 0.8)
+def test_load_path_reads_a_model_folder_or_is_refused(
+    subject: Subject, other: PreTrainedModel, tmp_path: Path
+):
     other.save_pretrained(tmp_path)
     if "path" not in subject.engine.capabilities.weight_transports:
         with pytest.raises(InferenceError, match="load"):
             subject.engine.load_path(tmp_path, 6)
         return
-    requests = requests_for(PROMPTS, SamplingParams(max_tokens=12))
     subject.engine.load_path(tmp_path, 6)
-    completions = sample(subject.engine, requests)
+    completions = sample(subject.engine, SHORT)
     subject.load_initial_weights()
     assert {completion.version for completion in completions} == {6}
-    assert_sampled_by(other, requests, completions)
+    assert_sampled_by(other, SHORT, completions)
 
 
 def test_load_adapter_is_refused_without_the_capability(subject: Subject, tmp_path: Path):
@@ -323,12 +331,7 @@ def test_load_adapter_is_refused_without_the_capability(subject: Subject, tmp_pa
         subject.engine.load_adapter(tmp_path, 1)
 
 
-@pytest.fixture
-def other(subject: Subject) -> PreTrainedModel:
-    """A model of the same shape with other weights."""
-    return scaled(subject.model, 0.8)
-
-
+@quick
 def test_load_process_group(subject: Subject, other: PreTrainedModel, tmp_path: Path):
     """Engines of several processes receive each its own shard; what has not arrived is not sampled from."""
     if "process_group" not in subject.engine.capabilities.weight_transports:
@@ -338,15 +341,14 @@ def test_load_process_group(subject: Subject, other: PreTrainedModel, tmp_path: 
     with closing(CollectiveSender(tmp_path, CollectiveSyncConfig(), "127.0.0.1", CPU, None)) as sender:
         sender.announce_start()
         trainer = partial(Address.load, tmp_path / TRAINER_ADDRESS_FILE)
-        requests = requests_for(PROMPTS, SamplingParams(max_tokens=12))
         sender.write(6, [*other.named_parameters(), ("strop.note", torch.ones(2))])
         with pytest.raises(WeightTransferError, match="the trainer has no version 7"):
             subject.engine.load_process_group(trainer, 7)
         for _ in range(2):
             subject.engine.load_process_group(trainer, 6)
-            completions = sample(subject.engine, requests)
+            completions = sample(subject.engine, SHORT)
             assert {completion.version for completion in completions} == {6}
-            assert_sampled_by(other, requests, completions)
+            assert_sampled_by(other, SHORT, completions)
     with pytest.raises(
         WeightTransferError, match=r"the trainer cannot be reached|connection to the trainer was lost"
     ):
@@ -369,7 +371,6 @@ def test_nothing_is_sampled_after_half_of_a_transfer(
             raise ProcessGroupBroken("the test breaks it off")
         broadcast(group, data, check)
 
-    requests = requests_for(PROMPTS, SamplingParams(max_tokens=12))
     with closing(CollectiveSender(tmp_path, CollectiveSyncConfig(), "127.0.0.1", CPU, None)) as sender:
         sender.announce_start()
         trainer = partial(Address.load, tmp_path / TRAINER_ADDRESS_FILE)
@@ -381,7 +382,7 @@ def test_nothing_is_sampled_after_half_of_a_transfer(
         assert len(sent) == 4
 
         async def sampled_after_the_next_load() -> list[Completion]:
-            call = asyncio.create_task(subject.engine.sample(requests))
+            call = asyncio.create_task(subject.engine.sample(SHORT))
             done, _ = await asyncio.wait([call], timeout=0.5)
             assert not done, "half of the weights are another version's"
             await asyncio.to_thread(subject.engine.load_process_group, trainer, 8)
@@ -389,28 +390,28 @@ def test_nothing_is_sampled_after_half_of_a_transfer(
 
         completions = asyncio.run(sampled_after_the_next_load())
     assert {completion.version for completion in completions} == {8}
-    assert_sampled_by(other, requests, completions)
+    assert_sampled_by(other, SHORT, completions)
     subject.load_initial_weights()
 
 
 def test_pause_holds_requests_until_resume(subject: Subject):
-    requests = requests_for(PROMPTS, SamplingParams(max_tokens=16, ignore_eos=True))
 
     async def paused() -> list[Completion]:
         subject.engine.pause()
-        call = asyncio.create_task(subject.engine.sample(requests))
+        call = asyncio.create_task(subject.engine.sample(LONGER))
         done, _ = await asyncio.wait([call], timeout=0.2)
         assert not done
         subject.engine.resume()
         return await call
 
-    expected = sample(subject.engine, requests)
+    expected = sample(subject.engine, LONGER)
     completions = asyncio.run(paused())
-    assert_sampled_by(subject.model, requests, completions)
+    assert_sampled_by(subject.model, LONGER, completions)
     if subject.engine.capabilities.determinism != "none":
-        assert all(map(same, expected, completions))
+        assert_same(expected, completions)
 
 
+@quick
 def test_released_memory_is_restored(subject: Subject):
     if not subject.engine.capabilities.memory_release:
         with pytest.raises(InferenceError):
@@ -433,26 +434,28 @@ def test_released_memory_is_restored(subject: Subject):
         np.testing.assert_allclose(before.policy_logprobs, after.policy_logprobs, atol=1e-5)
 
 
-def test_requests_wait_while_memory_is_released(subject: Subject):
+def require_memory_release(subject: Subject) -> None:
     if not subject.engine.capabilities.memory_release:
         pytest.skip("memory_release is not supported")
-    requests = requests_for(PROMPTS, SamplingParams(max_tokens=16, ignore_eos=True))
+
+
+def test_requests_wait_while_memory_is_released(subject: Subject):
+    require_memory_release(subject)
 
     async def released() -> list[Completion]:
         subject.engine.release_memory()
-        call = asyncio.create_task(subject.engine.sample(requests))
+        call = asyncio.create_task(subject.engine.sample(LONGER))
         done, _ = await asyncio.wait([call], timeout=0.2)
         assert not done
         subject.engine.restore_memory()
         subject.load_initial_weights()
         return await call
 
-    assert_sampled_by(subject.model, requests, asyncio.run(released()))
+    assert_sampled_by(subject.model, LONGER, asyncio.run(released()))
 
 
 def test_memory_is_not_released_while_completions_are_running(subject: Subject):
-    if not subject.engine.capabilities.memory_release:
-        pytest.skip("memory_release is not supported")
+    require_memory_release(subject)
     requests = requests_for(PROMPTS, SamplingParams(max_tokens=200, ignore_eos=True))
 
     async def running() -> list[Completion]:
@@ -466,6 +469,7 @@ def test_memory_is_not_released_while_completions_are_running(subject: Subject):
     assert len(asyncio.run(running())) == len(requests)
 
 
+@quick
 def test_close_fails_pending_and_later_calls(subject: Subject):
     requests = requests_for(PROMPTS, SamplingParams(max_tokens=200, ignore_eos=True))
 

@@ -24,18 +24,11 @@ from strop.inference import registry
     ],
 )
 def test_auto_chooses_vllm_on_a_gpu_for_models_that_it_serves(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    gpu: bool,
-    installed: bool,
-    engine: str,
-    reason: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family, gpu, installed, engine, reason
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(registry, "is_vllm_installed", lambda: installed)
     choice = registry.choose_engine(AutoEngineConfig(), ModelConfig(path=str(tmp_path)))
-    assert choice.section.type == engine
-    assert reason in choice.reason
+    assert choice.section.type == engine and reason in choice.reason

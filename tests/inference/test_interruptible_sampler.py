@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,16 +17,9 @@ from strop.inference.partial_completion import continuation, joined
 from strop.types import Completion, FinishReason, SampleRequest, SamplingParams
 from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.waiting import never_stop, wait_until
+from tests.inference.helpers import LIMIT, Letters
 
-
-class Letters:
-    """Tokenizer of letters: token 0 is `a`."""
-
-    def encode(self, text: str, **options: Any) -> list[int]:
-        return [ord(letter) - ord("a") for letter in text]
-
-    def decode(self, tokens: Sequence[int], **options: Any) -> str:
-        return "".join(chr(ord("a") + token) for token in tokens)
+MATCHER = StopStringMatcher(Letters())  # type: ignore[arg-type]
 
 
 def part_of(tokens: Sequence[int], version: int, finish: FinishReason) -> Completion:
@@ -43,11 +36,10 @@ def test_the_joined_completion_has_the_log_probs_of_the_requests_own_prompt():
     request = replace(request_for(max_tokens=3), prompt_logprobs=True)
     given = np.array([-1.5], dtype=np.float32)
     whole = replace(part_of([9], 1, "length"), prompt_logprobs=given)
-    matcher = StopStringMatcher(Letters())
-    assert joined(request, [whole], matcher).prompt_logprobs is given
-    assert joined(request, [part_of([], 1, "abort"), whole], matcher).prompt_logprobs is given
+    assert joined(request, [whole], MATCHER).prompt_logprobs is given
+    assert joined(request, [part_of([], 1, "abort"), whole], MATCHER).prompt_logprobs is given
     begun = replace(part_of([9], 1, "abort"), prompt_logprobs=given)
-    assert joined(request, [begun, part_of([10, 11], 2, "length")], matcher).prompt_logprobs is given
+    assert joined(request, [begun, part_of([10, 11], 2, "length")], MATCHER).prompt_logprobs is given
     assert not continuation(request, begun.token_ids).prompt_logprobs, "its prompt is another one"
 
 
@@ -95,46 +87,37 @@ class Engine:
 
 
 @pytest.fixture
-def event_loop_thread() -> Iterator[EventLoopThread]:
+def loop() -> Iterator[EventLoopThread]:
     loop = EventLoopThread("test")
     yield loop
     loop.close()
 
 
-def sampler_of(engine: Engine, loop: EventLoopThread, mode: Any, timeout: float = 60) -> InterruptibleSampler:
-    return InterruptibleSampler(
-        engine,  # type: ignore[arg-type]
-        loop,
-        Letters(),  # type: ignore[arg-type]
-        mode,
-        timeout_seconds=timeout,
-        check=never_stop,
-    )
+def sampler_of(engine: Any, loop: EventLoopThread, mode: Any, timeout: float = LIMIT) -> InterruptibleSampler:
+    tokenizer: Any = Letters()
+    return InterruptibleSampler(engine, loop, tokenizer, mode, timeout_seconds=timeout, check=never_stop)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    assert wait_until(condition, "the sampler", timeout_seconds=LIMIT, interval_seconds=0.01)
 
 
 def wait_for_running(engine: Engine, number: int) -> None:
-    assert wait_until(
-        lambda: len(engine.running) == number, "requests", timeout_seconds=60, interval_seconds=0.01
-    )
+    wait_for(lambda: len(engine.running) == number)
 
 
 @pytest.mark.parametrize(
     ("mode", "versions", "prompts", "calls"),
     [
-        (
-            "keep",
-            [0, 0, 0, 0],
-            [2],
-            ["pause", "load", "resume"],
-        ),
+        ("keep", [0, 0, 0, 0], [2], ["pause", "load", "resume"]),
         ("abort", [0, 0, 1, 1], [2, 4], ["abort", "load"]),
         ("restart", [1, 1, 1, 1], [2, 2], ["abort", "load"]),
     ],
 )
 def test_a_running_completion_goes_on_or_begins_again(
-    event_loop_thread: EventLoopThread, mode: str, versions: list[int], prompts: list[int], calls: list[str]
+    loop: EventLoopThread, mode: str, versions: list[int], prompts: list[int], calls: list[str]
 ):
-    engine, loop = Engine(), event_loop_thread
+    engine = Engine()
     sampler = sampler_of(engine, loop, mode)
     call = loop.submit(sampler.sample([request_for(max_tokens=4, min_tokens=3)]))
     wait_for_running(engine, 1)
@@ -146,7 +129,7 @@ def test_a_running_completion_goes_on_or_begins_again(
     seen.append(next(iter(engine.running.values()))[0])
     while not call.done():
         loop.call(engine.step)
-    (completion,) = call.result(60)
+    (completion,) = call.result(LIMIT)
     assert completion.token_ids.tolist() == [9, 10, 11, 12]
     assert completion.finish_reason == "length"
     found = completion.token_versions
@@ -155,32 +138,30 @@ def test_a_running_completion_goes_on_or_begins_again(
     assert engine.calls == calls
 
 
-def test_finish_waits_for_running_completions_and_holds_new_ones(event_loop_thread: EventLoopThread):
-    engine, loop = Engine(), event_loop_thread
+def test_finish_waits_for_running_completions_and_holds_new_ones(loop: EventLoopThread):
+    engine = Engine()
     sampler = sampler_of(engine, loop, "finish")
     call = loop.submit(sampler.sample([request_for(max_tokens=2)]))
     wait_for_running(engine, 1)
     other = EventLoopThread("loader")
     try:
         load = other.submit(asyncio.to_thread(sampler.load, [], 1))
-        assert wait_until(
-            lambda: not sampler._admitting.is_set(), "the load", timeout_seconds=60, interval_seconds=0.01
-        )
+        wait_for(lambda: not sampler._admitting.is_set())
         late = loop.submit(sampler.sample([request_for(max_tokens=1)]))
         for _ in range(2):
             loop.call(engine.step)
-        load.result(60)
+        load.result(LIMIT)
     finally:
         other.close()
-    assert call.result(60)[0].version == 0
+    assert call.result(LIMIT)[0].version == 0
     wait_for_running(engine, 1)
     loop.call(engine.step)
-    assert late.result(60)[0].version == 1
+    assert late.result(LIMIT)[0].version == 1
     assert engine.calls == ["load"]
 
 
-def test_finish_gives_up_after_the_timeout(event_loop_thread: EventLoopThread):
-    engine, loop = Engine(), event_loop_thread
+def test_finish_gives_up_after_the_timeout(loop: EventLoopThread):
+    engine = Engine()
     sampler = sampler_of(engine, loop, "finish", timeout=0.02)
     loop.submit(sampler.sample([request_for(max_tokens=2)]))
     wait_for_running(engine, 1)
@@ -189,9 +170,9 @@ def test_finish_gives_up_after_the_timeout(event_loop_thread: EventLoopThread):
 
 
 def test_after_a_failed_load_nothing_is_passed_to_the_engine_until_the_next(
-    event_loop_thread: EventLoopThread,
+    loop: EventLoopThread,
 ):
-    engine, loop = Engine(), event_loop_thread
+    engine = Engine()
     sampler = sampler_of(engine, loop, "keep")
 
     def broken() -> Iterator[Any]:
@@ -208,7 +189,7 @@ def test_after_a_failed_load_nothing_is_passed_to_the_engine_until_the_next(
     sampler.load([], 2)
     wait_for_running(engine, 1)
     loop.call(engine.step)
-    assert call.result(60)[0].token_ids.tolist() == [9]
+    assert call.result(LIMIT)[0].token_ids.tolist() == [9]
 
 
 def test_a_continuation_has_what_remains_and_a_seed_of_its_own():
@@ -224,19 +205,17 @@ def test_a_continuation_has_what_remains_and_a_seed_of_its_own():
 
 def test_a_stop_string_over_two_parts_ends_the_completion():
     parts = [part_of([0, 1], 0, "abort"), part_of([2, 3, 1], 1, "length")]  # ab, cdb
-    matcher = StopStringMatcher(Letters())  # type: ignore[arg-type]
-    whole = joined(request_for(max_tokens=5, stop=("bc",)), parts, matcher)
+    whole = joined(request_for(max_tokens=5, stop=("bc",)), parts, MATCHER)
     assert whole.token_ids.tolist() == [0, 1, 2] and whole.finish_reason == "stop"
     assert whole.token_versions is not None and whole.token_versions.tolist() == [0, 0, 1]
     assert whole.sampler_logprobs.tolist() == [0, -1, -2]
-    late = joined(request_for(max_tokens=5, stop=("bc",), min_tokens=3), parts, matcher)
+    late = joined(request_for(max_tokens=5, stop=("bc",), min_tokens=3), parts, MATCHER)
     assert late.token_ids.tolist() == [0, 1, 2, 3, 1] and late.finish_reason == "length"
 
 
 def test_parts_without_policy_logprobs_or_tokens_are_joined():
     first = Completion(np.array([4], dtype=np.int32), np.array([-1.0], dtype=np.float32), None, "abort", 2)
     parts = [part_of([], 1, "abort"), first, part_of([5], 3, "stop")]
-    matcher = StopStringMatcher(Letters())  # type: ignore[arg-type]
-    whole = joined(request_for(max_tokens=5), parts, matcher)
+    whole = joined(request_for(max_tokens=5), parts, MATCHER)
     assert whole.token_ids.tolist() == [4, 5] and whole.policy_logprobs is None
     assert whole.version == 2 and whole.finish_reason == "stop"

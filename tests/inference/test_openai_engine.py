@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import urllib.error
+import json
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from strop.inference.openai import OpenAiEngine
 from strop.inference.openai.requests import chat_body, completion_body, parse_reply
 from strop.inference.registry import load_engine, running_engine
 from strop.types import SampleRequest, SamplingParams
-from tests.inference.endpoints import Client, open_endpoint
-from tests.inference.helpers import random_prompts, requests_for, sample
-from tests.inference.tiny_chat_model import tiny_model
+from tests.inference.endpoints import Client, open_endpoint, tiny_model
+from tests.inference.helpers import LIMIT, random_prompts, requests_for, sample
+from tests.inference.http_server import http_server
 
 KEY = "STROP_TEST_SERVER_KEY"
 PROMPTS = random_prompts(4, 9, 15)
@@ -62,18 +61,16 @@ def connect(server: Client, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 @pytest.mark.parametrize(
     "sampling",
     [
-        SamplingParams(max_tokens=12),
-        SamplingParams(max_tokens=12, temperature=0),
-        SamplingParams(
-            max_tokens=20, temperature=0.7, top_p=0.9, top_k=30, min_p=0.01, repetition_penalty=1.2
-        ),
-        SamplingParams(max_tokens=20, min_tokens=5, stop_token_ids=tuple(range(0, 300, 3))),
-        SamplingParams(max_tokens=40, stop=("e", "a"), ignore_eos=True),
+        SamplingParams(),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0.7, top_p=0.9, top_k=30, min_p=0.01, repetition_penalty=1.2),
+        SamplingParams(min_tokens=5, stop_token_ids=tuple(range(0, 300, 3))),
+        SamplingParams(stop=("e", "a"), ignore_eos=True),
     ],
     ids=["plain", "greedy", "filters", "stop tokens", "stop texts"],
 )
 def test_completions_are_those_of_the_model_with_the_same_seeds(connect, folder, sampling):
-    requests = requests_for(PROMPTS, sampling, samples=2)
+    requests = requests_for(PROMPTS, replace(sampling, max_tokens=24), samples=2)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     with running_engine(NativeEngine.from_model(model, NativeEngineConfig(), tokenizer)) as native:
@@ -98,6 +95,33 @@ def test_the_chat_api_sends_messages_and_encodes_the_text(connect, server):
         assert engine._tokenizer.decode(found.token_ids) == content
         with pytest.raises(InferenceError, match="Write `api: completions`"):
             sample(engine, requests_for([prompt], SamplingParams(max_tokens=2)))
+
+
+@pytest.mark.parametrize("rejects", [False, True])
+def test_a_chat_server_is_asked_for_special_tokens(connect, caplog, rejects):
+    message = {"content": "5", "reasoning_content": "two and three"}
+    sent: list[dict[str, Any]] = []
+
+    def answer(_: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes]:
+        sent.append(json.loads(body))
+        if rejects and "skip_special_tokens" in sent[-1]:
+            return (
+                400,
+                b'{"error": {"message": "Unrecognized request argument supplied: skip_special_tokens"}}',
+            )
+        return 200, json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+
+    request = SampleRequest(
+        "a", PROMPTS[0], SamplingParams(max_tokens=2), 1, messages=({"role": "user", "content": "2 + 3"},)
+    )
+    with (
+        http_server(answer) as port,
+        running_engine(connect(api="chat", base_url=f"http://127.0.0.1:{port}/v1")) as one,
+    ):
+        sample(one, [request])
+    assert ("skip_special_tokens" in sent[-1]) is not rejects
+    assert ("rejects `skip_special_tokens: false`" in caplog.text) is rejects
+    assert caplog.text.count("returns the reasoning of its replies in reasoning_content") == 1
 
 
 @pytest.mark.parametrize(
@@ -131,40 +155,19 @@ def test_an_invalid_request_fails_its_call_alone(connect):
         assert len(sample(engine, [good])) == 1
 
 
-@contextmanager
-def failing_proxy(port: int, failures: list[int]) -> Iterator[int]:
+def failing_proxy(port: int, failures: list[int]) -> AbstractContextManager[int]:
     """A server that answers each request with the next of `failures` (0: it hangs up), and then passes them on."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            status = failures.pop(0) if failures else 200
-            if status == 0:
-                self.connection.close()
-                return
-            content = b"busy"
-            if status == 200:
-                url = f"http://127.0.0.1:{port}{self.path}"
-                headers = {"Authorization": self.headers["Authorization"]}
-                with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as reply:
-                    content = reply.read()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def reply(request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes] | None:
+        if failures:
+            status = failures.pop(0)
+            return (status, b"busy") if status else None
+        headers = {"Authorization": request.headers["Authorization"]}
+        forwarded = urllib.request.Request(f"http://127.0.0.1:{port}{request.path}", body, headers)
+        with urllib.request.urlopen(forwarded, timeout=LIMIT) as answer:
+            return 200, answer.read()
 
-        def log_message(self, *args: Any) -> None:
-            """Print nothing."""
-
-    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=proxy.serve_forever)
-    thread.start()
-    try:
-        yield proxy.server_address[1]
-    finally:
-        proxy.shutdown()
-        thread.join()
-        proxy.server_close()
+    return http_server(reply)
 
 
 def test_lost_connections_and_a_busy_server_are_retried_with_the_same_seed(connect, server):
@@ -198,13 +201,15 @@ def test_bodies_have_only_parameters_with_an_effect():
     greedy = completion_body(request(temperature=0, top_p=0.5, min_tokens=1), "m", [])
     assert "seed" not in greedy and "top_p" not in greedy and greedy["min_tokens"] == 1
     spoken = replace(request(), messages=({"role": "user", "content": "x"},))
-    assert chat_body(spoken, "m") == {
+    chat = {
         "model": "m",
         "messages": [{"role": "user", "content": "x"}],
         "temperature": 1.0,
         "max_tokens": 3,
         "seed": 7,
     }
+    assert chat_body(spoken, "m", keeps_special_tokens=False) == chat
+    assert chat_body(spoken, "m", keeps_special_tokens=True) == {**chat, "skip_special_tokens": False}
 
 
 def encode(text: str) -> np.ndarray:

@@ -16,10 +16,11 @@ from strop.inference.native import NativeEngine
 from strop.inference.native.model.decoding_steps import DecodingSteps, RecordedSteps
 from strop.models.shared_weights import named_weights
 from strop.types import Completion, SampleRequest, SamplingParams
-from tests.inference.helpers import Tiny, random_prompts, requests_for, same, sample
+from tests.cases import nightly
+from tests.inference.helpers import Tiny, assert_same, perturb, random_prompts, requests_for, same, sample
 from tests.inference.recorded_operators import CheckedSteps, OperatorRecorder
 from tests.inference.test_batching import mixed_requests
-from tests.inference.test_weights import REQUESTS, perturb
+from tests.inference.test_weights import REQUESTS
 from tests.training.test_local_engine import make_policy, make_run
 
 
@@ -37,12 +38,16 @@ def recorded(engine: NativeEngine, recorder: OperatorRecorder) -> NativeEngine:
     return with_steps(engine, RecordedSteps(recorder))
 
 
-def check_same(first: list[Completion], second: list[Completion]) -> None:
-    assert all(same(one, other) for one, other in zip(first, second, strict=True))
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize("max_sequences", [256, 9])
+@pytest.mark.parametrize(
+    ("family", "max_sequences"),
+    [
+        ("llama", 256),
+        ("mistral", 9),
+        ("qwen2", 9),
+        ("qwen3", 256),
+        *nightly(("llama", 9), ("mistral", 256), ("qwen2", 256), ("qwen3", 9)),
+    ],
+)
 def test_replays_give_the_same_bits(
     tiny: Callable[..., Tiny], recorder: OperatorRecorder, family: str, max_sequences: int
 ):
@@ -51,7 +56,7 @@ def test_replays_give_the_same_bits(
     called = with_steps(tiny(family).engine(max_sequences=max_sequences), CheckedSteps())
     replayed = recorded(tiny(family).engine(max_sequences=max_sequences), recorder)
     for _ in range(2):
-        check_same(sample(called, requests), sample(replayed, requests))
+        assert_same(sample(called, requests), sample(replayed, requests))
     assert sum(recorder.replays) > len(recorder.replays) > 1
 
 
@@ -62,7 +67,7 @@ def test_cuda_graphs_give_the_same_bits(tiny: Callable[..., Tiny], family: str):
     called = with_steps(on_gpu.engine(max_sequences=9), CheckedSteps())
     for _ in range(2):
         graphs = on_gpu.engine(max_sequences=9, cuda_graphs=True)
-        check_same(sample(called, mixed_requests()), sample(graphs, mixed_requests()))
+        assert_same(sample(called, mixed_requests()), sample(graphs, mixed_requests()))
 
 
 @pytest.mark.parametrize("samples", [1, 6])
@@ -75,12 +80,9 @@ def test_rows_that_are_not_in_use_change_no_token(tiny: Callable[..., Tiny], sam
 
 
 def test_a_recording_lasts_while_a_few_rows_leave(tiny: Callable[..., Tiny], recorder: OperatorRecorder):
-    requests = [
-        SampleRequest(
-            str(n), random_prompts(5)[0], SamplingParams(max_tokens=2 + n // 2, ignore_eos=True), seed=n
-        )
-        for n in range(30)
-    ]
+    (prompt,) = random_prompts(5)
+    samplings = [SamplingParams(max_tokens=2 + n // 2, ignore_eos=True) for n in range(30)]
+    requests = [SampleRequest(str(n), prompt, sampling, seed=n) for n, sampling in enumerate(samplings)]
     sample(recorded(tiny().engine(), recorder), requests)
     # 15 steps, which two rows leave each: 30 to 26 rows in steps for 32, then steps for 24, 16 and 8 rows.
     assert recorder.replays == [2, 3, 3, 3]
@@ -111,7 +113,7 @@ def test_weights_that_change_between_two_steps_are_used(
         return asyncio.run(changed_after_eight_steps(engine, change_weights))
 
     called, replayed = completions(CheckedSteps()), completions(RecordedSteps(recorder))
-    check_same(called, replayed)
+    assert_same(called, replayed)
     unchanged = completions(CheckedSteps(), changed=False)
     assert not any(same(one, other) for one, other in zip(called, unchanged, strict=True))
     assert recorder.replays == ([14] if change == "in place" else [6, 7])
@@ -146,7 +148,7 @@ def test_an_adapter_changes_in_place_and_is_replaced(
 
     called, replayed = completions(CheckedSteps()), completions(RecordedSteps(recorder))
     for one, other in zip(called, replayed, strict=True):
-        check_same(one, other)
+        assert_same(one, other)
     assert not any(same(one, other) for one, other in zip(called[0], called[1], strict=True))
     assert sum(recorder.replays) > 30
 
@@ -168,12 +170,8 @@ def test_a_recording_repeats_the_numbers_of_the_host(recorder: OperatorRecorder)
 
 
 def test_the_description_says_that_a_cpu_has_no_graphs(tiny: Callable[..., Tiny]):
-    assert (
-        tiny()
-        .engine(cuda_graphs=True)
-        .describe()
-        .endswith("no CUDA graphs without a GPU and the native forward")
-    )
+    described = tiny().engine(cuda_graphs=True).describe()
+    assert described.endswith("no CUDA graphs without a GPU and the native forward")
     assert "CUDA" not in tiny().engine().describe()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -27,19 +29,16 @@ class DyingBackend:
         self.answers = answers
         self.asked = 0
 
-    async def start(self) -> None:
-        pass
+    async def start(self) -> None: ...
 
-    async def close(self) -> None:
-        pass
+    async def close(self) -> None: ...
 
     async def hold(self) -> None:
         if self.answers:
             raise RuntimeError("Call to pause_scheduler method failed: cancelled")
         await asyncio.Event().wait()
 
-    def check(self, request: SampleRequest) -> None:
-        pass
+    def check(self, request: SampleRequest) -> None: ...
 
     async def generate(self, request: SampleRequest) -> Completion:
         await asyncio.Event().wait()
@@ -50,28 +49,30 @@ class DyingBackend:
         return EngineLostError("a process of the stub has ended") if self.asked > 3 else None
 
 
+@contextmanager
+def started(backend: Any) -> Iterator[ServingEngine]:
+    with closing(ServingEngine(backend)) as engine:
+        engine.start()
+        yield engine
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_command_ends_with_the_process_that_it_was_sent_to(answers: bool, monkeypatch: pytest.MonkeyPatch):
     """vLLM answers a command of that moment with an error of its own, or never."""
     monkeypatch.setattr(serving, "_WATCH_SECONDS", 0.01)
-    backend: Any = DyingBackend(answers=answers)
-    engine = ServingEngine(backend)
-    engine.start()
-    with pytest.raises(EngineLostError, match="a process of the stub has ended"):
+    backend = DyingBackend(answers=answers)
+    with started(backend) as engine, pytest.raises(EngineLostError, match="a process of the stub has ended"):
         engine.pause()
     assert backend.asked >= 4
-    engine.close()
 
 
 def test_requests_end_with_a_process_of_the_library(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serving, "_WATCH_SECONDS", 0.01)
-    backend: Any = DyingBackend(answers=False)
-    engine = ServingEngine(backend)
-    engine.start()
-    for _ in range(2):  # the second begins after the end
-        with pytest.raises(EngineLostError, match="a process of the stub has ended"):
-            asyncio.run(engine.sample(requests_for([[5, 6], [7]], SamplingParams(max_tokens=4))))
-    engine.close()
+    requests = requests_for([[5, 6], [7]], SamplingParams(max_tokens=4))
+    with started(DyingBackend(answers=False)) as engine:
+        for _ in range(2):  # the second begins after the end
+            with pytest.raises(EngineLostError, match="a process of the stub has ended"):
+                asyncio.run(engine.sample(requests))
 
 
 class FailingBackend(DyingBackend):
@@ -93,11 +94,8 @@ class FailingBackend(DyingBackend):
     "error", [ValueError("no such mode"), InferenceError("invalid"), RuntimeError("full")]
 )
 def test_an_error_is_raised_at_once_where_no_report_of_a_lost_process_is_due(error: Exception):
-    backend: Any = FailingBackend(error)
+    backend = FailingBackend(error)
     backend.report_seconds = 0.0 if isinstance(error, RuntimeError) else 3600.0
-    engine = ServingEngine(backend)
-    engine.start()
-    with pytest.raises(type(error), match=str(error)):
+    with started(backend) as engine, pytest.raises(type(error), match=str(error)):
         engine.pause()
     assert backend.asked == 1
-    engine.close()

@@ -24,6 +24,7 @@ from strop.inference.sglang.requests import check_support, stop_plan, to_complet
 from strop.inference.sglang.statistics import CompletionStatistics
 from strop.inference.stop_cut import cut_at_stop
 from strop.types import Completion, EngineStatistics, SampleRequest, SamplingParams
+from tests.inference.helpers import Letters
 
 MODEL = ModelConfig(path="/models/m", compute_dtype="bfloat16")
 TYPES = {
@@ -67,30 +68,27 @@ def test_options_have_sglangs_names_and_are_left_out_without_a_value():
     assert (given["tp_size"], given["max_running_requests"], given["random_seed"]) == (2, 16, 7)
     assert given["context_length"] == 512 + RESERVED_TOKENS
     assert given["dtype"] == "bfloat16" and given["device"] == "cuda"
-    assert not given.keys() & {
-        "mem_fraction_static",
-        "chunked_prefill_size",
-        "attention_backend",
-        "quantization",
-    }
+    absent = {"mem_fraction_static", "chunked_prefill_size", "attention_backend", "quantization"}
+    assert not given.keys() & absent
 
 
-def test_the_cpu_gets_implementations_that_need_no_gpu_unless_the_run_names_others():
-    on_cpu = engine_arguments(SglangEngineConfig(), MODEL, VOCABULARY, on_cpu=True)
-    assert on_cpu["attention_backend"] == "torch_native" and on_cpu["disable_cuda_graph"]
-    named = engine_arguments(
-        SglangEngineConfig(attention_backend="intel_amx"), MODEL, VOCABULARY, on_cpu=True
-    )
-    assert named["attention_backend"] == "intel_amx"
+@pytest.mark.parametrize(
+    ("section", "backend"), [({}, "torch_native"), ({"attention_backend": "intel_amx"}, "intel_amx")]
+)
+def test_the_cpu_gets_implementations_that_need_no_gpu_unless_the_run_names_others(
+    section: dict[str, Any], backend: str
+):
+    on_cpu = engine_arguments(SglangEngineConfig(**section), MODEL, VOCABULARY, on_cpu=True)
+    assert on_cpu["attention_backend"] == backend and on_cpu["disable_cuda_graph"]
 
 
 def test_an_adapter_fits_to_layers_that_sglang_does_not_pad():
     config = Qwen2Config(intermediate_size=192)
     given = adapter_arguments(SglangEngineConfig(), LoraConfig(rank=8), config, on_cpu=False)
-    assert (given["max_lora_rank"], given["lora_target_modules"]) == (
-        8,
-        ["all"],
-    ) and "lora_backend" not in given
+    assert (given["max_lora_rank"], given["lora_target_modules"]) == (8, ["all"])
+    assert "lora_backend" not in given
+    patterned = LoraConfig(rank=8, rank_pattern={"q_proj": 32})
+    assert adapter_arguments(SglangEngineConfig(), patterned, config, on_cpu=False)["max_lora_rank"] == 32
     named = LoraConfig(rank=8, targets=("q_proj",))
     on_cpu = adapter_arguments(SglangEngineConfig(tensor_parallel=2), named, config, on_cpu=True)
     assert (on_cpu["lora_backend"], on_cpu["lora_target_modules"]) == ("torch_native", ["q_proj"])
@@ -168,10 +166,8 @@ def test_tokens_of_several_versions_have_a_version_each():
 
 
 def test_a_request_that_is_aborted_while_it_waits_has_no_tokens():
-    aborted = {
-        "output_token_logprobs": [],
-        "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
-    }
+    reason = {"type": "abort", "message": "Abort in waiting queue"}
+    aborted = {"output_token_logprobs": [], "finish_reason": reason}
     completion = to_completion(request(top_k=5), {"meta_info": aborted}, int)
     assert len(completion.token_ids) == 0 and completion.finish_reason == "abort"
     recorder = CompletionStatistics()
@@ -204,16 +200,6 @@ def test_a_distribution_that_sglang_would_change_is_refused(sampling: dict[str, 
         check_support(request(**sampling))
 
 
-class Letters:
-    """Tokenizer of one letter per token."""
-
-    def encode(self, text: str, **options: Any) -> list[int]:
-        return [ord(letter) - ord("a") for letter in text]
-
-    def decode(self, tokens: list[int], **options: Any) -> str:
-        return "".join(chr(token + ord("a")) for token in tokens)
-
-
 @pytest.mark.parametrize(
     ("stops", "min_tokens", "expected"),
     [
@@ -239,13 +225,8 @@ def test_what_sglang_reports_is_added_up_until_it_is_taken():
     now = 0.0
     recorder = CompletionStatistics(lambda: now)
     for running, cached in ((4, 0), (8, 16)):
-        logprobs = [(-0.5, 7, None)] * 3
-        info = {
-            "prompt_tokens": 32,
-            "cached_tokens": cached,
-            "num_retractions": 1,
-            "output_token_logprobs": logprobs,
-        }
+        counts = {"prompt_tokens": 32, "cached_tokens": cached, "num_retractions": 1}
+        info = counts | {"output_token_logprobs": [(-0.5, 7, None)] * 3}
         load = SimpleNamespace(num_running_reqs=running, num_waiting_reqs=1, token_usage=0.5)
         recorder.record(info, [load])
     assert recorder.take() == EngineStatistics(8, 1, 0.5, 64, 16, 2, sampled_tokens=6)

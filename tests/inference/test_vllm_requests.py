@@ -1,4 +1,4 @@
-"""Conversion of requests, completions and options to and from vLLM, without vLLM."""
+"""Conversion of requests, completions, options and statistics to and from vLLM, without vLLM."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from strop.inference.vllm.arguments import (
 )
 from strop.inference.vllm.library import VllmLibrary
 from strop.inference.vllm.requests import check_temperature, to_completion, to_vllm
+from strop.inference.vllm.statistics import StatisticsRecorder
 from strop.inference.vllm.worker_extension import CpuGenerator
 from strop.models.loading import load_config
 from strop.models.vision.tiny import make_vision_model
-from strop.types import SampleRequest, SamplingParams
+from strop.types import EngineStatistics, SampleRequest, SamplingParams
 
 LIBRARY = VllmLibrary(
     version="0",
@@ -86,59 +87,64 @@ def test_the_cpu_build_computes_each_prompt_in_one_pass(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert arguments(enable_chunked_prefill=True)["enable_chunked_prefill"] is False
     assert arguments(max_num_batched_tokens=512, max_model_len=512)["max_num_batched_tokens"] == 512
-    with pytest.raises(
-        ConfigError, match=r"max_num_batched_tokens is 511, less than the longest sequence \(512"
-    ):
+    less = r"max_num_batched_tokens is 511, less than the longest sequence \(512"
+    with pytest.raises(ConfigError, match=less):
         arguments(max_num_batched_tokens=511, max_model_len=512)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert "enable_chunked_prefill" not in arguments(max_num_batched_tokens=64, max_model_len=512)
 
 
-def test_the_cpu_build_reserves_a_cache_for_the_runs_sequences(monkeypatch: pytest.MonkeyPatch):
-    """Two layers with two heads of 32 values each; blocks of 128 tokens, of which one is vLLM's own."""
-    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    config = Qwen2Config(
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=128, head_dim=32
-    )
-
-    def size(devices: int = 1, **section: Any) -> Any:
-        passed = arguments(**section)
-        size_cache_on_cpu(passed, config, devices)
-        assert "gpu_memory_utilization" not in passed
-        return passed.get("kv_cache_memory_bytes")
-
-    of_block = 128 * 2 * 2 * 2 * 32 * 2  # keys and values, layers, heads, values, bytes of bfloat16
-    assert size(gpu_memory_utilization=0.9, max_model_len=100, max_num_seqs=3) == 4 * of_block
-    assert size(max_model_len=129, max_num_seqs=3) == 7 * of_block
-    assert size(max_model_len=100, max_num_seqs=3, tensor_parallel=2, devices=2) == 2 * of_block
-    assert size(max_model_len=100) == 257 * of_block
-    assert size(max_model_len=65536, max_num_seqs=64) == (2 * 512 + 1) * of_block
-    assert size(max_model_len=200_000) == (1563 + 1) * of_block, "one sequence in any case"
-    given = {"kv_cache_memory_bytes": of_block}
-    assert size(max_model_len=128, engine_kwargs=given) == of_block
-    with pytest.raises(
-        ConfigError, match=rf"one sequence of 129 tokens .* needs at least {of_block // 128 * 129} "
-    ):
-        size(max_model_len=129, engine_kwargs=given)
-    assert size(max_model_len=250, engine_kwargs=given, tensor_parallel=2, devices=2) == of_block
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    assert size() is None
+OF_BLOCK = 128 * 2 * 2 * 2 * 32 * 2
+"""Bytes of a block: 128 tokens, keys and values, layers, heads, values, bytes of bfloat16."""
 
 
-@pytest.mark.parametrize("interleaved", [True, False])
-def test_positions_of_qwen3_vl_that_serving_libraries_would_compute_otherwise_are_refused(
-    tmp_path: Path, interleaved: bool
+def cache_size(devices: int = 1, **section: Any) -> Any:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
+    passed = arguments(**section)
+    size_cache_on_cpu(passed, Qwen2Config(**sizes, head_dim=32), devices)
+    assert "gpu_memory_utilization" not in passed
+    return passed.get("kv_cache_memory_bytes")
+
+
+@pytest.mark.parametrize(
+    ("options", "blocks"),
+    [
+        ({"gpu_memory_utilization": 0.9, "max_model_len": 100, "max_num_seqs": 3}, 4),
+        ({"max_model_len": 129, "max_num_seqs": 3}, 7),
+        ({"max_model_len": 100, "max_num_seqs": 3, "tensor_parallel": 2, "devices": 2}, 2),
+        ({"max_model_len": 100}, 257),
+        ({"max_model_len": 65536, "max_num_seqs": 64}, 2 * 512 + 1),
+        ({"max_model_len": 200_000}, 1563 + 1),  # one sequence in any case
+        ({"max_model_len": 128, "engine_kwargs": {"kv_cache_memory_bytes": OF_BLOCK}}, 1),
+    ],
+)
+def test_the_cpu_build_reserves_a_cache_for_the_runs_sequences(
+    options: dict[str, Any], blocks: int, monkeypatch: pytest.MonkeyPatch
 ):
+    """One block is vLLM's own."""
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    assert cache_size(**options) == blocks * OF_BLOCK
+
+
+def test_a_cache_of_the_cpu_build_that_is_given(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    given = {"kv_cache_memory_bytes": OF_BLOCK}
+    small = rf"one sequence of 129 tokens .* needs at least {OF_BLOCK // 128 * 129} "
+    with pytest.raises(ConfigError, match=small):
+        cache_size(max_model_len=129, engine_kwargs=given)
+    assert cache_size(max_model_len=250, engine_kwargs=given, tensor_parallel=2, devices=2) == OF_BLOCK
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    assert cache_size() is None
+
+
+def test_positions_of_qwen3_vl_that_serving_libraries_would_compute_otherwise_are_refused(tmp_path: Path):
     folder = make_vision_model(tmp_path / "m", ["a b"], family="qwen3_vl")
-    config = json.loads((folder / "config.json").read_text())
-    rope = config["text_config"]["rope_parameters"]
-    assert rope["mrope_interleaved"]
-    rope["mrope_interleaved"] = interleaved
-    (folder / "config.json").write_text(json.dumps(config))
     model = ModelConfig(path=str(folder))
-    if interleaved:
-        assert request_images(load_config(model), model, ImagesConfig()) is not None
-        return
+    assert request_images(load_config(model), model, ImagesConfig()) is not None
+    config = json.loads((folder / "config.json").read_text())
+    assert config["text_config"]["rope_parameters"]["mrope_interleaved"]
+    config["text_config"]["rope_parameters"]["mrope_interleaved"] = False
+    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"does not say `mrope_interleaved: true`.*rollout.engine: native"):
         request_images(load_config(model), model, ImagesConfig())
 
@@ -146,13 +152,14 @@ def test_positions_of_qwen3_vl_that_serving_libraries_would_compute_otherwise_ar
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("kv_cache_memory_byte", "did you mean 'kv_cache_memory_bytes'?"),
+        ("kv_cache_memory_byte", r"did you mean 'kv_cache_memory_bytes'\?"),
         ("seed", "write rollout.engine.seed"),
         ("model", "is set by Strop"),
+        ("mm_device_do_normalize", "is set by Strop"),
     ],
 )
 def test_engine_kwargs_are_checked_against_vllms_arguments(name: str, expected: str):
-    with pytest.raises(ConfigError, match=f"rollout.engine.engine_kwargs.{name} .*{expected[:14]}"):
+    with pytest.raises(ConfigError, match=f"rollout.engine.engine_kwargs.{name} .*{expected}"):
         arguments(engine_kwargs={name: 1})
 
 
@@ -167,8 +174,7 @@ def test_end_tokens_are_stop_tokens_and_tokens_beyond_the_vocabulary_are_left_ou
 def test_generators_on_the_cpu_draw_as_torchs_and_accept_a_correction_of_their_position():
     own, torchs = CpuGenerator(device="cpu").manual_seed(3), torch.Generator(device="cpu").manual_seed(3)
     own.set_offset(own.get_offset() - 4)
-    drawn = [torch.empty(8).exponential_(generator=each) for each in (own, torchs)]
-    assert torch.equal(*drawn)
+    assert torch.equal(*(torch.empty(8).exponential_(generator=each) for each in (own, torchs)))
     with pytest.raises(RuntimeError, match="offset"):
         torchs.set_offset(torchs.get_offset() - 4)
 
@@ -202,12 +208,9 @@ def test_the_policys_logprobs_are_known_where_nothing_changes_its_distribution(
     assert completion.version == 4 and completion.finish_reason == "length"
 
 
-def test_a_request_that_vllm_ended_early_is_an_error():
+def test_what_vllm_would_change_or_ended_early_is_an_error():
     with pytest.raises(InferenceError, match=r"request 'r': vLLM ended it early \(error\)"):
         to_completion(request(), output("error"))
-
-
-def test_a_temperature_that_vllm_would_replace_is_refused():
     check_temperature(request(temperature=0.01))
     with pytest.raises(InferenceError, match=r"temperature is 0.005; vLLM samples at 0.01 or above"):
         check_temperature(request(temperature=0.005))
@@ -226,5 +229,22 @@ def test_a_model_that_reads_images_gets_the_trainers_limits_and_no_videos():
     assert found["mm_processor_kwargs"] == {"size": size}
     assert found["limit_mm_per_prompt"] == {"image": 2, "video": 0}
     assert vision_arguments(VllmEngineConfig(), size, 5)["limit_mm_per_prompt"] == {"image": 5, "video": 0}
-    with pytest.raises(ConfigError, match="is set by Strop"):
-        arguments(engine_kwargs={"mm_device_do_normalize": True})
+
+
+def test_the_schedulers_steps_are_added_up_until_they_are_taken():
+    clock = iter([0.0, 1.0, 3.0, 3.5])
+    recorder = StatisticsRecorder(lambda: next(clock))
+    for running, waiting, usage, preempted in ((4, 9, 0.2, 0), (8, 1, 0.7, 2)):
+        scheduler = SimpleNamespace(
+            num_running_reqs=running,
+            num_waiting_reqs=waiting,
+            kv_cache_usage=usage,
+            prefix_cache_stats=SimpleNamespace(queries=32, hits=16),
+        )
+        counts = {"num_prompt_tokens": 10, "num_generation_tokens": 4}
+        iteration = SimpleNamespace(num_preempted_reqs=preempted, **counts)
+        recorder.record(scheduler, iteration, mm_cache_stats=None)
+    recorder.record(None, None)
+    assert recorder.take() == EngineStatistics(8, 9, 0.7, 64, 32, 2, sampled_tokens=8, busy_seconds=2.5)
+    assert recorder.processed_tokens == 28
+    assert recorder.take() == EngineStatistics(0, 0, 0.0, 0, 0, 0)

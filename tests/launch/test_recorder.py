@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
+from strop.launch import limits
 from strop.launch.recorder import Recording, record
 from strop.launch.redirections import redirect_outputs
 
@@ -109,3 +112,75 @@ def test_what_a_script_prints_is_kept(tmp_path: Path) -> None:
     recording = recorded(tmp_path, usage)
     assert (recording.output, recording.exit_code, recording.commands) == ("Usage: launch.sh GPUS\n", 1, ())
     assert recorded(tmp_path, usage, "8").commands[0].words == ("train", "8")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "set -m\nwhile true; do nvidia-smi; sleep 60; done &\ntrain",
+        "while true; do nvidia-smi; sleep 60; done &\nMONITOR=$!\ntrain\nbuiltin kill $MONITOR || true",
+        "(setsid nothing; while :; do :; done) &\ndisown\ntrain",
+        "(sleep 5; sleep 5; train) & sleep 5; sleep 5; sleep 5; sleep 5; sleep 5; wait",
+    ],
+    ids=["a group of its own", "a monitor", "a busy loop", "sleep"],
+)
+def test_background_jobs_end_with_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setattr(limits, "_MAX_BACKGROUND_SECONDS", 1.0)
+    others = {process.pid for process in psutil.process_iter()}
+    found = recorded(tmp_path, script)
+    assert [each.words for each in found.commands].count(("train",)) == 1 and found.exit_code == 0, found
+    assert [each.words for each in found.commands].count(("nvidia-smi",)) <= 4
+    remaining = [each for each in psutil.process_iter(["cmdline", "pid"]) if each.pid not in others]
+    of_script = [each for each in remaining if str(tmp_path) in " ".join(each.info["cmdline"] or ())]
+    assert not psutil.wait_procs(of_script, timeout=60)[1]  # one that was killed may still be ending
+
+
+@pytest.mark.parametrize(
+    ("script", "limit"),
+    [
+        ("bomb() { bomb & bomb & while :; do :; done; }; bomb", "256 processes"),
+        ("while :; do train; done", "files"),
+        ("x=x; while :; do x=$x$x; echo ${#x}; done", None),
+        ("while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done", "MB for one file"),
+        ("yes=$(seq 400000); while :; do echo \"$yes\"; done > out", "MB for one file"),
+        ("yes=$(seq 400000); n=0; while :; do echo \"$yes\" > out$n; n=$((n+1)); done", "MB of files"),
+    ],
+    ids=["processes", "records", "memory", "output", "a file", "files"],
+)  # fmt: skip
+def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, limit: str | None) -> None:
+    monkeypatch.setattr(limits, "_MAX_FILES", 300)
+    monkeypatch.setattr(limits, "_MAX_FILE_BYTES", 3_000_000)
+    if limit is None:
+        monkeypatch.setattr(limits, "_MAX_MEMORY_BYTES", 200_000_000)
+    found = recorded(tmp_path, f"train\n{script}")
+    assert ("train",) in [each.words for each in found.commands]
+    if limit is not None:
+        assert found.exit_code is None and limit in found.stopped
+    else:
+        assert found.exit_code != 0 and ("limit" in found.stopped or "allocate" in found.errors)
+
+
+def test_a_command_whose_record_is_cut_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_MAX_FILE_BYTES", 3_000_000)
+    found = recorded(tmp_path, "train whole\ntrain cut $(seq 600000)")
+    assert [each.words for each in found.commands] == [("train", "whole")]
+    assert found.exit_code is None and "3 MB for one file" in found.stopped
+
+
+@pytest.mark.parametrize("signal", ["-0", "-TERM", "-KILL"])
+def test_no_signal_leaves_the_script(tmp_path: Path, signal: str) -> None:
+    with subprocess.Popen(["sleep", "600"]) as victim:
+        found = recorded(
+            tmp_path, f"builtin kill {signal} {victim.pid} && train; builtin kill {signal} -1 && train; x"
+        )
+        assert [each.words for each in found.commands] == [("x",)] and victim.poll() is None
+        victim.kill()
+
+
+def test_a_script_that_waits_for_a_monitor_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_WAITING_SECONDS", 0.2)
+    found = recorded(tmp_path, "while true; do nvidia-smi; sleep 60; done &\ntrain\nwait")
+    assert ("train",) in [each.words for each in found.commands]
+    assert (found.exit_code, found.stopped) == (None, "when all that was left of it waited")

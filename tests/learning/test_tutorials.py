@@ -2,82 +2,104 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shlex
 import subprocess
-import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from typer.testing import CliRunner
 
+from strop.cli.main import app
 from strop.models.tiny import make_model
+from tests.cases import nightly
+from tests.learning.curves import HELD_OUT, column, run_python
 from tests.models.gguf_files import write_gguf
 
-TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+TUTORIALS = ROOT / "docs" / "tutorials"
 FENCE = re.compile(r"(?:`([\w.]+)`:\n\n)?```(\w+)\n(.*?)```", re.DOTALL)
 """A block of code, and the name of its file if the text before it ends with that."""
 
 
-def follow(tutorial: Path, folder: Path) -> None:
-    """Write the tutorial's files and run its commands, in their order."""
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(TUTORIALS.parents[1]),
-        "OMP_NUM_THREADS": "1",
+def follow(tutorial: str, folder: Path, monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, str]) -> None:
+    """Write the tutorial's files and run its commands in this process, in their order.
+
+    `changes` are parts of its text that are replaced, to shorten its runs.
+    """
+    monkeypatch.chdir(folder)
+    text = (TUTORIALS / f"{tutorial}.md").read_text(encoding="utf-8")
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    with patch.dict(os.environ):
+        for name, language, block in FENCE.findall(text):
+            if name:
+                (folder / name).write_text(block, encoding="utf-8")
+            elif language == "sh":
+                for line in block.replace("\\\n", " ").splitlines():
+                    run_line(line)
+
+
+def run_line(line: str) -> None:
+    match shlex.split(line):
+        case ["strop", *arguments, ">", file]:
+            Path(file).write_text(strop(arguments), encoding="utf-8")
+        case ["strop", *arguments]:
+            strop(arguments)
+        case ["python", *arguments]:
+            run_python(*arguments)
+        case _:
+            subprocess.run(["bash", "-e", "-c", line], check=True)
+
+
+def strop(arguments: list[str]) -> str:
+    """Run a command, which must succeed, and return what it prints on stdout."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize(("warm_up", "steps"), [(30, 30), *nightly((60, 100))])
+def test_own_data_and_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_up: int, steps: int
+) -> None:
+    """The mean reward of five steps was seen to rise by a factor of 2.3 in 30 steps.
+
+    At the full length, held-out accuracy rises; rounding, and so the CPU, decides where the warm start ends.
+    """
+    changes = {
+        f"duration: {full} steps": f"duration: {now} steps" for full, now in ((60, warm_up), (100, steps))
     }
-    for name, language, text in FENCE.findall(tutorial.read_text(encoding="utf-8")):
-        if name:
-            (folder / name).write_text(text, encoding="utf-8")
-        elif language == "sh":
-            done = subprocess.run(
-                ["bash", "-e", "-c", text],
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
+    follow("own-data-and-reward", tmp_path, monkeypatch, changes)
+    run = tmp_path / "runs" / "tutorial" / "largest-grpo"
+    rewards, measured = column(run, "reward/mean"), column(run, HELD_OUT)
+    assert len(rewards) == steps
+    assert sum(rewards[-5:]) > 1.5 * sum(rewards[:5]) or steps == 100, rewards
+    assert measured[-1] >= max(0.75, measured[0] + 0.15) or steps < 100, measured
 
 
-@pytest.mark.learning
-def test_own_data_and_reward(tmp_path):
-    follow(TUTORIALS / "own-data-and-reward.md", tmp_path)
-    lines = (tmp_path / "runs" / "tutorial" / "largest-grpo" / "metrics.jsonl").read_text().splitlines()
-    name = "eval/held-out/reward"
-    measured = [row[name] for row in map(json.loads, lines) if name in row]
-    assert measured[-1] >= 0.75
-    assert measured[-1] >= measured[0] + 0.15, "rounding, and so the CPU, decides where the warm start ends"
-
-
-def metrics(run: Path) -> list[dict[str, float]]:
-    """Rows of a run's metrics with a training step."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def column(run: Path, name: str) -> list[float]:
-    """Values of one metric, by step."""
-    return [row[name] for row in metrics(run) if name in row]
-
-
-@pytest.mark.slow
-def test_many_processes_and_asynchronous(tmp_path):
-    follow(TUTORIALS / "many-processes.md", tmp_path)
+def test_many_processes_and_asynchronous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first to the last step, the mean reward was seen to rise by 0.28 in one process and in two ranks, and by
+    0.25 in explorer and trainer at the same time."""
+    follow("many-processes", tmp_path, monkeypatch, {})
     runs = tmp_path / "runs" / "tutorial"
     one, two = (column(runs / name, "reward/mean") for name in ("one-process", "two-ranks"))
     assert one[-1] > one[0] + 0.15
     assert one == pytest.approx(two, abs=1e-4)
 
-    follow(TUTORIALS / "asynchronous.md", tmp_path)
+    follow("asynchronous", tmp_path, monkeypatch, {})
     assert column(runs / "concurrent", "staleness/max") == [0] + 14 * [1]
     rewards = column(runs / "concurrent" / "explorer", "reward/mean")
     assert len(rewards) == 15
     assert rewards[-1] > rewards[0] + 0.12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool", "run", "rise", "converted"),
     [
@@ -86,26 +108,28 @@ def test_many_processes_and_asynchronous(tmp_path):
         ("trinity", "runs/tutorial/sing", 0.1, "workflow: sing_workflow\n"),
     ],
 )
-def test_from_another_tool(tmp_path, tool, run, rise, converted):
-    follow(TUTORIALS / f"from-{tool}.md", tmp_path)
+def test_from_another_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, run: str, rise: float, converted: str
+) -> None:
+    """The mean reward was seen to rise by 0.25 (TRL) and 0.2 (verl, Trinity-RFT)."""
+    follow(f"from-{tool}", tmp_path, monkeypatch, {})
     rewards = column(tmp_path / run, "reward/mean")
     assert len(rewards) == 15
     assert rewards[-1] > rewards[0] + rise
     assert converted in (tmp_path / "run.yaml").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("gguf") is None, reason="needs the extra gguf")
-def test_agent_with_tools(tmp_path):
+def test_agent_with_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny random model in the real one's place goes through both stages; it is too small to learn much."""
-    examples = TUTORIALS.parents[1] / "examples"
+    examples = ROOT / "examples"
     (tmp_path / "examples").symlink_to(examples)
     real = tmp_path / "runs" / "real"
     real.mkdir(parents=True)
     corpus = (examples / "real" / "tools.jinja").read_text().splitlines()
     folder = make_model(tmp_path / "m", 4 * corpus, vocab_size=700, hidden_size=32)
     write_gguf(folder, real / "SmolLM2-135M-Instruct.Q4_1.gguf")
-    follow(TUTORIALS / "agent-with-tools.md", tmp_path)
+    follow("agent-with-tools", tmp_path, monkeypatch, {})
     assert len(column(real / "calculator-warm-up", "loss")) == 16
     assert len(column(real / "calculator-grpo", "reward/mean")) == 10
-    assert len(column(real / "calculator-grpo", "eval/held-out/reward")) == 3
+    assert len(column(real / "calculator-grpo", HELD_OUT)) == 3

@@ -71,7 +71,11 @@ def make(family: str, **options: Any) -> PreTrainedModel:
 
 
 def experience(
-    prompt: Sequence[int], answer: Sequence[int], *, group: str = "g", **fields: object
+    prompt: Sequence[int] | np.ndarray,
+    answer: Sequence[int] | np.ndarray,
+    *,
+    group: str = "g",
+    **fields: object,
 ) -> Experience:
     """An experience whose targets are the completion's tokens."""
     tokens = np.array([*prompt, *answer], dtype=np.int32)

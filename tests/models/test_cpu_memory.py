@@ -47,6 +47,7 @@ def growth_mb(**environment: str) -> float:
     return float(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and glibc's settings")
 def test_large_tensors_are_returned_to_the_system_unless_the_environment_says_otherwise():
     assert growth_mb() < 40

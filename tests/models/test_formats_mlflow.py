@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
-import mlflow
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -20,6 +20,14 @@ QUESTION = {"messages": [{"role": "user", "content": "How many are two and three
 
 
 @pytest.fixture(scope="module")
+def mlflow() -> Any:
+    """MLflow, whose import takes seconds."""
+    import mlflow
+
+    return mlflow
+
+
+@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("plain") / "m", ["two and three"], vocab_size=300).parent / "m"
 
@@ -31,7 +39,7 @@ def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_mlflow_loads_the_same_weights(model: Path, written: Path) -> None:
+def test_mlflow_loads_the_same_weights(mlflow: Any, model: Path, written: Path) -> None:
     pipeline = mlflow.transformers.load_model(str(written))
     assert pipeline.task == "text-generation" and pipeline.tokenizer.chat_template
     ids = torch.arange(8)[None]
@@ -40,7 +48,7 @@ def test_mlflow_loads_the_same_weights(model: Path, written: Path) -> None:
         assert torch.equal(found, AutoModelForCausalLM.from_pretrained(model)(ids).logits)
 
 
-def test_pyfunc_responds_to_messages(written: Path) -> None:
+def test_pyfunc_responds_to_messages(mlflow: Any, written: Path) -> None:
     (answer,) = mlflow.pyfunc.load_model(str(written)).predict(QUESTION)
     choice = answer["choices"][0]["message"]
     assert choice["role"] == "assistant" and isinstance(choice["content"], str)
@@ -68,7 +76,7 @@ def test_an_export_replaces_an_older_one(model: Path, written: Path, tmp_path: P
     assert "+" not in (folder / "requirements.txt").read_text()
 
 
-def test_without_a_chat_template_it_takes_text(model: Path, tmp_path: Path) -> None:
+def test_without_a_chat_template_it_takes_text(mlflow: Any, model: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     shutil.copytree(model, plain)
     (plain / "chat_template.jinja").unlink()

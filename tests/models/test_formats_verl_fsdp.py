@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from strop.errors import ModelError
 from strop.models.formats.verl_fsdp import (
@@ -27,24 +30,36 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("m") / "m", ["one and two"], vocab_size=281, hidden_size=32)
 
 
-def shards(weights: Path, folder: Path, shape: str, world: int) -> Path:
-    """Write the shards of `world` ranks of a mesh of this shape."""
+def shards(weights: Path, folder: Path, *shape: int) -> Path:
+    """Write the shards of each rank of a mesh of this shape, as verl does; the ranks are simulated."""
     folder.mkdir()
-    words = [Path(__file__).parent / "verl_fsdp_writer.py", weights, folder, world, shape]
-    subprocess.run([sys.executable, *map(str, words)], check=True, capture_output=True)
+    world = math.prod(shape)
+    for rank in range(world):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+        try:
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=("ddp", "fsdp")[-len(shape) :])
+            placements = [*([Replicate()] * (len(shape) - 1)), Shard(0)]
+            state = {}
+            for name, whole in load_file(weights).items():
+                parts = [*whole.chunk(shape[-1]), *[whole[:0]] * shape[-1]]  # a rank may have no rows
+                local = parts[rank % shape[-1]].clone()
+                sizes = {"shape": whole.shape, "stride": whole.stride()}
+                state[name] = DTensor.from_local(local, mesh, placements, run_check=False, **sizes)
+        finally:
+            dist.destroy_process_group()
+        torch.save(state, folder / f"model_world_size_{world}_rank_{rank}.pt")
     return folder
 
 
 @pytest.fixture(scope="module")
 def actor(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = shards(model / "model.safetensors", tmp_path_factory.mktemp("v") / "actor", "2", 2)
+    folder = shards(model / "model.safetensors", tmp_path_factory.mktemp("v") / "actor", 2)
     (folder / "huggingface").mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model / name, folder / "huggingface" / name)
     return folder
 
 
-@pytest.mark.slow
 def test_joined_shards_are_bitwise_equal(model: Path, actor: Path) -> None:
     assert is_verl_fsdp_checkpoint(actor) and not is_verl_fsdp_checkpoint(model)
     read = dict(load_verl_fsdp_checkpoint(actor, find_config_folder(actor)).named_parameters())
@@ -53,9 +68,8 @@ def test_joined_shards_are_bitwise_equal(model: Path, actor: Path) -> None:
     assert all(torch.equal(read[name], tensor) for name, tensor in saved.items())
 
 
-@pytest.mark.slow
 def test_replicas_are_read_once(model: Path, tmp_path: Path) -> None:
-    folder = shards(model / "model.safetensors", tmp_path / "hsdp", "2,2", 4)
+    folder = shards(model / "model.safetensors", tmp_path / "hsdp", 2, 2)
     read = dict(load_verl_fsdp_checkpoint(folder, find_config_folder(folder, model)).named_parameters())
     assert all(torch.equal(read[k], v) for k, v in load_file(model / "model.safetensors").items())
 
@@ -81,6 +95,15 @@ def test_an_adapter_is_merged(model: Path, tmp_path: Path) -> None:
         assert torch.equal(
             read["model.layers.0.mlp.up_proj.weight"], saved["model.layers.0.mlp.up_proj.weight"]
         )
+    (folder / "lora_adapter").mkdir()
+    options = {"r": 4, "lora_alpha": 8, "use_rslora": True, "target_modules": ["q_proj"]}
+    for values, scale in (({}, 4.0), ({"alpha_pattern": {"q_proj": 2}}, 1.0), ({"use_rslora": False}, 2.0)):
+        (folder / "lora_adapter" / "adapter_config.json").write_text(json.dumps(options | values))
+        read = dict(load_verl_fsdp_checkpoint(folder, model).named_parameters())
+        torch.testing.assert_close(read[f"{target}.weight"].data, saved[f"{target}.weight"] + scale * (b @ a))
+    (folder / "lora_adapter" / "adapter_config.json").write_text(json.dumps(options | {"use_dora": True}))
+    with pytest.raises(ModelError, match="its use_dora is true"):
+        load_verl_fsdp_checkpoint(folder, model)
 
 
 class Ran:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Callable
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssMLP
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeConfig, NllbMoeSparseMLP
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Config, Qwen2MLP, Qwen2RMSNorm
+from transformers.models.switch_transformers.modeling_switch_transformers import (
+    SwitchTransformersConfig,
+    SwitchTransformersSparseMLP,
+)
 
 from strop.models.fused_layers import fuse_layers
 from tests.models.models import distance, make, packed, packed_gradient, some_experiences
@@ -87,6 +95,61 @@ def test_another_activation_and_another_norm_stay() -> None:
     other = nn.ModuleList([GemmaRMSNorm(WIDTH)])
     fuse_layers(other)
     assert type(other[0]) is GemmaRMSNorm
+
+
+class ThreeDimensionalMLP(Qwen2MLP):
+    """A block that reads more of its input than the example has, as experts do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        return super().forward(x.view(batch * length, width)).view(batch, length, -1)
+
+
+class PairMLP(Qwen2MLP):
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return super().forward(x), None
+
+
+class UnreadableRMSNorm(Qwen2RMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        if hidden_states.shape[-1] != WIDTH:
+            raise RuntimeError("another width")
+        return super().forward(hidden_states)
+
+
+@pytest.mark.parametrize(
+    ("make_module", "warning"),
+    [
+        (
+            lambda: mlp(ThreeDimensionalMLP),
+            "ThreeDimensionalMLP cannot be compared .*ValueError: not enough values",
+        ),
+        (
+            lambda: UnreadableRMSNorm(WIDTH),
+            "UnreadableRMSNorm cannot be compared .*RuntimeError: another width",
+        ),
+        (lambda: mlp(PairMLP), None),
+        (lambda: GptOssMLP(GptOssConfig(hidden_size=WIDTH, intermediate_size=32, num_local_experts=2)), None),
+        (lambda: NllbMoeSparseMLP(NllbMoeConfig(d_model=WIDTH, num_experts=2), 32), None),
+        (
+            lambda: SwitchTransformersSparseMLP(
+                SwitchTransformersConfig(d_model=WIDTH, d_ff=32, num_experts=2)
+            ),
+            None,
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_compared_stays(
+    make_module: Callable[[], nn.Module], warning: str | None, recwarn: pytest.WarningsRecorder
+) -> None:
+    """It is named once, if it has the attributes of a fused layer."""
+    modules = nn.ModuleList([make_module(), make_module()])
+    kind = type(modules[0])
+    fuse_layers(modules)
+    assert type(modules[0]) is type(modules[1]) is kind
+    found = [str(each.message) for each in recwarn if "cannot be compared" in str(each.message)]
+    assert len(found) == (warning is not None)
+    assert all(re.search(str(warning), text) for text in found)
 
 
 def adapted(dropout: float = 0.0, bias: bool = True) -> nn.Module:

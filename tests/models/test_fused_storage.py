@@ -8,35 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from strop.models.fused_storage import concatenated_view, fuse_storage
+from tests.models.models import VOCAB, make
 
 TRIOS = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
 
 
-def small(family: str = "qwen2", tied: bool = True):
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        tie_word_embeddings=tied,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "mistral", "gemma", "phi"])
 def test_siblings_are_consecutive_with_equal_values(family):
-    model = small(family)
+    model = make(family)
     before = copy.deepcopy(model)
     parameters = list(model.parameters())
     fuse_storage(model)
@@ -55,10 +37,10 @@ def test_siblings_are_consecutive_with_equal_values(family):
 
 
 def test_training_updates_fused_storage_in_place():
-    model = small()
+    model = make("qwen2")
     plain = copy.deepcopy(model)
     fuse_storage(model)
-    tokens = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(0))
     for each in (model, plain):
         optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2)
         for _ in range(3):
@@ -72,13 +54,13 @@ def test_training_updates_fused_storage_in_place():
 
 
 def test_tied_embeddings_stay_tied():
-    model = small(tied=True)
+    model = make("qwen2", tie_word_embeddings=True)
     fuse_storage(model)
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 def test_base_layers_of_an_adapter_are_fused():
-    model = get_peft_model(small(), LoraConfig(r=2, target_modules="all-linear"))
+    model = get_peft_model(make("qwen2"), LoraConfig(r=2, target_modules="all-linear"))
     fuse_storage(model)
     attention = model.get_base_model().model.layers[0].self_attn
     weights = [getattr(attention, name).base_layer.weight for name in TRIOS["self_attn"]]
@@ -86,7 +68,7 @@ def test_base_layers_of_an_adapter_are_fused():
 
 
 def test_a_fused_model_saves_and_loads(tmp_path: Path):
-    model = small()
+    model = make("qwen2")
     fuse_storage(model)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
 from strop.models.loading import load_model, load_tokenizer
 from strop.models.packed_attention.forward import can_share_prompts
 from strop.models.tiny import make_model
+from tests.models.families import family_folder
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +61,20 @@ def test_dtype_follows_what_is_trained(good: Path, fields: dict[str, object], dt
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("mixtral", "mlp.gate"), ("glm4_moe", "mlp.gate"), ("llama4_text", "feed_forward.router")],
+)
+def test_frozen_routers(family: str, name: str, tmp_path: Path) -> None:
+    model = load(family_folder(tmp_path, family), freeze_router=True)
+    frozen = {key.rpartition(".")[0] for key, value in model.named_parameters() if not value.requires_grad}
+    assert frozen and {key.split(".", 3)[3] for key in frozen} == {name}
+    with pytest.raises(
+        ModelError, match=r"model.freeze_router: .* is a qwen2 model, in which Strop finds no router"
+    ):
+        load(family_folder(tmp_path, "qwen2"), freeze_router=True)
+
+
 def test_a_reference_is_frozen_and_in_the_compute_dtype(good: Path) -> None:
     section = ModelConfig(path=str(good), compute_dtype="bfloat16")
     reference = load_model(section, device="cpu", trainable=False)
@@ -72,68 +87,82 @@ def test_loading_is_quiet(good: Path, capfd: pytest.CaptureFixture[str]) -> None
     assert capfd.readouterr() == ("", "")
 
 
-def test_no_folder(tmp_path: Path) -> None:
-    for call in (load, lambda path: load_tokenizer(ModelConfig(path=str(path)))):
-        with pytest.raises(ModelError, match="there is no folder"):
-            call(tmp_path / "nothing")
-
-
-def test_no_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        load(folder)
-
-
-def test_no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="there are no weights"):
-        load(folder)
-
-
-def test_pickled_weights_are_not_read(folder: Path) -> None:
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="safetensors only"):
-        load(folder)
-
-
-def test_damaged_weights(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    with pytest.raises(ModelError, match="no model could be loaded"):
-        load(folder)
-
-
-def test_weights_of_another_shape(folder: Path) -> None:
+def change_config(folder: Path, **values: object) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
-    with pytest.raises(ModelError, match="down_proj"):
-        load(folder)
+    (folder / "config.json").write_text(json.dumps(config | values))
 
 
-def test_missing_weights_are_rejected(folder: Path) -> None:
+def without_a_layer(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj"):
+
+
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def cut(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def not_finite(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def with_own_code(folder: Path) -> None:
+    (folder / "own.py").write_text("raise SystemExit('ran')")
+    classes = {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}
+    change_config(folder, model_type="own", auto_map=classes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), r"no config\.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "no JSON object"),
+        (lambda folder: (folder / "config.json").write_text("[1]"), "no JSON object"),
+        (
+            lambda folder: change_config(folder, num_attention_heads=0),
+            "num_attention_heads: .* greater than 0",
+        ),
+        (
+            lambda folder: change_config(folder, num_hidden_layers=10**9),
+            "num_hidden_layers: .* less than or equal",
+        ),
+        (lambda folder: change_config(folder, eos_token_id="</s>"), "eos_token_id: .* got '</s>'"),
+        (not_finite, "weights are not finite: model.norm.weight"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "there are no weights"),
+        (pickled, "safetensors only"),
+        (cut, "no model could be loaded"),
+        (lambda folder: change_config(folder, intermediate_size=40), "down_proj"),
+        (without_a_layer, r"layers\.1\.mlp\.up_proj"),
+        (with_own_code, "trust_remote_code"),
+        *(
+            # Its stop tokens may differ from those of config.json.
+            (
+                lambda folder, text=text: (folder / "generation_config.json").write_text(text),
+                r"generation_config\.json cannot be read, or is no JSON object",
+            )
+            for text in ("", '{"eos_token_id": 2', "[2]")
+        ),
+    ],
+)
+def test_damaged_folders_are_refused(folder: Path, damage: Callable[[Path], object], message: str) -> None:
+    damage(folder)
+    with pytest.raises(ModelError, match=message):
         load(folder)
 
 
-def test_broken_config(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="no model could be loaded"):
-        load(folder)
-
-
-@pytest.mark.parametrize("text", ["", '{"eos_token_id": 2', "[2]"])
-def test_a_damaged_generation_config_is_not_ignored(folder: Path, text: str) -> None:
-    """Its stop tokens may differ from those of config.json."""
-    (folder / "generation_config.json").write_text(text)
-    with pytest.raises(ModelError, match=r"generation_config\.json cannot be read, or is no JSON object"):
-        load(folder)
-
-
-def test_no_tokenizer(folder: Path) -> None:
+def test_missing_folders_and_tokenizers_are_refused(folder: Path, tmp_path: Path) -> None:
+    missing = ModelConfig(path=str(tmp_path / "nothing"))
+    for call in (load_tokenizer, lambda section: load_model(section, device="cpu")):
+        with pytest.raises(ModelError, match="there is no folder"):
+            call(missing)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     with pytest.raises(ModelError, match="no tokenizer could be loaded"):
@@ -146,24 +175,9 @@ def test_a_tokenizer_from_another_folder(good: Path, folder: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("one and two")) == "one and two"
 
 
-def test_code_in_the_folder_needs_trust_remote_code(folder: Path) -> None:
-    (folder / "own.py").write_text("raise SystemExit('ran')")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="trust_remote_code"):
-        load(folder)
-
-
 def test_gradient_checkpointing_is_enabled(good: Path) -> None:
     assert load(good, gradient_checkpointing=True).is_gradient_checkpointing
     assert not load(good).is_gradient_checkpointing
-
-
-def test_hugging_face_gives_the_same_logits(good: Path) -> None:
-    ours = load(good).model.layers[0].mlp.up_proj.weight
-    theirs = AutoModelForCausalLM.from_pretrained(good).model.layers[0].mlp.up_proj.weight
-    assert torch.equal(ours, theirs)
 
 
 def test_values_of_the_config_are_overridden(good: Path) -> None:

@@ -1,24 +1,31 @@
-"""Chunked log-probs and entropies, compared with plain torch in values and gradients."""
+"""Chunked log-probs, entropies and divergences from a reference, compared with plain torch in values and gradients."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import kl_div
 
 from strop.errors import ModelError
 from strop.models import chunked_head, logprobs
+from strop.models.chunked_head import FrozenStates
 from strop.models.logprobs import (
     check_logits,
     expected_entropy_effects,
+    frozen_states,
     logit_transform,
     squared_probabilities,
     token_outputs,
 )
 from strop.models.packed_attention.forward import enable_packed_attention, packed_forward
+from strop.transfers import Positions
+from strop.types import MicroBatch
 from tests.models.models import distance, gradients, make, packed, packed_gradient, some_experiences
 
 
@@ -29,21 +36,19 @@ class Loud(nn.Linear):
         return 2 * super().forward(states)
 
 
-def plain(model: nn.Module, hidden: Tensor, labels: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+def plain_logprobs(model: nn.Module, hidden: Tensor, temperature: Tensor) -> Tensor:
+    """[N, V] Log-probs without chunks."""
     transform = logit_transform(model)
     logits = model.get_output_embeddings()(hidden) * transform.scale
     if transform.softcap:
         logits = torch.tanh(logits / transform.softcap) * transform.softcap
-    every = torch.log_softmax(logits / temperature[:, None], -1)
-    return every.gather(-1, labels[:, None])[:, 0], -(every.exp() * every).sum(-1)
+    return torch.log_softmax(logits / temperature[:, None], -1)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 256])
-@pytest.mark.parametrize("family", ["qwen2", "gemma2", "cohere", "phi", "loud"])
-@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (0.7, -0.4)])
-def test_values_and_gradients(
-    family: str, chunk: int, weights: tuple[float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def with_states(
+    family: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[nn.Module, MicroBatch, Tensor]:
+    """A model, a micro-batch, and random states [T, 32], which take the place of the model's last hidden states."""
     monkeypatch.setattr(chunked_head, "CHUNK_ROWS", chunk)
     model = make("qwen2" if family == "loud" else family)
     if family == "loud":
@@ -52,25 +57,96 @@ def test_values_and_gradients(
     torch.manual_seed(0)
     hidden = torch.randn(len(micro_batch.token_ids), 32, requires_grad=True)
     monkeypatch.setattr(logprobs, "packed_outputs", lambda *_, **__: (hidden, ()))
-    outputs = token_outputs(model, micro_batch, entropy=True)
-    targets = micro_batch.loss_mask.nonzero()[:, 0]
-    expected = plain(
-        model, hidden[targets - 1], micro_batch.token_ids[targets], micro_batch.temperature[targets]
-    )
-    assert outputs.entropy is not None
-    for ours, theirs in zip((outputs.logprobs, outputs.entropy), expected, strict=True):
-        torch.testing.assert_close(ours[targets], theirs, atol=1e-5, rtol=1e-5)
-        assert not ours[~micro_batch.loss_mask].any()
+    return model, micro_batch, hidden
+
+
+def check_gradients(model: nn.Module, hidden: Tensor, losses: Sequence[Tensor]) -> None:
+    """Two losses have the same gradients of states and head."""
     inputs = (hidden, *model.get_output_embeddings().parameters())
-    scale = torch.randn(len(targets))
-    losses = (
-        weights[0] * (scale * outputs.logprobs[targets]).sum()
-        + weights[1] * (scale * outputs.entropy[targets]).sum(),
-        weights[0] * (scale * expected[0]).sum() + weights[1] * (scale * expected[1]).sum(),
-    )
     ours, theirs = (torch.autograd.grad(loss, inputs) for loss in losses)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 256])
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "cohere", "phi", "loud"])
+@pytest.mark.parametrize("weights", [(1, 0), (0, 1), (0.7, -0.4), (0, 0, 1), (0.7, -0.4, 0.3)], ids=str)
+def test_values_and_gradients(
+    family: str, chunk: int, weights: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probs and entropies, and with a third weight the divergence from a reference."""
+    model, micro_batch, hidden = with_states(family, chunk, monkeypatch)
+    reference = None
+    if len(weights) == 3:
+        head = make("phi").get_output_embeddings()
+        reference = FrozenStates(torch.randn(len(hidden), 32), head, logit_transform(model))
+    outputs = token_outputs(model, micro_batch, entropy=True, reference=reference)
+    targets = micro_batch.loss_mask.nonzero()[:, 0]
+    temperature = micro_batch.temperature[targets]
+    every = plain_logprobs(model, hidden[targets - 1], temperature)
+    expected = [
+        every.gather(-1, micro_batch.token_ids[targets, None])[:, 0],
+        -(every.exp() * every).sum(-1),
+    ]
+    found = [outputs.logprobs, outputs.entropy]
+    if reference is not None:
+        with torch.no_grad():
+            other = reference.logprobs(Positions.of(targets.numpy() - 1, "cpu"), temperature)
+        expected.append(kl_div(other, every, reduction="none", log_target=True).sum(-1))
+        assert expected[2].min() > 0.01
+        found.append(outputs.divergence)
+    else:
+        assert outputs.divergence is None
+    assert not any(each[~micro_batch.loss_mask].any() for each in found)
+    found = [each[targets] for each in found]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    scale = torch.randn(len(targets))
+    losses = [
+        torch.stack(
+            [weight * (scale * part).sum() for weight, part in zip(weights, parts, strict=True)]
+        ).sum()
+        for parts in (found, expected)
+    ]
+    check_gradients(model, hidden, losses)
+
+
+def divergences_from(reference: nn.Module, model: nn.Module, batches: list[MicroBatch]) -> Tensor:
+    found = []
+    for batch in batches:
+        states = frozen_states(reference, batch)
+        divergence = token_outputs(model, batch, entropy=False, reference=states).divergence
+        assert divergence is not None
+        found.append(divergence[batch.loss_mask])
+    return torch.cat(found)
+
+
+def test_divergence_from_itself_is_zero() -> None:
+    model = make("qwen2")
+    enable_packed_attention(model)
+    batches = packed(some_experiences(), share_prompts=True)
+    assert divergences_from(model, model, batches).abs().max() < 1e-6
+
+
+def test_the_reference_has_no_gradient() -> None:
+    model, reference = make("qwen2"), make("qwen2")
+    for parameter in reference.parameters():
+        parameter.data *= 1.1
+    enable_packed_attention(model)
+    enable_packed_attention(reference)
+    batches = packed(some_experiences(), share_prompts=True, tokens=40)
+    assert len(batches) > 1
+    divergences_from(reference, model, batches).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert all(p.grad is None for p in reference.parameters())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_log_probs_of_a_frozen_head_include_its_bias(bias: bool) -> None:
+    torch.manual_seed(0)
+    hidden, head = torch.randn(6, 32), nn.Linear(32, 61, bias=bias)
+    rows = Positions.of(np.array([4, 1]), "cpu")
+    found = FrozenStates(hidden, head).logprobs(rows, torch.tensor([0.5, 2.0]))
+    expected = (head(hidden[[4, 1]]) / torch.tensor([[0.5], [2.0]])).log_softmax(-1)
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_case_by_hand() -> None:
@@ -90,11 +166,7 @@ def test_sums_over_the_vocabulary(family: str) -> None:
     found = squared_probabilities(model, micro_batch)
     targets = micro_batch.loss_mask.nonzero()[:, 0]
     hidden = packed_forward(model, micro_batch)[targets - 1]
-    transform = logit_transform(model)
-    logits = model.get_output_embeddings()(hidden) * transform.scale
-    if transform.softcap:
-        logits = torch.tanh(logits / transform.softcap) * transform.softcap
-    probabilities = torch.softmax(logits / micro_batch.temperature[targets, None], -1)
+    probabilities = plain_logprobs(model, hidden, micro_batch.temperature[targets]).exp()
     expected = probabilities.square().sum(-1).detach()
     torch.testing.assert_close(found[targets], expected)
     assert found[~micro_batch.loss_mask].count_nonzero() == 0

@@ -12,13 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from strop.config.schema.distillation import DivergenceConfig, ForwardKlConfig, JsdConfig, ReverseKlConfig
-from strop.models import chunked_head, logprobs
 from strop.models.chunked_head import Comparison, FrozenStates
 from strop.models.divergences import divergence_slopes, token_divergences
 from strop.models.logprobs import sampled_logprobs, token_outputs
-from tests.models.models import make, packed, some_experiences
-from tests.models.test_divergence import plain
-from tests.models.test_logprobs import Loud
+from tests.models.test_logprobs import check_gradients, plain_logprobs, with_states
 
 SECTIONS: tuple[dict[str, Any], ...] = (
     {"type": "reverse_kl"},
@@ -71,20 +68,13 @@ def test_values_and_gradients(
     section: dict[str, Any], family: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a teacher that has another width, another transform, a temperature of its own, and a larger vocabulary."""
-    monkeypatch.setattr(chunked_head, "CHUNK_ROWS", chunk)
-    model = make("qwen2" if family == "loud" else family)
-    if family == "loud":
-        model.set_output_embeddings(Loud(32, 61))
-    (micro_batch,) = packed(some_experiences(), share_prompts=True)
-    torch.manual_seed(0)
-    hidden = torch.randn(len(micro_batch.token_ids), 32, requires_grad=True)
+    model, micro_batch, hidden = with_states(family, chunk, monkeypatch)
     head = nn.Linear(24, 70, bias=False)
     teacher = FrozenStates(2 * torch.randn(len(hidden), 24), head, temperature=0.8)
-    monkeypatch.setattr(logprobs, "packed_outputs", lambda *_, **__: (hidden, ()))
     outputs = token_outputs(model, micro_batch, entropy=False, teacher=Comparison(teacher, read(section)))
 
     targets = micro_batch.loss_mask.nonzero()[:, 0]
-    policy = plain(model, hidden[targets - 1], micro_batch.temperature[targets])
+    policy = plain_logprobs(model, hidden[targets - 1], micro_batch.temperature[targets])
     with torch.no_grad():
         q = (head(teacher.hidden[targets - 1]) / 0.8).log_softmax(-1)
     expected = expected_divergence(policy, q[:, : policy.shape[1]], section)
@@ -95,9 +85,7 @@ def test_values_and_gradients(
     assert expected.abs().max() > 0.03
 
     scale = torch.randn(len(targets))
-    inputs = (hidden, *model.get_output_embeddings().parameters())
-    ours, theirs = (torch.autograd.grad((scale * each).sum(), inputs) for each in (found, expected))
-    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+    check_gradients(model, hidden, [(scale * each).sum() for each in (found, expected)])
 
     sampled = sampled_logprobs(teacher, micro_batch)[targets]
     torch.testing.assert_close(sampled, q.gather(-1, micro_batch.token_ids[targets, None])[:, 0])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
@@ -60,10 +59,7 @@ class Service(BaseHTTPRequestHandler):
         for row in rows:
             row["__dj__stats__"] = {"length": len(row["prompt_text"]) + len(row["response_text"])}
         table = pa.Table.from_pylist(rows, schema=None if rows else pa.schema([("index", pa.int64())]))
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        self._answer(sink.getvalue().to_pybytes())
+        self._answer(_stream(table))
 
     def _answer(self, content: bytes, status: int = 200) -> None:
         self.send_response(status)
@@ -83,31 +79,30 @@ def _without_odd_rows(body: bytes) -> bytes:
     table = table.append_column("__dj__stats__", pa.array([{"size": 2.0}] * table.num_rows))
     effects = [{"name": "even_filter", "rows_in": 3, "rows_out": 2, "removed": [1]}]
     table = table.replace_schema_metadata({EFFECTS: json.dumps(effects)})
+    return _stream(table)
+
+
+def _stream(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return sink.getvalue().to_pybytes()
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def url():
     server = HTTPServer(("127.0.0.1", 0), Service)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
     server.server_close()
 
 
-def test_statistics_become_info_and_filtered_rows_are_removed(url: str) -> None:
+def test_statistics_become_info_and_filtered_rows_are_removed(url):
     operators = ({"text_length_filter": {"min_len": 1}},)
     client = DataJuicer(DataJuicerConfig(url=url, operators=operators, processes=2))
-    assert Service.config == {
-        "operators": [{"text_length_filter": {"min_len": 1}}],
-        "config_path": None,
-        "np": 2,
-        "pipeline_type": "experience",
-    }
+    config = {"operators": list(operators), "config_path": None, "np": 2, "pipeline_type": "experience"}
+    assert Service.config == config
     found = client(group(1.0, 0.0, None, 0.5))
     assert found is not None
     # "2 + 2" and "4"
@@ -119,7 +114,7 @@ def test_statistics_become_info_and_filtered_rows_are_removed(url: str) -> None:
     assert client(group(None)) is None
 
 
-def test_rows_of_a_dataset(url: str, tmp_path: Path) -> None:
+def test_rows_of_a_dataset(url, tmp_path):
     write_part(tmp_path / "rows.arrow", pa.table({"text": ["a", "b", "c"], ROW_ID: [7, 8, 9]}))
     section = DataJuicerTasksConfig(url=url, operators=({"even_filter": {}},))
     (result,) = DataJuicerTasks(section)(Parts((tmp_path / "rows.arrow",)))
@@ -130,71 +125,78 @@ def test_rows_of_a_dataset(url: str, tmp_path: Path) -> None:
     assert result.counts == {"even_filter kept": 2}
 
 
-def test_a_lost_session_is_created_again(url: str) -> None:
+def test_a_lost_session_is_created_again(url):
     Service.lost = False
     found = DataJuicer(DataJuicerConfig(url=url, config="lose"))(group(1.0))
     assert found is not None and Service.lost
 
 
-def test_a_service_at_a_url_that_ends_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_at_a_url_that_ends_and_comes_back(monkeypatch):
     """The new service, which starts while the client waits, knows no session, so the client creates one."""
-    port = 0
     servers: list[HTTPServer] = []
 
-    def start() -> str:
-        nonlocal port
-        servers.append(HTTPServer(("127.0.0.1", port), Service))
-        port = servers[-1].server_port
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{port}"
+    def start() -> None:
+        servers.append(HTTPServer(held.getsockname(), Service))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
 
     def end() -> None:
         servers[-1].shutdown()
         servers.pop().server_close()
 
-    client = DataJuicer(DataJuicerConfig(url=start(), config="x", wait_seconds=60))
-    end()
-    Service.config = {}
-    monkeypatch.setattr("strop.pipelines.juicer.client.time.sleep", lambda seconds: servers or start())
-    found = client(group(1.0, 0.0))
-    assert found is not None and len(found.rollouts) == 1 and Service.config["config_path"] == "x"
-    end()
-    monkeypatch.undo()
-    client = DataJuicer(DataJuicerConfig(url=start(), config="x", wait_seconds=0.01))
-    end()
-    with pytest.raises(RolloutError, match="it did not come back in 0 s"):
-        client(group(1.0))
+    with socket.socket() as held:  # It keeps the port for the servers, but does not listen.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        start()
+        client = DataJuicer(DataJuicerConfig(url=url, config="x", wait_seconds=60))
+        end()
+        Service.config = {}
+        monkeypatch.setattr("strop.pipelines.juicer.client.time.sleep", lambda seconds: servers or start())
+        found = client(group(1.0, 0.0))
+        assert found is not None and len(found.rollouts) == 1 and Service.config["config_path"] == "x"
+        client = DataJuicer(DataJuicerConfig(url=url, config="x", wait_seconds=0.01))
+        end()
+        monkeypatch.undo()
+        with pytest.raises(RolloutError, match="it did not come back in 0 s"):
+            client(group(1.0))
 
 
-def test_a_refused_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_token(monkeypatch):
     service = ServiceProcess(sys.executable, 0)
     try:
-        monkeypatch.setenv(TOKEN, "another")
-        with pytest.raises(ConfigError, match=r"failed: 401 .*token"):
-            DataJuicer(DataJuicerConfig(url=service.url, config="x"))
-        monkeypatch.delenv(TOKEN)
-        with pytest.raises(ConfigError, match=r"failed: 401 .*token"):
-            DataJuicer(DataJuicerConfig(url=service.url, config="x"))
+        for token in ({TOKEN: "another"}, {}):
+            monkeypatch.delenv(TOKEN, raising=False)
+            for name, value in token.items():
+                monkeypatch.setenv(name, value)
+            with pytest.raises(ConfigError, match=r"failed: 401 .*token"):
+                DataJuicer(DataJuicerConfig(url=service.url, config="x"))
     finally:
         service.close()
 
 
-def test_an_interpreter_that_cannot_run_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({}, "write python, the interpreter"),
+        ({"python": "/no/python"}, "there is no interpreter /no/python"),
+        ({"url": "http://127.0.0.1:1"}, "Start the service"),
+    ],
+)
+def test_a_service_that_cannot_be_reached(monkeypatch, section, message):
     monkeypatch.delenv(PYTHON, raising=False)
-    with pytest.raises(ConfigError, match="write python, the interpreter"):
-        DataJuicer(DataJuicerConfig(config="x"))
-    with pytest.raises(ConfigError, match="there is no interpreter /no/python"):
-        DataJuicer(DataJuicerConfig(config="x", python="/no/python"))
+    with pytest.raises(ConfigError, match=message):
+        DataJuicer(DataJuicerConfig(config="x", **section))
 
 
-def test_a_service_that_fails(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"failed: 400.*Start the service"):
-        DataJuicer(DataJuicerConfig(url=url, config="bad"))
-    with pytest.raises(RolloutError, match="failed: 500 no such operator"):
-        DataJuicer(DataJuicerConfig(url=url, config="fail"))(group(1.0))
-    with pytest.raises(ConfigError, match="Start the service"):
-        DataJuicer(DataJuicerConfig(url="http://127.0.0.1:1", config="x"))
-    with pytest.raises(ConfigError, match=r"answers b'<html></html>'.*Start the service"):
-        DataJuicer(DataJuicerConfig(url=url, config="other"))
-    with pytest.raises(RolloutError, match=r"failed: it answers b'\{\}'"):
-        DataJuicer(DataJuicerConfig(url=url, config="no arrow"))(group(1.0))
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ("bad", ConfigError, r"failed: 400.*Start the service"),
+        ("other", ConfigError, r"answers b'<html></html>'.*Start the service"),
+        ("fail", RolloutError, "failed: 500 no such operator"),
+        ("no arrow", RolloutError, r"failed: it answers b'\{\}'"),
+    ],
+)
+def test_a_service_that_fails(url, config, error, message):
+    with pytest.raises(error, match=message):
+        DataJuicer(DataJuicerConfig(url=url, config=config))(group(1.0))

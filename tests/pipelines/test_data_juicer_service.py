@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -26,13 +25,13 @@ TEXTS = ["one", "one two  three", "one two  three", "a b c d e f g h"]
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Parts:
+def rows(tmp_path):
     table = pa.table({"text": TEXTS, ROW_ID: np.arange(len(TEXTS))})
     write_part(tmp_path / "rows.arrow", table)
     return Parts((tmp_path / "rows.arrow",))
 
 
-def test_filter_mapper_and_deduplicator_on_rows(rows: Parts, tmp_path: Path) -> None:
+def test_filter_mapper_and_deduplicator_on_rows(rows, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         "process:\n  - text_length_filter: {min_len: 4, max_len: 14}\n  - document_deduplicator: {}\n"
@@ -49,7 +48,7 @@ def test_filter_mapper_and_deduplicator_on_rows(rows: Parts, tmp_path: Path) -> 
     ]
 
 
-def test_bad_input(rows: Parts) -> None:
+def test_bad_input(rows):
     with pytest.raises(
         ConfigError, match=r"no operator 'text_lenth_filter'; did you mean text_length_filter\?"
     ):
@@ -59,7 +58,7 @@ def test_bad_input(rows: Parts) -> None:
         list(operator(rows))
 
 
-def test_rollouts_and_a_service_that_is_killed() -> None:
+def test_rollouts_and_a_service_that_is_killed():
     operator = DataJuicer(DataJuicerConfig(operators=({"text_length_filter": {"min_len": 1}},)))
     found = operator(group(1.0, 0.0, None))
     assert found is not None and [rollout.info for rollout in found.rollouts] == [{"text_len": 1}] * 2

@@ -37,41 +37,52 @@ def pipeline(*sections: dict[str, Any], replies: Path = Path(), sample: Any = No
 
 
 def group(*rewards: float | None, **fields: Any) -> RolloutGroup:
+    """A group with these rewards; a rollout without one has failed."""
     prompt = ({"role": "user", "content": "2 + 2"},)
     task = Task(id="t", messages=prompt, prompt_ids=np.zeros(1, np.int32), extra={"difficulty": 4})
-    rollouts = tuple(
-        Rollout(
-            f"r{index}",
-            "t",
-            "g",
-            index,
-            (),
-            "4",
-            "error" if reward is None else "ok",
-            SAMPLING,
-            reward,
-            error="failed" if reward is None else None,
-            **({} if reward is None else fields),
-        )
-        for index, reward in enumerate(rewards)
-    )
-    return RolloutGroup("g", task, rollouts)
+    rollouts = []
+    for index, reward in enumerate(rewards):
+        failed = {"status": "error", "error": "failed"}
+        state = failed if reward is None else {"status": "ok", "reward": reward, **fields}
+        rollouts.append(Rollout(f"r{index}", "t", "g", index, (), "4", sampling=SAMPLING, **state))
+    return RolloutGroup("g", task, tuple(rollouts))
 
 
-def rewards(found: RolloutGroup | None) -> list[float | None]:
-    assert found is not None
-    return [rollout.reward for rollout in found.rollouts]
+def rewards(found: RolloutGroup | None) -> list[float | None] | None:
+    return None if found is None else [rollout.reward for rollout in found.rollouts]
 
 
-def test_without_operators_a_group_is_unchanged() -> None:
+def test_without_operators_a_group_is_unchanged():
     given = group(1.0, None)
     assert pipeline()(given) is given
 
 
-def test_low_rewards_are_removed() -> None:
-    keep = pipeline({"type": "reward_filter", "min_reward": 0.5})
-    assert rewards(keep(group(1.0, 0.4, 0.5, None))) == [1.0, 0.5]
-    assert keep(group(0.1, 0.2)) is None
+CORRECT = {"type": "correctness_filter", "threshold": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("operator", "given", "expected"),
+    [
+        ({"type": "reward_filter", "min_reward": 0.5}, [1.0, 0.4, 0.5, None], [1.0, 0.5]),
+        ({"type": "reward_filter", "min_reward": 0.5}, [0.1, 0.2], None),
+        (
+            {"type": "relabel", "threshold": 0.3, "above": 2.0, "below": -1.0},
+            [0.3, 0.29, None],
+            [2.0, -1.0, None],
+        ),
+        # 0.7 + 0.2 + 0.1 is a little less than 1, and 0.1 + 0.2 a little more than 0.3.
+        ({"type": "reward_filter", "min_reward": 1.0}, [0.7 + 0.2 + 0.1, 0.9], [0.7 + 0.2 + 0.1]),
+        ({"type": "relabel", "threshold": 1.0}, [0.7 + 0.2 + 0.1, 0.9], [1.0, 0.0]),
+        ({"type": "reward_std_filter", "threshold": 0.0}, [0.3, 0.1 + 0.2], None),
+        ({"type": "correctness_filter", "threshold": 0.3}, [0.1 + 0.2, 0.3], None),
+        # Correctness without the metric is the reward.
+        *(({**CORRECT, "metric": metric}, [0.5, 0.6], [0.5, 0.6]) for metric in (None, "accuracy")),
+        *(({**CORRECT, "metric": metric}, [0.4, 0.5], None) for metric in (None, "accuracy")),
+        *(({**CORRECT, "metric": metric}, [0.6, 0.7], None) for metric in (None, "accuracy")),
+    ],
+)
+def test_rewards_are_filtered_and_relabelled(operator, given, expected):
+    assert rewards(pipeline(operator)(group(*given))) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,7 +90,7 @@ def test_low_rewards_are_removed() -> None:
     # The rewards 0, 1 have the standard deviation 1/2, or sqrt(1/2) with the divisor n - 1.
     [("population", 0.49, True), ("population", 0.5, False), ("sample", 0.7, True), ("sample", 0.71, False)],
 )
-def test_groups_of_equal_rewards_are_removed(deviation: str, threshold: float, kept: bool) -> None:
+def test_groups_of_equal_rewards_are_removed(deviation, threshold, kept):
     section = {"type": "reward_std_filter", "threshold": threshold, "deviation": deviation}
     assert (pipeline(section)(group(0.0, 1.0, None)) is not None) == kept
     assert pipeline(section)(group(1.0)) is None
@@ -98,9 +109,7 @@ def test_groups_of_equal_rewards_are_removed(deviation: str, threshold: float, k
     ],
 )
 @pytest.mark.parametrize("part", ["accuracy", "math/accuracy"])
-def test_groups_without_both_correct_and_wrong_rollouts_are_removed(
-    scores: tuple[float | None, ...], kept: bool, part: str
-) -> None:
+def test_groups_without_both_correct_and_wrong_rollouts_are_removed(scores, kept, part):
     keep = pipeline({"type": "correctness_filter", "metric": "accuracy"})
     given = group(*(None if score is None else index / 8 for index, score in enumerate(scores)))
     rollouts = tuple(
@@ -110,43 +119,31 @@ def test_groups_without_both_correct_and_wrong_rollouts_are_removed(
     assert (keep(replace(given, rollouts=rollouts)) is not None) == kept
 
 
-@pytest.mark.parametrize("metric", [None, "accuracy"])
-def test_correctness_without_a_metric_is_the_reward(metric: str | None) -> None:
-    keep = pipeline({"type": "correctness_filter", "metric": metric, "threshold": 0.5})
-    assert keep(group(0.5, 0.6)) is not None
-    assert keep(group(0.4, 0.5)) is None
-    assert keep(group(0.6, 0.7)) is None
-
-
 @pytest.mark.parametrize(
-    ("operation", "expected"),
-    [("add", 2.0), ("subtract", 0.0), ("multiply", 1.0), ("divide", 1.0)],
+    ("terms", "reward", "quality", "expected"),
+    [
+        ([("add", 2.0)], 1.0, 0.5, 2.0),
+        ([("subtract", 2.0)], 1.0, 0.5, 0.0),
+        ([("multiply", 2.0)], 1.0, 0.5, 1.0),
+        ([("divide", 2.0)], 1.0, 0.5, 1.0),
+        ([("divide", 1.0)], 1.0, 0, 1.0),  # a division by zero keeps the reward
+        ([("multiply", 1.0), ("add", 0.5)], 3.0, 2.0, 7.0),  # in this order
+    ],
 )
-def test_a_statistic_changes_the_reward(operation: str, expected: float) -> None:
-    term = {"stat": "quality", "operation": operation, "weight": 2.0}
-    shape = pipeline({"type": "reward_shaping", "terms": [term]})
-    assert rewards(shape(group(1.0, None, info={"quality": 0.5}))) == [expected, None]
+def test_statistics_change_the_reward(terms, reward, quality, expected):
+    listed = [{"stat": "quality", "operation": operation, "weight": weight} for operation, weight in terms]
+    shape = pipeline({"type": "reward_shaping", "terms": listed})
+    assert rewards(shape(group(reward, None, info={"quality": quality}))) == [expected, None]
 
 
-def test_statistics_come_from_info_parts_and_columns() -> None:
+def test_statistics_come_from_info_parts_and_columns():
     names = ("quality", "part", "difficulty", "absent", "text")
     shape = pipeline({"type": "reward_shaping", "terms": [{"stat": name} for name in names]})
     given = group(1.0, info={"quality": 10, "text": "ten"}, reward_parts={"part": 100.0, "quality": 5.0})
     assert rewards(shape(given)) == [115.0]
 
 
-def test_a_division_by_zero_keeps_the_reward() -> None:
-    shape = pipeline({"type": "reward_shaping", "terms": [{"stat": "quality", "operation": "divide"}]})
-    assert rewards(shape(group(1.0, info={"quality": 0}))) == [1.0]
-
-
-def test_terms_are_applied_in_order() -> None:
-    terms = [{"stat": "q", "operation": "multiply"}, {"stat": "q", "weight": 0.5}]
-    shape = pipeline({"type": "reward_shaping", "terms": terms})
-    assert rewards(shape(group(3.0, info={"q": 2.0}))) == [7.0]
-
-
-def test_a_reward_that_becomes_infinite_is_an_error() -> None:
+def test_a_reward_that_becomes_infinite_is_an_error():
     shape = pipeline({"type": "reward_shaping", "terms": [{"stat": "q", "operation": "multiply"}]})
     with pytest.raises(RolloutError, match=r"turns the reward 1e\+308 of rollout r0 into inf"):
         shape(group(1e308, info={"q": 100.0}))
@@ -158,7 +155,7 @@ def answered(*texts: str, reward: float = 1.0) -> RolloutGroup:
     return replace(given, rollouts=(*rollouts, given.rollouts[-1]))
 
 
-def test_diversity_is_added() -> None:
+def test_diversity_is_added():
     """Bigrams: {ab, bc}, {ab, bd}, {x}. The first two share 1 of 3, the third nothing."""
     reward = pipeline({"type": "diversity_reward", "weight": 3.0})
     found = reward(answered("a b c", "A  b d", "x"))
@@ -178,7 +175,7 @@ def of_lengths(*lengths: int, reward: float) -> RolloutGroup:
     return replace(given, rollouts=tuple(rollouts))
 
 
-def test_short_responses_are_rewarded() -> None:
+def test_short_responses_are_rewarded():
     """The lengths 10, 15, 30 are 0, 1/4 and 1 of the way from the shortest to the longest."""
     shape = pipeline({"type": "length_reward", "weight": 2.0})
     assert rewards(shape(of_lengths(10, 15, 30, reward=1.0))) == [2.0, 1.5, 0.0]
@@ -186,12 +183,7 @@ def test_short_responses_are_rewarded() -> None:
     assert rewards(shape(of_lengths(7, 7, reward=1.0))) == [1.0, 1.0]
 
 
-def test_rewards_are_relabelled() -> None:
-    relabel = pipeline({"type": "relabel", "threshold": 0.3, "above": 2.0, "below": -1.0})
-    assert rewards(relabel(group(0.3, 0.29, None))) == [2.0, -1.0, None]
-
-
-def test_a_language_model_judges(tmp_path: Path) -> None:
+def test_a_language_model_judges(tmp_path):
     """Scores 4, nonsense, 1 of 1 to 5: 3/4 and 0; without a score a reward is kept. Nothing is asked twice."""
     texts = {"good": "Score: 4", "odd": "no idea", "bad": "Score: 1"}
 
@@ -201,21 +193,19 @@ def test_a_language_model_judges(tmp_path: Path) -> None:
 
     with judge_server(answer) as server:
         model = {"url": server.url, "model": "m"}
-        judge = pipeline(
-            {"type": "llm_quality", "model": model, "weight": 2.0, "attempts": 2}, replies=tmp_path
-        )
+        section = {"type": "llm_quality", "model": model, "weight": 2.0, "attempts": 2}
+        judge = pipeline(section, replies=tmp_path)
         found = judge(answered(*texts))
         assert rewards(found) == [2.5, 1.0, 1.0, None]
         assert found is not None and found.rollouts[0].info == {"llm_quality_score": 0.75}
         assert len(server.requests) == 4
-        with pytest.raises(
-            RolloutError, match=r"gave no score for 2 of 6 responses .*max_invalid_fraction 0\.1"
-        ):
+        message = r"gave no score for 2 of 6 responses .*max_invalid_fraction 0\.1"
+        with pytest.raises(RolloutError, match=message):
             judge(answered(*texts))
         assert len(server.requests) == 4
 
 
-def test_the_policy_judges_itself() -> None:
+def test_the_policy_judges_itself():
     """The second response gets its score at the second attempt, at temperature 1; the seeds depend on the rollout."""
     calls: list[tuple[int, float, list[int]]] = []
 
@@ -229,7 +219,7 @@ def test_the_policy_judges_itself() -> None:
     assert len({seed for call in calls for seed in call[2]}) == 3
 
 
-def test_effects_of_each_operator() -> None:
+def test_effects_of_each_operator():
     """The filter removes one of 1, 0, 3; relabelling changes one of the other two, by 2."""
     both = pipeline({"type": "reward_filter", "min_reward": 0.5}, {"type": "relabel", "above": 3.0})
     both(group(1.0, 0.0, 3.0, None))
@@ -259,7 +249,7 @@ class Silent: pass
 """
 
 
-def test_operators_of_the_user(tmp_path: Path) -> None:
+def test_operators_of_the_user(tmp_path):
     path = tmp_path / "operators.py"
     path.write_text(OPERATORS)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def named(name: str, given: RolloutGroup) -> RolloutGroup:
 @pytest.mark.parametrize(
     ("operation", "expected"), [("replace", [1.0, 1.0, None]), ("add", [2.0, 1.0, None])]
 )
-def test_scores_change_rewards(tmp_path: Path, operation: str, expected: list[float | None]) -> None:
+def test_scores_change_rewards(tmp_path, operation, expected):
     """The first response has the score 1/2, the second has none, the third failed."""
     ask = operator(tmp_path, answering(tmp_path, [{0: 0.5}]), operation=operation, weight=2.0)
     found = ask(answered("a", "b"))
@@ -49,14 +50,14 @@ def test_scores_change_rewards(tmp_path: Path, operation: str, expected: list[fl
     assert ask.take_counts() == {"answered": 1.0, "skipped": 0.0, "timeout": 0.0} and ask.take_counts() == {}
 
 
-def test_several_groups_wait_at_the_same_time(tmp_path: Path) -> None:
+def test_several_groups_wait_at_the_same_time(tmp_path):
     ask = operator(tmp_path, answering(tmp_path, [{0: 0.25}, {}]), unanswered="drop")
     found = ask.process_groups([named("g-1", answered("a")), named("g-2", answered("b"))])
     assert rewards(found[0]) == [0.25, None] and found[1] is None
     assert ask.take_counts() == {"answered": 1.0, "skipped": 1.0, "timeout": 0.0}
 
 
-def test_a_preference_is_about_two_different_responses(tmp_path: Path) -> None:
+def test_a_preference_is_about_two_different_responses(tmp_path):
     ask = operator(tmp_path, question="preference", timeout_seconds=0.01)
     assert ask(answered("same", "same")) is not None and ask.take_counts() == {}
     ask(answered("same", "same", "other"))
@@ -65,7 +66,7 @@ def test_a_preference_is_about_two_different_responses(tmp_path: Path) -> None:
     assert file.read_text().count('"index"') == 2
 
 
-def test_a_resumed_run_finds_the_outcome(tmp_path: Path) -> None:
+def test_a_resumed_run_finds_the_outcome(tmp_path):
     """Time-outs are repeated like answers; a question with another content is another one."""
     first = operator(tmp_path, timeout_seconds=0.01, unanswered="drop")
     assert first(answered("a")) is None
@@ -75,13 +76,13 @@ def test_a_resumed_run_finds_the_outcome(tmp_path: Path) -> None:
     assert rewards(operator(tmp_path)(answered("b"))) == [0.0, None]
 
 
-def test_unanswered_groups_are_kept_or_an_error(tmp_path: Path) -> None:
+def test_unanswered_groups_are_kept_or_an_error(tmp_path):
     assert rewards(operator(tmp_path, timeout_seconds=0.01)(answered("a"))) == [1.0, None]
     with pytest.raises(RolloutError, match="nobody answered in time about group g"):
         operator(tmp_path, timeout_seconds=0.01, unanswered="error")(answered("b"))
 
 
-def test_a_stop_ends_the_wait_and_a_restart_withdraws_the_question(tmp_path: Path) -> None:
+def test_a_stop_ends_the_wait_and_a_restart_withdraws_the_question(tmp_path):
     def stop() -> None:
         raise Interrupted("stop", 15)
 
@@ -93,34 +94,30 @@ def test_a_stop_ends_the_wait_and_a_restart_withdraws_the_question(tmp_path: Pat
     assert queue.waiting() == []
 
 
-def test_a_fraction_of_the_groups(tmp_path: Path) -> None:
+def test_a_fraction_of_the_groups(tmp_path):
     ask = operator(tmp_path, fraction=0.25, timeout_seconds=0.01)
     ask.process_groups([named(f"train-{n:06d}-00000", group(1.0)) for n in range(400)])
     assert 80 < ask.take_counts()["timeout"] < 125
 
 
-def test_only_one_answer_counts(tmp_path: Path) -> None:
+def test_only_one_answer_counts(tmp_path):
     """Ten threads answer at once: one of them is accepted, and the end of the time leaves its answer."""
     queue = AnnotationQueue(tmp_path)
     queue.ask({"id": "q", "responses": [{"index": 0}]})
-    accepted: list[float] = []
 
-    def answer(score: float) -> None:
+    def answer(score: float) -> list[float]:
         try:
             queue.answer("q", {0: score})
         except DataError:
-            return
-        accepted.append(score)
+            return []
+        return [score]
 
-    threads = [threading.Thread(target=answer, args=(number / 10,)) for number in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(accepted) == 1 and queue.expire("q") == Answer("answered", {0: accepted[0]})
+    with ThreadPoolExecutor(10) as threads:
+        (accepted,) = chain.from_iterable(threads.map(answer, [number / 10 for number in range(10)]))
+    assert queue.expire("q") == Answer("answered", {0: accepted})
 
 
-def test_counts_are_metrics(tmp_path: Path) -> None:
+def test_counts_are_metrics(tmp_path):
     both = pipeline({"type": "human_feedback", "timeout_seconds": 0.01}, replies=tmp_path)
     both(group(1.0))
     metrics = both.made.take_metrics()

@@ -47,7 +47,7 @@ def over(folder: Path, tables: list[dict[str, list[Any]]], **values: Any) -> lis
     return rows
 
 
-def test_length_counts_words_and_characters() -> None:
+def test_length_counts_words_and_characters():
     table = {"q": ["one two", "one", "a b c d"]}
     words = apply(table, type="length", column="q", min=2, max=3, output="words")
     assert words.table.to_pydict() == {"q": ["one two"], "words": [2]}
@@ -59,19 +59,19 @@ def test_length_counts_words_and_characters() -> None:
     assert apply(table, type="length", column="q", unit="characters", max=3).table.num_rows == 1
 
 
-def test_length_joins_messages_and_finds_nested_columns() -> None:
+def test_length_joins_messages_and_finds_nested_columns():
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "say it"}]
     assert apply({"m": [chat]}, type="length", column="m", min=4, max=4).table.num_rows == 1
     assert apply({"extra": [{"q": "a b"}]}, type="length", column="extra.q", min=3).table.num_rows == 0
 
 
-def test_null_names_the_row() -> None:
+def test_null_names_the_row():
     with pytest.raises(RowError, match="has no 'q'") as raised:
         apply({"q": ["a", None]}, type="length", column="q", min=1)
     assert raised.value.row == 1
 
 
-def test_range_and_values() -> None:
+def test_range_and_values():
     table = {"n": [1, 5, None], "s": ["a", "b", "a"]}
     kept = apply(table, type="range", column="n", max=4, missing="drop")
     assert kept.table["n"].to_pylist() == [1]
@@ -83,7 +83,7 @@ def test_range_and_values() -> None:
         apply(table, type="range", column="s", max=4)
 
 
-def test_template_writes_columns() -> None:
+def test_template_writes_columns():
     found = apply({"q": ["2+2"], "a": ["4"]}, type="template", columns={"p": "Q: {{ q }}\n", "a": "{{ a }}!"})
     assert found.table.to_pydict() == {"q": ["2+2"], "a": ["4!"], "p": ["Q: 2+2\n"]}
     assert make(type="template", columns={"p": "{{ q }}{{ x.y }}"}).reads == ("q", "x")
@@ -93,7 +93,7 @@ def test_template_writes_columns() -> None:
         _ = make(type="template", columns={"p": "{{ q"}).reads
 
 
-def test_language_of_rows() -> None:
+def test_language_of_rows():
     pytest.importorskip("py3langid")
     table = {"q": ["The cat sits on the table and sleeps.", "Le chat est assis sur la table et dort."]}
     found = apply(table, type="language", column="q", languages=["fr"], output="lang")
@@ -101,34 +101,26 @@ def test_language_of_rows() -> None:
     assert [(each.reason, each.detail) for each in found.removals] == [("language is not fr", "en")]
 
 
-def test_exact_duplicates_over_parts(tmp_path: Path) -> None:
-    rows = over(
-        tmp_path, [{"q": ["A  b", "c"]}, {"q": ["a b", "C ", "d"]}], type="deduplicate", columns=["q"]
-    )
+def test_exact_duplicates_over_parts(tmp_path):
+    tables = [{"q": ["A  b", "c"]}, {"q": ["a b", "C ", "d"]}]
+    rows = over(tmp_path, tables, type="deduplicate", columns=["q"])
     assert [row["q"] for row in rows] == ["A  b", "c", "d"]
     rows = over(tmp_path, [{"q": ["A b", "a b", "a b"]}], type="deduplicate", columns=["q"], normalize=False)
     assert [row["q"] for row in rows] == ["A b", "a b"]
 
 
-def test_minhash_finds_what_the_jaccard_similarity_finds(tmp_path: Path) -> None:
+def test_minhash_finds_what_the_jaccard_similarity_finds(tmp_path):
     pytest.importorskip("datasketch")
     words = [f"w{number}" for number in range(40)]
     close = [*words[:39], "other"]  # 3-grams: 37 shared of 39 -> 0.95
     far = [*words[:10], *(f"x{number}" for number in range(30))]
     texts = [" ".join(each) for each in (words, close, far)]
-    rows = over(
-        tmp_path,
-        [{"q": texts[:1]}, {"q": texts[1:]}],
-        type="deduplicate",
-        columns=["q"],
-        method="minhash",
-        ngram_words=3,
-        similarity=0.7,
-    )
+    similar = {"type": "deduplicate", "method": "minhash", "ngram_words": 3, "similarity": 0.7}
+    rows = over(tmp_path, [{"q": texts[:1]}, {"q": texts[1:]}], columns=["q"], **similar)
     assert [row["q"] for row in rows] == [texts[0], texts[2]]
 
 
-def test_sample_is_repeatable_and_follows_weights(tmp_path: Path) -> None:
+def test_sample_is_repeatable_and_follows_weights(tmp_path):
     table = {"n": list(range(100)), "w": [1.0 if number < 10 else 0.0 for number in range(100)]}
     one = over(tmp_path, [table], type="sample", count=20, seed=1)
     assert one == over(tmp_path, [table], type="sample", count=20, seed=1)
@@ -140,7 +132,7 @@ def test_sample_is_repeatable_and_follows_weights(tmp_path: Path) -> None:
         over(tmp_path, [table], type="sample", count=11, weight="w")
 
 
-def test_order_by_columns_weights_and_folds(tmp_path: Path) -> None:
+def test_order_by_columns_weights_and_folds(tmp_path):
     tables = [{"a": [3, 1], "b": ["x", "y"]}, {"a": [2, 1], "b": ["z", "a"]}]
     ordered = over(tmp_path, tables, type="order", by=["a", "b"])
     assert [(row["a"], row["b"]) for row in ordered] == [(1, "a"), (1, "y"), (2, "z"), (3, "x")]
@@ -154,7 +146,7 @@ def test_order_by_columns_weights_and_folds(tmp_path: Path) -> None:
     assert [row["a"] for row in folded] == [0, 3, 6, 1, 4, 2, 5]
 
 
-def test_mix_adds_rows_of_another_dataset(tmp_path: Path) -> None:
+def test_mix_adds_rows_of_another_dataset(tmp_path):
     (tmp_path / "other.jsonl").write_text('{"text": "x"}\n{"text": "y"}\n{"text": "z"}\n')
     files = (part_file(tmp_path, 0),)
     write_part(files[0], pa.table({"q": ["a", "b"], "__strop_row__": [0, 1]}))
@@ -167,7 +159,7 @@ def test_mix_adds_rows_of_another_dataset(tmp_path: Path) -> None:
     assert [row["__strop_row__"] if row["of"] == 0 else -1 for row in rows] == found.parents.tolist()
 
 
-def test_custom_class_keeps_changes_and_adds_rows(tmp_path: Path) -> None:
+def test_custom_class_keeps_changes_and_adds_rows(tmp_path):
     (tmp_path / "mine.py").write_text(
         "class Longer:\n"
         "    adds = ('n',)\n"
@@ -189,44 +181,36 @@ def test_custom_class_keeps_changes_and_adds_rows(tmp_path: Path) -> None:
         make(type="custom", operator=f"{tmp_path / 'mine.py'}:Bad")(table)
 
 
-def test_every_section_has_an_operator() -> None:
+def test_every_section_has_an_operator():
     union = TaskPipelineConfig.model_json_schema()["properties"]["operators"]["items"]["discriminator"]
     assert set(union["mapping"]) == {section.model_fields["type"].default for section in OPERATORS}
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"type": "sample"}, "count or fraction"),
-        ({"type": "length", "column": "q", "min": 5, "max": 2}, "no row would be kept"),
-        ({"type": "range", "column": "q"}, "one condition"),
-        ({"type": "deduplicate", "columns": ["q"], "similarity": 0.5}, "method: minhash"),
-        ({"type": "order", "by": ["a"], "weights": {"b": 1}}, "one of them"),
-        ({"type": "pass_rate", "rollouts_per_task": 1, "min_reward_std": 0.1}, "two rollouts_per_task"),
-    ],
-)
-def test_settings_that_contradict_each_other(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        SECTION.validate_python(values)
+LENGTH = {"type": "length", "column": "q", "min": 1}
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("operator", "section", "message"),
     [
-        ({"export": "sqlite:///tasks.db"}, "export_table: tasks"),
-        ({"export": "tasks.csv"}, "neither a file"),
-        ({"export": "tasks.jsonl", "export_table": "tasks"}, "needs a database"),
-        ({"export_table": "tasks"}, "needs a database"),
+        ({"type": "sample"}, {}, "count or fraction"),
+        ({**LENGTH, "min": 5, "max": 2}, {}, "no row would be kept"),
+        ({"type": "range", "column": "q"}, {}, "one condition"),
+        ({"type": "deduplicate", "columns": ["q"], "similarity": 0.5}, {}, "method: minhash"),
+        ({"type": "order", "by": ["a"], "weights": {"b": 1}}, {}, "one of them"),
+        ({"type": "pass_rate", "rollouts_per_task": 1, "min_reward_std": 0.1}, {}, "two rollouts_per_task"),
+        # Targets that nothing can be written to
+        (LENGTH, {"export": "sqlite:///tasks.db"}, "export_table: tasks"),
+        (LENGTH, {"export": "tasks.csv"}, "neither a file"),
+        (LENGTH, {"export": "tasks.jsonl", "export_table": "tasks"}, "needs a database"),
+        (LENGTH, {"export_table": "tasks"}, "needs a database"),
     ],
 )
-def test_targets_that_nothing_can_be_written_to(values: dict[str, str], message: str) -> None:
+def test_settings_that_contradict_each_other(operator, section, message):
     with pytest.raises(ValidationError, match=message):
-        TaskPipelineConfig.model_validate(
-            {"operators": [{"type": "length", "column": "q", "min": 1}], **values}
-        )
+        TaskPipelineConfig.model_validate({"operators": [operator], **section})
 
 
-def test_histogram_counts_every_finite_value() -> None:
+def test_histogram_counts_every_finite_value():
     found = histogram(np.array([0.0, 1.0, 1.0, np.nan, np.inf]))
     assert found["count"] == 3 and sum(found["counts"]) == 3 and found["counts"][-1] == 2
     assert histogram(np.array([np.nan])) == {}

@@ -68,7 +68,7 @@ def rows_of(result: PipelineResult) -> list[dict[str, Any]]:
     return rows
 
 
-def test_result_is_cached_by_input_and_operators(tmp_path: Path) -> None:
+def test_result_is_cached_by_input_and_operators(tmp_path):
     file = write(tmp_path, [{"q": "a b"}, {"q": "A b"}, {"q": "c"}, {"q": "d e f", "x": 1}])
     result = run(tmp_path, file, LONG, DEDUPLICATE)
     assert rows_of(result) == [{"q": "a b", "x": None, "words": 2}, {"q": "d e f", "x": 1, "words": 3}]
@@ -87,9 +87,7 @@ def test_result_is_cached_by_input_and_operators(tmp_path: Path) -> None:
     assert str(result).startswith("data.pipeline: 4 rows -> 2 (length -1, deduplicate -1)")
 
 
-def test_fingerprint_has_the_users_module_and_the_address_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fingerprint_has_the_users_module_and_the_address_of_the_model(tmp_path, monkeypatch):
     file, module = write(tmp_path, [{"q": "a"}]), tmp_path / "strop_test_operators" / "mine.py"
     module.parent.mkdir()
     monkeypatch.syspath_prepend(tmp_path)
@@ -111,15 +109,13 @@ def test_fingerprint_has_the_users_module_and_the_address_of_the_model(
     assert fingerprint(**mapped) != first
 
 
-def test_rows_without_nested_keys_share_a_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_nested_keys_share_a_schema(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "ROWS_PER_PART", 1)
     file = write(tmp_path, [{"q": "a b"}, {"q": "c d", "y": 1.5}, {"q": "e f", "y": 2}])
     assert [row["y"] for row in rows_of(run(tmp_path, file, DEDUPLICATE))] == [None, 1.5, 2.0]
 
 
-def test_interrupted_pipeline_continues_with_the_next_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_pipeline_continues_with_the_next_part(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "ROWS_PER_PART", 2)
     file = write(tmp_path, [{"q": f"a {n}", "n": n} for n in range(6)])
     (tmp_path / "mine.py").write_text(
@@ -141,29 +137,37 @@ def test_interrupted_pipeline_continues_with_the_next_part(
     assert not list((tmp_path / "cache").glob("*.work"))
 
 
-def test_faults_name_operator_and_row(tmp_path: Path) -> None:
-    file = write(tmp_path, [{"q": "a b"}, {"q": None}, {"q": "c d"}])
-    with pytest.raises(
-        DataError, match=r"operators\.1 \(length\): .*rows\.jsonl line 1: there is no column 'p'"
-    ):
-        run(tmp_path, file, DEDUPLICATE, {"type": "length", "column": "p", "min": 1})
-    with pytest.raises(DataError, match=r"operators\.0 \(length\): .*rows\.jsonl line 2: has no 'q'"):
-        run(tmp_path, file, LONG)
-    with pytest.raises(DataError, match=r"operators\.0 \(order\): .*line 2: has no 'q'"):
-        run(tmp_path, file, {"type": "order", "by": ["q"]})
-    file = write(tmp_path, [{"q": "a"}, {"q": 3}])
-    with pytest.raises(DataError, match=r"line 1 to .* line 2: the column 'q' has values of different types"):
-        run(tmp_path, file, LONG)
+ABSENT = {"type": "length", "column": "p", "min": 1}
+NINE = {"type": "length", "column": "q", "min": 9}
+BY_Q = {"type": "order", "by": ["q"]}
+NULL = ["a b", None, "c d"]
 
 
-def test_pipeline_that_removes_everything_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path, [{"q": "a b"}, {"q": "c"}])
-    long = {"type": "length", "column": "q", "min": 9}
-    with pytest.raises(DataError, match=r"operators\.1 \(length\) removes all of the 2 rows .*words < 9: 2"):
-        run(tmp_path, file, DEDUPLICATE, long, {"type": "order", "by": ["q"]})
+@pytest.mark.parametrize(
+    ("values", "operators", "message"),
+    [
+        (
+            NULL,
+            [DEDUPLICATE, ABSENT],
+            r"operators\.1 \(length\): .*rows\.jsonl line 1: there is no column 'p'",
+        ),
+        (NULL, [LONG], r"operators\.0 \(length\): .*rows\.jsonl line 2: has no 'q'"),
+        (NULL, [BY_Q], r"operators\.0 \(order\): .*line 2: has no 'q'"),
+        (["a", 3], [LONG], r"line 1 to .* line 2: the column 'q' has values of different types"),
+        (
+            ["a b", "c"],
+            [DEDUPLICATE, NINE, BY_Q],
+            r"operators\.1 \(length\) removes all of the 2 rows .*words < 9: 2",
+        ),
+    ],
+)
+def test_faults_name_operator_and_row(tmp_path, values, operators, message):
+    file = write(tmp_path, [{"q": value} for value in values])
+    with pytest.raises(DataError, match=message):
+        run(tmp_path, file, *operators)
 
 
-def test_llm_scores_are_cached_and_nonsense_is_counted(tmp_path: Path) -> None:
+def test_llm_scores_are_cached_and_nonsense_is_counted(tmp_path):
     file = write(tmp_path, [{"q": f"task {n}", "a": n} for n in range(6)])
 
     def answer(body: dict[str, Any], number: int) -> Any:
@@ -184,20 +188,17 @@ def test_llm_scores_are_cached_and_nonsense_is_counted(tmp_path: Path) -> None:
         assert len(server.requests) == 7
         assert [row["llm_difficulty_score"] for row in rows_of(result)] == [0.5, 0.75, 1.0, None]
         operator = result.manifest["operators"][0]
-        assert (
-            operator["counts"] == {"no usable reply": 1}
-            and operator["scores"]["llm_difficulty_score"]["count"] == 5
-        )
+        assert operator["counts"] == {"no usable reply": 1}
+        assert operator["scores"]["llm_difficulty_score"]["count"] == 5
         run(tmp_path, file, score, {"type": "order", "by": ["a"]})
         assert len(server.requests) == 7  # unusable replies are cached, too
         strict = {**score, "invalid": {"attempts": 1, "max_fraction": 0.1}}
-        with pytest.raises(
-            DataError, match=r"no usable reply for 1 of 6 rows, more than invalid.max_fraction 0.1"
-        ):
+        message = r"no usable reply for 1 of 6 rows, more than invalid.max_fraction 0.1"
+        with pytest.raises(DataError, match=message):
             run(tmp_path, file, strict)
 
 
-def test_endpoint_that_dies_is_waited_for_and_the_command_continues(tmp_path: Path) -> None:
+def test_endpoint_that_dies_is_waited_for_and_the_command_continues(tmp_path):
     file = write(tmp_path, [{"q": f"task {n}"} for n in range(4)])
     alive = [False]
 
@@ -214,7 +215,7 @@ def test_endpoint_that_dies_is_waited_for_and_the_command_continues(tmp_path: Pa
         assert len(server.requests) - before == 2
 
 
-def test_synthesized_rows_follow_their_row(tmp_path: Path) -> None:
+def test_synthesized_rows_follow_their_row(tmp_path):
     file = write(tmp_path, [{"q": "one", "a": "1"}, {"q": "two", "a": "2"}])
 
     def answer(body: dict[str, Any], number: int) -> Any:
@@ -238,7 +239,7 @@ def test_synthesized_rows_follow_their_row(tmp_path: Path) -> None:
     ]
 
 
-def test_pass_rates_filter_and_are_sampled_once(tmp_path: Path) -> None:
+def test_pass_rates_filter_and_are_sampled_once(tmp_path):
     rewards = [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0], []]
     file = write(tmp_path, [{"q": str(n), "r": r} for n, r in enumerate(rewards)])
     services = Services()
@@ -253,7 +254,7 @@ def test_pass_rates_filter_and_are_sampled_once(tmp_path: Path) -> None:
     assert [row["q"] for row in rows_of(varied)] == ["1"] and services.sampled == 4
 
 
-def test_columns_and_export(tmp_path: Path) -> None:
+def test_columns_and_export(tmp_path):
     file = write(tmp_path, [{"q": "a b", "x": {"k": 1}}, {"q": "c d", "x": {"k": 2}}])
     for name in ("out.jsonl", "out.parquet"):
         run(tmp_path, file, LONG, columns=["words", "q"], export=str(tmp_path / name))
@@ -268,31 +269,36 @@ def test_columns_and_export(tmp_path: Path) -> None:
         run(tmp_path, file, LONG, columns=["z"])
 
 
-def test_difference_and_preview(tmp_path: Path) -> None:
+def test_difference_and_preview(tmp_path):
     file = write(tmp_path, [{"q": "a b"}, {"q": "c"}, {"q": "a b"}])
+
+    def section(*operators: dict[str, Any]) -> DataConfig:
+        train = {"path": str(file), "prompt": "q"}
+        return DataConfig.model_validate({"train": train, "pipeline": {"operators": operators}})
+
+    def shown(*operators: dict[str, Any]) -> list[str]:
+        return list(preview(section(*operators), Services(), tmp_path / "cache", print, 10))
+
     result = run(tmp_path, file, LONG, DEDUPLICATE)
-    pipeline_ = {"operators": [LONG, DEDUPLICATE]}
-    data = DataConfig.model_validate({"train": {"path": str(file), "prompt": "q"}, "pipeline": pipeline_})
-    text = "\n".join(describe_difference(data.train, result, 10))
+    text = "\n".join(describe_difference(section(LONG, DEDUPLICATE).train, result, 10))
     assert "0 length: words < 2 (1 rows)" in text and "line 2 (1)" in text and "+ words: 2" in text
-    lines = "\n".join(preview(data, Services(), tmp_path / "cache", print, 10))  # type: ignore[arg-type]
-    assert (
-        "3 of 3 rows" in lines
-        and "after operator 1, deduplicate: 1 rows" in lines
-        and "exact duplicate" in lines
-    )
-    empty = {"operators": [{"type": "length", "column": "q", "min": 9}, DEDUPLICATE]}
-    data = DataConfig.model_validate({"train": {"path": str(file), "prompt": "q"}, "pipeline": empty})
-    last = list(preview(data, Services(), tmp_path / "cache", print, 10))[-1]  # type: ignore[arg-type]
-    assert last.startswith("No row is left for operator 1")
+    lines = "\n".join(shown(LONG, DEDUPLICATE))
+    for part in ("3 of 3 rows", "after operator 1, deduplicate: 1 rows", "exact duplicate"):
+        assert part in lines
+    assert shown(NINE, DEDUPLICATE)[-1].startswith("No row is left for operator 1")
 
 
 @pytest.mark.slow
-def test_processes_give_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_give_the_same_result(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "ROWS_PER_PART", 5)
     file = write(tmp_path, [{"q": "w " * (n % 4 + 1), "n": n} for n in range(40)])
     one = rows_of(run(tmp_path / "one", file, LONG))
     assert rows_of(run(tmp_path / "two", file, LONG, processes=2)) == one and len(one) == 30
+
+
+@pytest.mark.nightly
+def test_an_error_in_a_process_names_its_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "ROWS_PER_PART", 5)
     file = write(tmp_path, [{"q": "a b" if n != 17 else None} for n in range(40)])
     with pytest.raises(DataError, match=r"rows\.jsonl line 18: has no 'q'"):
-        run(tmp_path / "three", file, LONG, processes=2)
+        run(tmp_path, file, LONG, processes=2)

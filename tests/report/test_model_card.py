@@ -35,13 +35,9 @@ def test_the_card_says_what_was_trained_how_and_with_which_result(tmp_path: Path
     assert table[0] == "| step | eval/sums/reward | reward/mean | response_tokens/mean |"
     assert table[2].startswith("| 0 | 0.250 |") and len(table) <= 2 + 12
     assert "hunter2" not in text
-
-
-def test_a_base_model_of_the_hub_is_named(tmp_path: Path) -> None:
-    card_of(tmp_path)
     file = tmp_path / "run.yaml"
     file.write_text(file.read_text().replace("path: model\n", "path: owner/base\n", 1))
-    assert "base_model: owner/base" in model_card(read_run(tmp_path))
+    assert "base_model: owner/base" in model_card(read_run(tmp_path)), "a base model of the Hub"
 
 
 class FakeHub:
@@ -65,7 +61,25 @@ def test_an_upload_to_a_fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "README.md").write_text("card")
     assert push.push_to_hub(tmp_path, "org/name", private=True) == "https://hub.invalid/org/name"
     assert FakeHub.repositories == {"org/name": {"README.md": "card"}}
-    with pytest.raises(
-        ModelError, match=r"could not be uploaded as name: Repo id.*The export itself is complete"
-    ):
+    fault = r"could not be uploaded as name: Repo id.*The export itself is complete"
+    with pytest.raises(ModelError, match=fault):
         push.push_to_hub(tmp_path, "name", private=False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("CAS service error: reset.\nmore"), ConnectionResetError(104, "reset"), ValueError("x")],
+)
+def test_an_upload_that_fails_half_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def upload_folder(self: FakeHub, **_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(FakeHub, "repositories", {}, raising=False)
+    monkeypatch.setattr(FakeHub, "upload_folder", upload_folder)
+    monkeypatch.setattr(push, "HfApi", FakeHub)
+    said = r"to https://hub\.invalid/org/name failed: .*has no part of the model.*`hf upload org/name "
+    with pytest.raises(ModelError, match=said) as caught:
+        push.push_to_hub(tmp_path, "org/name", private=True)
+    assert "\n" not in str(caught.value)

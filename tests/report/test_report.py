@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from strop.data.images.store import ImageStore
 from strop.errors import Interrupted, RunFolderError
 from strop.report.build import subject_of, write_report
 from strop.report.charts import make_charts
+from strop.report.thumbnails import make_thumbnails
 from strop.runs.folder import RunFolder
 from strop.runs.reader import RunData, read_run
+from tests.data.images.pictures import encoded
 from tests.report.run_folders import group, metrics, open_recorder
 
 HOSTILE = "</pre></script><script>alert('boo')</script><img src=x onerror=alert(1)> & \u202e"
@@ -66,91 +74,77 @@ def page_of(folder: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-def test_shows_outcome_headline_charts_and_samples(tmp_path: Path) -> None:
-    page = page_of(make_run(tmp_path / "sums" / "first"))
-    for words in (
-        "sums / first",
-        "finished",
-        "GRPO, all weights of model, on tasks.jsonl.",
-        "Held-out reward, sums",
-        "0.750",
-        "from 0.250",
-        "KL divergence from the reference",
-        "Difference between sampler and trainer log-probs",
-        "Time by phase",
-        "Held out, sums: improved",
-        "after step 0",
-        "after step 10",
-        "Training, step 10: best and worst",
-        "best of the group",
-        "it failed",
-        "tasks_per_step",
-    ):
-        assert words in page.text, words
-    assert "hunter2" not in page.text
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run that has finished; to be read only."""
+    return make_run(tmp_path_factory.mktemp("report") / "sums" / "first")
 
 
-def test_is_self_contained(tmp_path: Path) -> None:
-    html = write_report(make_run(tmp_path)).read_text(encoding="utf-8")
-    assert Page(html).loads == []
+SHOWN = """
+sums / first | finished | GRPO, all weights of model, on tasks.jsonl. | Held-out reward, sums | 0.750 | from 0.250
+KL divergence from the reference | Difference between sampler and trainer log-probs | Time by phase
+Held out, sums: improved | after step 0 | after step 10 | Training, step 10: best and worst | best of the group
+it failed | tasks_per_step
+"""
+
+
+def test_shows_outcome_headline_charts_and_samples_and_loads_nothing(finished: Path) -> None:
+    page = page_of(finished)
+    assert [words for words in re.split(r" \| |\n", SHOWN.strip()) if words not in page.text] == []
+    assert "hunter2" not in page.text and page.loads == []
+    html = (finished / "report.html").read_text(encoding="utf-8")
     assert html.count("<svg") == html.count('class="card chart"') > 5
     assert len(html) < 300_000
 
 
-def test_model_output_is_escaped(tmp_path: Path) -> None:
-    harmless, hostile = make_run(tmp_path / "a"), make_run(tmp_path / "b", HOSTILE, HOSTILE)
-    page = page_of(hostile)
-    assert sorted(page.tags) == sorted(page_of(harmless).tags)
+def test_model_output_is_escaped(tmp_path: Path, finished: Path) -> None:
+    page = page_of(make_run(tmp_path, HOSTILE, HOSTILE))
+    assert sorted(page.tags) == sorted(page_of(finished).tags)
     assert page.text.count("alert('boo')") >= 4
 
 
+def recorded(folder: Path, *rows: dict[str, float]) -> RunData:
+    """A run with the metrics of one step per row."""
+    with open_recorder(folder) as record:
+        for step, row in enumerate(rows, start=1):
+            record.log_step(step, row)
+    return read_run(folder)
+
+
 def test_metric_names_are_escaped_in_charts(tmp_path: Path) -> None:
-    with open_recorder(tmp_path) as record:
-        for step in (1, 2):
-            record.log_step(step, {"eval/<x></script><script>alert(1)/reward": 0.5, "eval/b/reward": 0.5})
-    with_two = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "</script><script>alert(1)" not in with_two
+    row = {"eval/<x></script><script>alert(1)/reward": 0.5, "eval/b/reward": 0.5}
+    recorded(tmp_path, row, row)
+    assert "</script><script>alert(1)" not in write_report(tmp_path).read_text(encoding="utf-8")
 
 
-def test_series_skip_steps_without_the_metric(tmp_path: Path) -> None:
-    data = read_run(make_run(tmp_path))
+def test_series_skip_steps_without_the_metric(tmp_path: Path, finished: Path) -> None:
+    data = read_run(finished)
     assert data.series("eval/sums/reward") == ([0, 10], [0.25, 0.75])
     assert data.series("reward/mean")[0] == list(range(1, 11))
     (held_out,) = [chart for chart in make_charts(data) if chart.title == "Held-out reward"]
-    assert (
-        "step 0\neval/sums/reward: 0.250" in held_out.html
-        and "step 10\neval/sums/reward: 0.750" in held_out.html
-    )
-
-
-def test_the_staleness_chart_is_omitted_if_staleness_is_0(tmp_path: Path) -> None:
-    for name, age in (("synchronous", 0.0), ("asynchronous", 1.0)):
-        with open_recorder(tmp_path / name) as record:
-            record.log_step(1, {"staleness/mean": age / 2, "staleness/max": age, "importance/mean": 0.9})
-    ages, weights = "Staleness of the sampling weights", "Importance weights"
-    titles = [
-        [chart.title for chart in make_charts(read_run(tmp_path / n))]
-        for n in ("synchronous", "asynchronous")
-    ]
-    assert titles == [[weights], [ages, weights]]
-
-
-def test_a_single_reward_component_is_not_drawn(tmp_path: Path) -> None:
-    with open_recorder(tmp_path / "one") as record:
-        record.log_step(1, {"reward/mean": 0.5, "reward/part/gsm8k": 0.5})
-    with open_recorder(tmp_path / "two") as record:
-        record.log_step(1, {"reward/mean": 0.5, "reward/part/gsm8k": 0.5, "reward/part/format": 0.0})
-    one, two = (make_charts(read_run(tmp_path / name))[0] for name in ("one", "two"))
-    assert one.legend == ()
-    assert [label for label, _ in two.legend] == ["reward", "gsm8k", "format"]
-
-
-def test_a_value_that_is_not_finite_is_omitted(tmp_path: Path) -> None:
-    with open_recorder(tmp_path) as record:
-        for step, norm in enumerate((0.5, float("nan"), 0.7), start=1):
-            record.log_step(step, {"grad_norm": norm})
-    assert read_run(tmp_path).series("grad_norm") == ([1, 3], [0.5, 0.7])
+    assert "step 0\neval/sums/reward: 0.250" in held_out.html
+    assert "step 10\neval/sums/reward: 0.750" in held_out.html
+    infinite = recorded(tmp_path, *({"grad_norm": norm} for norm in (0.5, float("nan"), 0.7)))
+    assert infinite.series("grad_norm") == ([1, 3], [0.5, 0.7])
     write_report(tmp_path)
+
+
+@pytest.mark.parametrize(("age", "titles"), [(0.0, []), (1.0, ["Staleness of the sampling weights"])])
+def test_the_staleness_chart_is_omitted_if_staleness_is_0(
+    tmp_path: Path, age: float, titles: list[str]
+) -> None:
+    row = {"staleness/mean": age / 2, "staleness/max": age, "importance/mean": 0.9}
+    charts = make_charts(recorded(tmp_path, row))
+    assert [chart.title for chart in charts] == [*titles, "Importance weights"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "legend"), [({}, []), ({"reward/part/format": 0.0}, ["reward", "gsm8k", "format"])]
+)
+def test_a_single_reward_component_is_not_drawn(tmp_path: Path, parts: dict, legend: list[str]) -> None:
+    row = {"reward/mean": 0.5, "reward/part/gsm8k": 0.5}
+    chart = make_charts(recorded(tmp_path, row | parts))[0]
+    assert [label for label, _ in chart.legend] == legend
 
 
 def test_an_interrupted_run_shows_its_message(tmp_path: Path) -> None:
@@ -207,3 +201,31 @@ def test_header_names_the_data(tmp_path: Path, train: str, expected: str) -> Non
     text = f"model: {{path: '${{oc.env:ROOT}}/m'}}\ndata: {{train: {train}}}\n"
     data = RunData(RunFolder(tmp_path), [], [], text)
     assert subject_of(data) == f"GRPO, all weights of $ROOT/m, on {expected}."
+
+
+def test_a_thumbnail_is_small_and_has_the_proportions(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded(size=(900, 300)))
+    (tmp_path / "b.png").write_bytes(b"damaged")
+    found = make_thumbnails(tmp_path, ["a.png", "b.png", "gone.png", "a.png"])
+    assert list(found) == ["a.png"]
+    data = base64.b64decode(found["a.png"].removeprefix("data:image/webp;base64,"))
+    assert Image.open(BytesIO(data)).size == (240, 80)
+
+
+def test_the_report_shows_the_images_of_a_prompt(tmp_path: Path) -> None:
+    store = ImageStore(RunFolder(tmp_path).images)
+    shown, gone = (store.add(encoded(color, (60, 40)), "row 1") for color in ("red", "blue"))
+    gone.path.unlink()
+    one = group(0, ["a red square"], [1.0])
+    content = [
+        {"type": "image", "image": shown},
+        {"type": "image", "image": gone},
+        {"type": "text", "text": "What?"},
+    ]
+    task = replace(one.task, messages=({"role": "user", "content": content},), media=(shown, gone))
+    with open_recorder(tmp_path) as record:
+        record.log_evaluation("shapes", 0, [replace(one, task=task)])
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "&lt;image&gt;&lt;image&gt;What?" in page
+    assert f'<a href="images/{shown.path.name}"><img src="data:image/webp;base64,' in page
+    assert f">{gone.path.name}</a>" in page

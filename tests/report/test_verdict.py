@@ -22,32 +22,40 @@ from tests.report.run_folders import group, open_recorder
 
 EQUAL = {"reward/mean": 0.0, "groups/zero_variance_fraction": 1.0, "grad_norm": 0.0}
 VARIED = {"reward/mean": 0.5, "groups/zero_variance_fraction": 0.2, "grad_norm": 0.7}
+SHAPED = EQUAL | {"grad_norm": 0.3, "pipeline/0_length_reward/changed_fraction": 0.5}
+KEPT = EQUAL | {"pipeline/0_length_reward/changed_fraction": 0.0}
+CUT = VARIED | {"rollouts/truncated_fraction": 0.9}
+COLLAPSE = "docs/troubleshooting.md#the-reward-rises-then-collapses"
 
 
-def test_equal_rewards_in_all_steps() -> None:
-    assert learning_faults([EQUAL] * 2) == []
-    (fault,) = learning_faults([EQUAL] * 3)
-    assert "equal rewards in all 3 steps (mean reward 0)" in fault and "easier tasks" in fault
-    (fault,) = learning_faults([EQUAL | {"reward/mean": 1.0}] * 4)
-    assert "harder tasks" in fault
-    assert learning_faults([*[EQUAL] * 3, VARIED]) == []
-    assert learning_faults([{"eval/sums/reward": 0.0}] * 5) == []
+def diverging(*values: float) -> list[dict[str, float]]:
+    return [VARIED | {"kl/ref": value} for value in values]
 
 
-def test_equal_rewards_that_a_pipeline_tells_apart() -> None:
-    shaped = EQUAL | {"grad_norm": 0.3, "pipeline/0_length_reward/changed_fraction": 0.5}
-    assert learning_faults([shaped] * 3) == []
-    kept = EQUAL | {"pipeline/0_length_reward/changed_fraction": 0.0}
-    assert "equal rewards" in learning_faults([kept] * 3)[0]
-
-
-def test_zero_gradients_and_truncated_responses() -> None:
-    (fault,) = learning_faults([VARIED | {"grad_norm": 0.0}] * 3)
-    assert "The gradient was zero in all 3 steps" in fault
-    (fault,) = learning_faults([VARIED | {"rollouts/truncated_fraction": 0.9}] * 3)
-    assert "90% of the responses" in fault and "data.max_response_tokens" in fault
-    ended = VARIED | {"rollouts/truncated_fraction": 0.1}
-    assert learning_faults([VARIED | {"rollouts/truncated_fraction": 1.0}, *[ended] * 3]) == []
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [
+        ([EQUAL] * 2, []),
+        ([EQUAL] * 3, ["equal rewards in all 3 steps (mean reward 0)", "easier tasks"]),
+        ([EQUAL | {"reward/mean": 1.0}] * 4, ["harder tasks"]),
+        ([EQUAL, EQUAL, EQUAL, VARIED], []),
+        ([{"eval/sums/reward": 0.0}] * 5, []),
+        ([SHAPED] * 3, []),
+        ([KEPT] * 3, ["equal rewards"]),
+        ([VARIED | {"grad_norm": 0.0}] * 3, ["The gradient was zero in all 3 steps"]),
+        ([CUT] * 3, ["90% of the responses", "data.max_response_tokens"]),
+        ([CUT, *[VARIED | {"rollouts/truncated_fraction": 0.1}] * 3], []),
+        (diverging(0.5, 1.5, 2.0, 4.0), [COLLAPSE]),
+        (diverging(1.5, 2.0), []),
+        (diverging(4.0, 3.0, 2.0), []),
+        (diverging(0.1, 0.2, 0.3), []),
+    ],
+)
+def test_what_keeps_a_run_from_learning(rows: list[dict[str, float]], parts: list[str]) -> None:
+    """Equal rewards in all steps that no pipeline distinguishes, zero gradients, truncated responses, and a divergence
+    that grows beyond a nat per token."""
+    faults = learning_faults(rows)
+    assert len(faults) == bool(parts) and all(part in faults[0] for part in parts)
 
 
 @pytest.mark.parametrize(("fraction", "told"), [(0.0, False), (0.004, False), (0.25, True)])
@@ -93,9 +101,8 @@ def test_evaluations_are_compared_by_task(tmp_path: Path) -> None:
 
 def test_verdicts(tmp_path: Path) -> None:
     rising = evaluate(tmp_path / "rising", [[0] * 8, [1] * 4 + [0] * 4, [1] * 7 + [0]])
-    assert verdict(read_run(rising)).startswith("sums 0 -> 0.875 (+0.875") and "still rising" in verdict(
-        read_run(rising)
-    )
+    summary = verdict(read_run(rising))
+    assert summary.startswith("sums 0 -> 0.875 (+0.875") and "still rising" in summary
     flat = evaluate(tmp_path / "flat", [[0, 0, 1, 1], [1, 0, 1, 1]])
     assert "no change beyond the standard error of 0.250" in verdict(read_run(flat))
     pages = [write_report(folder).read_text() for folder in (rising, flat)]
@@ -114,16 +121,3 @@ def test_a_run_that_cannot_learn_says_so(tmp_path: Path) -> None:
     page = write_report(tmp_path).read_text()
     assert 'role="alert">All responses to a task had equal rewards in all 4 steps' in page
     assert "Held out, sums: equal rewards" in page and "six" in page
-
-
-@pytest.mark.parametrize(
-    ("divergences", "is_reported"),
-    [([0.5, 1.5, 2.0, 4.0], True), ([1.5, 2.0], False), ([4.0, 3.0, 2.0], False), ([0.1, 0.2, 0.3], False)],
-)
-def test_a_divergence_that_grows_beyond_a_nat_per_token_is_reported(
-    divergences: list[float], is_reported: bool
-) -> None:
-    rows = [{"grad_norm": 1.0, "reward/mean": 0.5, "kl/ref": value} for value in divergences]
-    faults = learning_faults(rows)
-    assert bool(faults) is is_reported
-    assert all("docs/troubleshooting.md#the-reward-rises-then-collapses" in fault for fault in faults)

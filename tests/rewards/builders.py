@@ -26,7 +26,8 @@ def group(
 
 
 def _rollout(task: str, index: int, text: str) -> Rollout:
-    ids = np.arange(len(text), dtype=np.int32)
-    zeros = np.zeros(len(text), dtype=np.float32)
+    tokens = min(len(text), 1000)
+    ids = np.arange(tokens, dtype=np.int32)
+    zeros = np.zeros(tokens, dtype=np.float32)
     turn = Turn(np.arange(3, dtype=np.int32), ids, zeros, zeros, "stop", 0)
     return Rollout(f"{task}-{index}", task, f"g-{task}", index, (turn,), text, "ok", SamplingParams())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import re
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
@@ -16,6 +17,7 @@ from strop.rewards.builtin.exact import exact_reward
 from strop.rewards.builtin.format import format_reward
 from strop.rewards.builtin.gsm8k import gsm8k_reward
 from strop.rewards.builtin.math import math_reward
+from strop.rewards.builtin.math_in_text import math_in_text_reward
 from strop.rewards.builtin.math_text import last_boxed
 from strop.rewards.registry import REWARD_BY_SOURCE
 
@@ -36,12 +38,12 @@ from strop.rewards.registry import REWARD_BY_SOURCE
         ("", 0, 0),
     ],
 )
-def test_gsm8k_reads_the_last_number(text: str, strict: int, flexible: int) -> None:
+def test_gsm8k_reads_the_last_number(text, strict, flexible):
     assert gsm8k_reward(text, "72") == strict
     assert gsm8k_reward(text, 72, method="flexible") == flexible
 
 
-def test_gsm8k_normalizes_and_keeps_signs() -> None:
+def test_gsm8k_normalizes_and_keeps_signs():
     assert gsm8k_reward("#### 1234567", "1,234,567") == 1
     assert gsm8k_reward("#### -$1,000", "-1000") == 1
     assert gsm8k_reward("from 3-5", "5", method="flexible") == 1  # that minus subtracts
@@ -54,7 +56,7 @@ def test_gsm8k_normalizes_and_keeps_signs() -> None:
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
-def test_gsm8k_accepts_exactly_the_number(said: int, truth: int) -> None:
+def test_gsm8k_accepts_exactly_the_number(said, truth):
     for written in (str(said), f"{said:,}", f"{said}.", f"{said}.0"):
         assert gsm8k_reward(f"so\n#### {written}", str(truth)) == (said == truth)
 
@@ -77,15 +79,7 @@ def test_gsm8k_accepts_exactly_the_number(said: int, truth: int) -> None:
         (r"\boxed{}", "4", 0),
         (r"\boxed{4", "4", 0),
         ("", "4", 0),
-    ],
-)
-def test_math(text: str, answer: object, reward: int) -> None:
-    assert math_reward(text, answer) == reward
-
-
-@pytest.mark.parametrize(
-    ("stated", "answer", "reward"),
-    [
+        # Spellings of an answer
         (r"\boxed{42.}", "42", 1),
         (r"\boxed 5", "5", 1),
         (r"\boxed{5}, as asked for in \boxed", "5", 1),
@@ -117,25 +111,35 @@ def test_math(text: str, answer: object, reward: int) -> None:
         (r"\boxed{\binom{10}{5}}", "252", 1),
     ],
 )
-def test_math_spellings(stated: str, answer: str, reward: int) -> None:
-    assert math_reward(f"so it is {stated}", answer) == reward
+def test_math(text, answer, reward):
+    assert math_reward(f"so it is {text}", answer) == reward
 
 
-def test_math_flexible_searches_the_text() -> None:
-    assert math_reward("so it is $\\frac{1}{2}$", "0.5", method="flexible") == 1
-    assert math_reward("so it is $\\frac{1}{3}$", "0.5", method="flexible") == 0
+@pytest.mark.parametrize(("below", "reward"), [(2, 1), (3, 0)])
+def test_math_flexible_searches_the_text(below, reward):
+    assert math_reward(f"so it is $\\frac{{1}}{{{below}}}$", "0.5", method="flexible") == reward
 
 
-def test_math_works_in_any_thread() -> None:
+def test_math_works_in_any_thread():
     """math-verify's own limits are signals, which raise here."""
-    rewards: list[float] = []
-    thread = threading.Thread(target=lambda: rewards.append(math_reward(r"\boxed{2}", "1+1")))
-    thread.start()
-    thread.join()
-    assert rewards == [1.0]
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(math_reward, r"\boxed{2}", "1+1").result() == 1.0
 
 
-def test_last_boxed_balances_braces() -> None:
+@pytest.mark.parametrize(
+    ("completion", "answer", "reward"),
+    [
+        ("so <answer> 72 </answer>", "6 * 12 = <<6*12=72>>72 #### 72", 1),
+        ("so <answer> 1,072 </answer>", "#### 1,072", 1),
+        ("it is 73", "#### 72", 0),
+        ("thus $x^2$", "$x^2$", 1),
+    ],
+)
+def test_math_in_text(completion, answer, reward):
+    assert math_in_text_reward(completion, answer) == reward
+
+
+def test_last_boxed_balances_braces():
     assert last_boxed(r"\boxed{1} \boxed{\frac{a}{\sqrt{b}}} end}") == r"\frac{a}{\sqrt{b}}"
     assert last_boxed(r"\fbox{\}x}") == r"\}x"
     assert last_boxed(r"\boxed{{") is None
@@ -164,13 +168,13 @@ GAME = {"target": 24, "numbers": [3, 3, 8, 8]}
         ("", 0),
     ],
 )
-def test_countdown(said: str, reward: int) -> None:
+def test_countdown(said, reward):
     assert countdown_reward(f"<think>hm</think><answer>{said}</answer>", GAME) == reward
     with_format = countdown_reward(f"<answer>{said}</answer>", GAME, format_score=0.1)
     assert with_format == (1 if reward else 0.1)
 
 
-def test_countdown_reads_the_last_answer_and_some_numbers() -> None:
+def test_countdown_reads_the_last_answer_and_some_numbers():
     assert countdown_reward("<answer>1</answer> <answer>8/(3-8/3)</answer>", GAME) == 1
     assert countdown_reward("<answer>8/(3-8/3)</answer> <answer>1</answer>", GAME) == 0
     assert countdown_reward("8/(3-8/3)", GAME, format_score=0.1) == 0
@@ -189,10 +193,8 @@ _EXPRESSIONS = st.recursive(
 
 
 @given(_EXPRESSIONS)
-def test_countdown_evaluates_as_python_does(expression: str) -> None:
+def test_countdown_evaluates_as_python_does(expression):
     """With every number made a Fraction, Python's own evaluation is the reference."""
-    import re
-
     try:
         expected = eval(re.sub(r"(\d+)", r"F(\1)", expression), {"F": Fraction})
     except ZeroDivisionError:
@@ -232,20 +234,18 @@ def test_countdown_evaluates_as_python_does(expression: str) -> None:
         ("", None),
     ],
 )
-def test_last_choice(text: str, letter: str | None) -> None:
+def test_last_choice(text, letter):
     assert last_choice(text) == letter
 
 
-def test_choice_with_other_letters() -> None:
+def test_choice_with_other_letters():
     assert choice_reward("Final Answer: E", "E", choices="ABCDE") == 1
     assert choice_reward("Final Answer: B", "(b).") == 1
     with pytest.raises(ValueError, match="not one of the choices A, B, C, D"):
         choice_reward("Final Answer: E", "E")
 
 
-def test_choice_is_quick_on_degenerate_text() -> None:
-    assert choice_reward("answer is" + " \n" * 50_000, "A") == 0
-    assert choice_reward("answer is " * 20_000, "A") == 0
+ENDING = {"method": "ending", "wrong": -1.0}
 
 
 @pytest.mark.parametrize(
@@ -264,17 +264,32 @@ def test_choice_is_quick_on_degenerate_text() -> None:
         ("r</think><answer>a</answer>", 0, 0),
     ],
 )
-def test_format(text: str, loose: int, strict: int) -> None:
+def test_format(text, loose, strict):
     assert format_reward(text) == loose
     assert format_reward(text, method="strict") == strict
 
 
-def test_format_after_a_prompt_that_opens_the_tag() -> None:
-    assert format_reward("r</think><answer>a</answer>", think_in_prompt=True) == 1
-    assert format_reward("<think>r</think><answer>a</answer>", think_in_prompt=True) == 0
+@pytest.mark.parametrize(
+    ("text", "options", "reward"),
+    [
+        ("r</think><answer>a</answer>", {"think_in_prompt": True}, 1),
+        ("<think>r</think><answer>a</answer>", {"think_in_prompt": True}, 0),
+        # The forms of Trinity's rewards: the end of a response, and one pair of tags
+        ("<think>a</think> <answer>b</answer>", ENDING, 1),
+        ("Well. <think>a</think>\n<answer>b</answer>\n", ENDING, 1),
+        ("<think>a</think> then <answer>b</answer>", ENDING, -1),
+        ("<think>a</think> <answer>b", ENDING, -1),
+        ("a</think> <answer>b</answer>", ENDING, -1),
+        ("<think>a</think> <answer>b</answer> and more", ENDING, -1),
+        ("<think>a</think> b", {"method": "think", "right": 0.0, "wrong": -1.0}, 0),
+        ("b", {"method": "think", "right": 0.0, "wrong": -1.0}, -1),
+    ],
+)
+def test_format_in_other_forms(text, options, reward):
+    assert format_reward(text, **options) == reward
 
 
-def test_exact() -> None:
+def test_exact():
     assert exact_reward(" 42\n", 42) == 1
     assert exact_reward("42.", "42") == 0
     assert exact_reward("Paris", "paris") == 0
@@ -284,7 +299,7 @@ def test_exact() -> None:
     assert exact_reward("", "") == 1
 
 
-def test_by_source() -> None:
+def test_by_source():
     assert by_source_reward("#### 4", "4", "openai/gsm8k") == 1
     assert by_source_reward(r"\boxed{4}", "4", "lighteval/MATH") == 1
     assert by_source_reward("Answer: 4", "4", "aime2024") == 1

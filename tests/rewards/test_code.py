@@ -17,21 +17,20 @@ from strop.errors import RewardError, SandboxError
 from strop.rewards.builtin.by_source import by_source_reward
 from strop.rewards.builtin.code import code_reward
 from strop.rewards.code.cases import same_output
-from strop.rewards.code.extraction import complete_program, extract_program
+from strop.rewards.code.extraction import extract_program, prompt_beginning
 from strop.rewards.scorer import Scorer
+from strop.rewards.upstream.verl_code import (
+    _are_close,
+    _cases,
+    after_python_fence,
+    fenced,
+    verl_code_reward,
+)
 from strop.sandbox.registry import open_sandbox
+from tests.cases import nightly
 from tests.datasets import SHARED
 from tests.rewards.builders import group
-
-SANDBOX = LocalSandboxConfig(timeout_seconds=30)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _needs_isolation() -> None:
-    try:
-        open_sandbox(SANDBOX)
-    except SandboxError as error:
-        pytest.skip(str(error))
+from tests.rewards.isolation import SANDBOX, needs_isolation  # noqa: F401  (a fixture of this module)
 
 
 def score(completion: str, answer: Any, *arguments: Any, **options: Any) -> float:
@@ -67,30 +66,30 @@ BODY = "    x = 0\n    while poly(xs, x):\n        x += 1\n    return x\n"
         ("", 0.0),
     ],
 )
-def test_humaneval_form(completion: str, expected: float) -> None:
+def test_humaneval_form(completion, expected):
     prompt = [{"role": "user", "content": f"Complete the function.\n\n{PROMPT}"}]
     assert score(completion, TEST, prompt, "root") == expected
 
 
-def test_a_list_of_asserts() -> None:
-    tests = [
-        "assert double(1) == 2",
-        "assert double(2) == 4",
-        "assert double('a') == 'aa'",
-        "assert double(0) == 1",
-    ]
+@pytest.mark.parametrize("test", ["assert root([-4, 2]) == 2", ["assert root([-4, 2]) == 2"]])
+def test_asserts_about_a_function_that_the_prompt_begins(test):
+    prompt = [{"role": "user", "content": PROMPT}]
+    assert score(BODY, test, prompt, "root") == 1.0
+    assert score("    return None\n", test, prompt, "root") == 0.0
+
+
+def test_a_list_of_asserts():
+    tests = [f"assert double({case}" for case in ("1) == 2", "2) == 4", "'a') == 'aa'", "0) == 1")]
     program = "```python\ndef double(x):\n    return 2 * x\n```"
     assert score(program, tests[:3]) == 1.0
     assert score(program, tests) == 0.0
     assert score(program, tests, partial=True) == 0.75
-    assert (
-        score(program, json.dumps({"test_list": tests, "test_setup_code": "import math"}), partial=True)
-        == 0.75
-    )
+    with_setup = json.dumps({"test_list": tests, "test_setup_code": "import math"})
+    assert score(program, with_setup, partial=True) == 0.75
     assert score(program, tests, partial=True, max_tests=2) == 1.0
 
 
-def test_inputs_and_outputs() -> None:
+def test_inputs_and_outputs():
     program = "```python\nn = int(input())\nprint(sum(int(input()) for _ in range(n)))\n```"
     spec = {"inputs": ["2\n1\n2\n", "1\n5", "0"], "outputs": ["3\n", "5.0", "1"]}
     assert score(program, spec, partial=True) == pytest.approx(2 / 3)
@@ -101,81 +100,92 @@ def test_inputs_and_outputs() -> None:
 
 
 @pytest.mark.parametrize("head", ["def add(a, b):", "class Solution:\n  def add(self, a, b):"])
-def test_calls_of_a_function(head: str) -> None:
+def test_calls_of_a_function(head):
     spec = {"fn_name": "add", "inputs": [[1, 2], [[1], [2]], "3\n4"], "outputs": [3, [1, 2], "7"]}
     assert score(f"```python\n{head}\n    print('noise')\n    return a + b\n```", spec) == 1.0
     assert score(f"```python\n{head}\n    return 3\n```", spec, partial=True) == pytest.approx(1 / 3)
 
 
-def test_a_slow_program_is_wrong_and_no_failure() -> None:
+def test_a_slow_program_is_wrong_and_no_failure():
     program = "```python\ndef f(x):\n    while x: pass\n    return 1\n```"
     tests = ["assert f(0)", "assert f(1)", "assert f(2)"]
     assert score(program, tests, partial=True, budget_seconds=1.0) <= 1 / 3
 
 
-@pytest.mark.parametrize("answer", ["", [], {"inputs": ["a"], "outputs": []}, {"x": 1}, 3, None])
-def test_answers_without_tests(answer: Any) -> None:
-    if answer == "":
-        assert score("```python\nx = 1\n```", answer) == 1.0  # a program without asserts has to run
-        return
+def test_a_program_without_asserts_has_to_run():
+    assert score("```python\nx = 1\n```", "") == 1.0
+    assert score("```python\n1 / 0\n```", "") == 0.0
+
+
+@pytest.mark.parametrize("answer", [[], {"inputs": ["a"], "outputs": []}, {"x": 1}, 3, None])
+def test_answers_without_tests(answer):
     with pytest.raises(ValueError, match="the task's answer"):
         score("```python\nx = 1\n```", answer)
 
 
-def test_extraction() -> None:
-    assert extract_program("a\n```python\n1\n```\n```py\n2\n```\n```sh\n3\n```") == "2\n"
-    assert extract_program("a\n```\n1\n```\n") == "1\n"
-    assert extract_program("```python\n1\n") == "1\n"  # cut off at the maximum length
-    assert extract_program("return 1") == "return 1"
-    assert complete_program("x = 1", "Write a program.", "f") == "x = 1"
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("a\n```python\n1\n```\n```py\n2\n```\n```sh\n3\n```", "2\n"),
+        ("a\n```\n1\n```\n", "1\n"),
+        ("```python\n1\n", "1\n"),  # cut off at the maximum length
+        ("return 1", "return 1"),
+    ],
+)
+def test_extraction(text, program):
+    assert extract_program(text) == program
+    assert prompt_beginning("Write a program.", "f") is None
 
 
-def test_output_comparison() -> None:
-    assert same_output("1 2 \n3\n\n", "1 2\n3")
-    assert same_output("1.0", "1") and same_output("yes", "yes")
-    assert not same_output("1 2", "1\n2") and not same_output("Yes", "yes") and not same_output("1.01", "1")
+@pytest.mark.parametrize(
+    ("output", "expected", "same"),
+    [
+        ("1 2 \n3\n\n", "1 2\n3", True),
+        ("1.0", "1", True),
+        ("yes", "yes", True),
+        ("1 2", "1\n2", False),
+        ("Yes", "yes", False),
+        ("1.01", "1", False),
+    ],
+)
+def test_output_comparison(output, expected, same):
+    assert same_output(output, expected) is same
 
 
-def test_programs_of_mixed_data() -> None:
+@pytest.mark.parametrize("source", ["codecontests", "apps", "codeforces", "taco"])
+def test_programs_of_mixed_data(source):
     spec = json.dumps({"inputs": ["1", "2"], "outputs": ["1", "2"]})
-    for source in ("codecontests", "apps", "codeforces", "taco"):
-        assert by_source_reward("```python\nprint(1)\n```", spec, source, sandbox=SANDBOX) == 0.5
+    assert by_source_reward("```python\nprint(1)\n```", spec, source, sandbox=SANDBOX) == 0.5
 
 
-def test_in_reward_workers() -> None:
+@pytest.mark.slow
+def test_in_reward_workers():
     section = RewardConfig(
         functions=[{"function": "code", "args": {"partial": True}}, {"function": "by_source", "weight": 0.1}],
-        workers=2,
+        workers=1,
         sandbox={"timeout_seconds": 20},
     )
-    texts = [
-        "```python\nprint(1)\n```",
-        "```python\nimport os; os.kill(os.getppid(), 9)\n```",
-        "print(int(input()))",
-    ]
-    groups = [group(texts, {"inputs": ["1", "2"], "outputs": ["1", "2"]}, source="taco")]
+    programs = ("print(1)", "import os; os.kill(os.getppid(), 9)", "print(int(input()))")
+    texts = [f"```python\n{program}\n```" for program in programs]
+    answer = {"inputs": ["1", "2"], "outputs": ["1", "2"]}
     with Scorer(section) as scorer:
-        (scored,) = scorer.score(groups)
+        (scored,) = scorer.score([group(texts, answer, source="taco")])
     assert [r.reward_parts for r in scored.rollouts] == [
-        {"code": 0.5, "by_source": 0.5},
-        {"code": 0.0, "by_source": 0.0},
-        {"code": 1.0, "by_source": 1.0},
+        {"code": value, "by_source": value} for value in (0.5, 0.0, 1.0)
     ]
 
 
-def test_unknown_arguments_and_a_sandbox_that_is_not_safe_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_arguments_and_a_sandbox_that_is_not_safe_enough(monkeypatch):
     with pytest.raises(RewardError, match="unknown argument 'partail'"):
         Scorer(RewardConfig(functions=[{"function": "code", "args": {"partail": True}}]))
     monkeypatch.setenv("PATH", "/nonexistent")
+    sandbox = {"minimum": "namespaced", "memory_mb": 600}
     with pytest.raises(SandboxError, match="namespaced"):
-        Scorer(
-            RewardConfig(
-                functions=[{"function": "code"}], sandbox={"minimum": "namespaced", "memory_mb": 600}
-            )
-        )
+        Scorer(RewardConfig(functions=[{"function": "code"}], sandbox=sandbox))
 
 
-def test_the_example() -> None:
+@pytest.mark.slow
+def test_the_example():
     folder = Path(__file__).parents[2] / "examples/code"
     run = load_run(folder / "grpo.yaml").run
     programs = [
@@ -193,9 +203,12 @@ def test_the_example() -> None:
         assert [[r.reward for r in g.rollouts] for g in scorer.score(groups)] == [[1.0, 0.0]] * 4
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("mechanism", ["process", "bubblewrap"])
-def test_humaneval(mechanism: Any) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mechanism", "step"), [("process", 40), ("bubblewrap", 40), *nightly(("process", 1), ("bubblewrap", 1))]
+)
+def test_humaneval(mechanism, step):
+    """Every fortieth problem, in the nightly run every one."""
     file = SHARED / "humaneval/HumanEval.jsonl.gz"
     if not file.exists():
         pytest.skip("the HumanEval tasks are not in this checkout's shared data")
@@ -204,18 +217,86 @@ def test_humaneval(mechanism: Any) -> None:
         open_sandbox(sandbox)
     except SandboxError as error:
         pytest.skip(str(error))
-    rows = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    rows = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()][::step]
 
-    def scored(row: dict[str, Any], completion: str) -> float:
-        prompt = [{"role": "user", "content": row["prompt"]}]
-        return code_reward(
-            completion, row["test"], prompt, row["entry_point"], sandbox=sandbox, budget_seconds=60
-        )
-
-    def scores(row: dict[str, Any]) -> tuple[float, float, float]:
-        body = row["canonical_solution"]
+    def scores(row):
+        prompt, body = [{"role": "user", "content": row["prompt"]}], row["canonical_solution"]
         whole = f"Here it is:\n```python\n{row['prompt']}{body}\n```\n"
-        return scored(row, body), scored(row, whole), scored(row, "    return None\n")
+        options = {"sandbox": sandbox, "budget_seconds": 60}
+        return [
+            code_reward(completion, row["test"], prompt, row["entry_point"], **options)
+            for completion in (body, whole, "    return None\n")
+        ]
 
     with ThreadPoolExecutor(2) as executor:
-        assert list(executor.map(scores, rows)) == [(1.0, 1.0, 0.0)] * 164
+        assert list(executor.map(scores, rows)) == [[1.0, 1.0, 0.0]] * len(rows)
+
+
+# verl's scorer, against verl's `reward_score/prime_code` (0.4.1).
+ADD = json.dumps({"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "8\n"]})
+CALLS = {"fn_name": "add", "inputs": ["1\n2", "3\n4"], "outputs": ["3", "7"]}
+METHOD = "class Solution:\n    def add(self, a: int, b: int) -> int:\n        return a + b"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        # prime_code.compute_score: the fraction of the tests that pass
+        ("```python\na, b = map(int, input().split())\nprint(a + b)\n```", ADD, 0.5),
+        # testing_util.run_test: names of the prelude, and a line that is a number up to rounding
+        ("```python\nprint(sqrt(sum(map(int, input().split())) ** 2) + 1e-7)\n```", ADD, 0.5),
+        # prime_code.compute_score: without a fence that names Python, the text before the first fence
+        ("```\nprint(3)\n```", ADD, 0.0),
+        ("print(3)", ADD, 0.5),
+        # testing_util.run_test, call_based: a method of Solution, with List of the prelude
+        (f"```python\n{METHOD}\n```", CALLS, 1.0),
+        ("```python\ndef add(a, b) -> List[int]:\n    return 3\n```", CALLS, 0.0),
+        ("```python\nprint(3)\n```", "no tests", 0.0),
+    ],
+)
+def test_verls_scores(text, answer, expected):
+    assert verl_code_reward(text, answer, sandbox=SANDBOX) == expected
+
+
+def test_verls_extraction():
+    """prime_code.compute_score, and sandbox_fusion.compute_score, which also reads other fences."""
+    text = "```python\na\n``` and ```python\nb\n``` end"
+    assert after_python_fence(text) == fenced(text) == "\nb\n"
+    assert fenced("so ```cpp\nx\n```") == "x\n" and fenced("no fence") is None
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "are_close"),
+    [
+        ("1", "1.000009", True),
+        ("1", "1.00002", False),
+        ("0", "0.000000009", True),
+        ("0", "0.00000002", False),
+        ("3 2", "3 2", True),
+        ("3 2", "3", False),
+        ("inf", "inf", False),
+        ("nan", "nan", False),
+        ("one", "one", False),
+    ],
+)
+def test_verl_compares_printed_numbers_as_numpy_does(printed: str, expected: str, are_close: bool) -> None:
+    assert _are_close(printed.split(), expected.split()) == are_close
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_known"),
+    [
+        ({"inputs": ["1"], "outputs": ["2"]}, True),
+        ('{"inputs": ["1"], "outputs": ["2"]}', True),
+        ({"assert_case": ["assert f(1) == 2"]}, True),
+        ({"inputs": ["1", "2"], "outputs": ["2"]}, False),
+        ({"inputs": [], "outputs": []}, False),
+        ({}, False),
+        ("[1]", False),
+        ("not JSON", False),
+    ],
+    ids=str,
+)
+def test_the_forms_of_verls_tests(answer: Any, is_known: bool) -> None:
+    known = json.loads(answer) if isinstance(answer, str) and is_known else answer
+    assert _cases(answer) == (known if is_known else {})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from strop.rewards.builtin.countdown import countdown_reward
 from strop.rewards.builtin.exact import exact_reward
 from strop.rewards.builtin.format import format_reward
 from strop.rewards.builtin.gsm8k import gsm8k_reward
+from strop.rewards.builtin.math import math_reward
 from strop.rewards.execution import worker_pool
 from strop.rewards.execution.worker_process import RewardWorkerProcess
 from strop.rewards.limits import LimitExceeded
@@ -38,7 +38,7 @@ GOLDS = (
     "2^{2^{2020}}",
 )
 GAME = {"target": 3, "numbers": [3]}
-CHEAP: dict[str, Callable[[str], float]] = {
+GRADERS: dict[str, Callable[[str], float]] = {
     "gsm8k": partial(gsm8k_reward, answer="5"),
     "gsm8k flexible": partial(gsm8k_reward, answer="5", method="flexible"),
     "countdown": partial(countdown_reward, answer=GAME),
@@ -48,89 +48,92 @@ CHEAP: dict[str, Callable[[str], float]] = {
     "exact": partial(exact_reward, answer="B"),
     "exact last line": partial(exact_reward, answer="B", part="last_line", case_sensitive=False),
     "majority vote": lambda text: float(len(final_answer(text))),
+    "math": partial(math_reward, answer="5"),
+    "math flexible": partial(math_reward, answer="5", method="flexible"),
 }
 
 
-def _responses() -> list[str]:
-    return [*(form.format(each) for form in FORMS for each in EXPRESSIONS.values()), *TEXTS.values()]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("grader", CHEAP)
-def test_cheap_graders_are_linear(grader: str) -> None:
+@pytest.mark.parametrize("grader", GRADERS)
+def test_the_time_is_linear_in_the_text(grader):
     """Each text of a megabyte would take minutes to hours if the time were quadratic in it."""
-    for text in _responses():
-        value = CHEAP[grader](text)
+    forms = () if grader.startswith("math") else FORMS
+    for text in (*(form.format(each) for form in forms for each in EXPRESSIONS.values()), *TEXTS.values()):
+        value = GRADERS[grader](text)
         assert isinstance(value, float) and math.isfinite(value)
 
 
-@pytest.mark.parametrize("expression", GAMES)
-def test_countdown(expression: str) -> None:
-    for numbers in ("all", "some"):
-        said = f"<answer>{GAMES[expression]}</answer>"
-        assert countdown_reward(said, GAME, numbers=numbers) == 0
+@pytest.mark.parametrize("numbers", ["all", "some"])
+def test_countdown(numbers):
+    rewards = {
+        name: countdown_reward(f"<answer>{said}</answer>", GAME, numbers=numbers)
+        for name, said in GAMES.items()
+    }
+    assert rewards == dict.fromkeys(GAMES, 0)
 
 
-def _graded_in_processes(
-    monkeypatch: pytest.MonkeyPatch, reward: dict[str, Any], graded: Iterable[tuple[str, str]]
-) -> dict[str, tuple[float, bool]]:
-    """Reward of each named response, and whether it exceeded a limit; fails if a worker process was replaced."""
+RIGHT = {"boxes", "control characters", "full-width digits", "NUL"}
+"""Answers that are 5."""
+LIMITED = ("power tower", "factorial", "sum", "digits", "braces", "matrix", "binomial of towers")
+NOT_LIMITED = ("nan", "import", "empty", "fraction character", "lone surrogate")
+
+
+def test_math_says_which_answers_exceed_its_limits():
+    for name in (*LIMITED, *NOT_LIMITED):
+        reward = math_reward(rf"so \boxed{{{EXPRESSIONS[name]}}}", "5")
+        assert (reward, isinstance(reward, LimitExceeded)) == (0.0, name in LIMITED), name
+
+
+def _by_worker(monkeypatch, method, answers):
+    """Rewards of (gold answer, name, response) by `math` in one worker, which no response makes Strop replace."""
     started = []
 
     class Counted(RewardWorkerProcess):
-        def __init__(self, *args: Any) -> None:
+        def __init__(self, *args):
             started.append(self)
             super().__init__(*args)
 
     monkeypatch.setattr(worker_pool, "RewardWorkerProcess", Counted)
-    names, texts = zip(*graded, strict=True)
-    section = RewardConfig.model_validate({"functions": [reward["function"]], "workers": 1})
-    with Scorer(section) as scorer:
-        (scored,) = scorer.score([group(list(texts), reward["answer"], source="math_dapo")])
-    errors = {
-        name: rollout.error for name, rollout in zip(names, scored.rollouts, strict=True) if rollout.error
-    }
-    assert errors == {}
+    groups = [group([text], gold, name=f"{gold}: {name}") for gold, name, text in answers]
+    math = {"function": "math", "args": {"method": method}}
+    with Scorer(RewardConfig(functions=[math], workers=1)) as scorer:
+        rollouts = [scored.rollouts[0] for scored in scorer.score(groups)]
+    assert {rollout.task_id: rollout.error for rollout in rollouts if rollout.error} == {}
     assert len(started) == 1, "a response exceeded the time limit or ended the worker"
-    return {
-        name: (rollout.reward or 0.0, rollout.reward_limit_exceeded)
-        for name, rollout in zip(names, scored.rollouts, strict=True)
-    }
+    return {(gold, name): rollout for (gold, name, _), rollout in zip(answers, rollouts, strict=True)}
 
 
-RIGHT = {"boxes", "control characters", "line separators"}
-"""Answers that are 5."""
+def _check_boxed(monkeypatch, cases):
+    answers = [(gold, name, rf"so \boxed{{{EXPRESSIONS[name]}}}") for gold, name in cases]
+    found = _by_worker(monkeypatch, "strict", answers)
+    assert {name for (gold, name), rollout in found.items() if rollout.reward} <= RIGHT
+    assert {name for (gold, name), rollout in found.items() if rollout.reward and gold == "5"} == RIGHT
+    assert all(found["5", name].reward_limit_exceeded for name in LIMITED)
+    assert not any(found["5", name].reward_limit_exceeded for name in NOT_LIMITED)
 
 
-def test_math_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    boxed = [(name, rf"so \boxed{{{text}}}") for name, text in EXPRESSIONS.items()]
-    found = _graded_in_processes(monkeypatch, {"function": {"function": "math"}, "answer": "5"}, boxed)
-    assert {name for name, (reward, _) in found.items() if reward} == RIGHT
-    for name in ("power tower", "factorial", "sum", "digits", "braces", "matrix", "binomial of towers"):
-        assert found[name] == (0.0, True), name
-    for name in ("nan", "import", "empty", "fraction character", "lone surrogate"):
-        assert found[name] == (0.0, False), name
+@pytest.mark.slow
+def test_math_on_boxed_answers(monkeypatch):
+    """Every answer for the gold answer 5 and for one other."""
+    others = [(GOLDS[1 + number % (len(GOLDS) - 1)], name) for number, name in enumerate(EXPRESSIONS)]
+    _check_boxed(monkeypatch, [*(("5", name) for name in EXPRESSIONS), *others])
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("gold", GOLDS)
-def test_math_with_every_kind_of_gold_answer(gold: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    boxed = [(name, rf"so \boxed{{{text}}}") for name, text in EXPRESSIONS.items()]
-    found = _graded_in_processes(monkeypatch, {"function": {"function": "by_source"}, "answer": gold}, boxed)
-    assert {name for name, (reward, _) in found.items() if reward} <= RIGHT
+@pytest.mark.nightly
+def test_math_on_boxed_answers_with_every_kind_of_gold_answer(monkeypatch):
+    _check_boxed(monkeypatch, [(gold, name) for gold in GOLDS for name in EXPRESSIONS])
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["strict", "flexible"])
-def test_math_on_texts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    function = {"function": "math", "args": {"method": method}}
-    lines = [(name, f"Answer: {text}") for name, text in EXPRESSIONS.items()]
-    formulas = [(f"formula: {name}", f"the answer is ${text}$") for name, text in EXPRESSIONS.items()]
-    _graded_in_processes(
-        monkeypatch, {"function": function, "answer": "5"}, [*TEXTS.items(), *lines, *formulas]
-    )
+def test_math_on_answers_outside_of_a_box(method, monkeypatch):
+    forms = ("Answer: {}", "the answer is ${}$")
+    answers = [
+        ("5", f"{form} {name}", form.format(text)) for form in forms for name, text in EXPRESSIONS.items()
+    ]
+    _by_worker(monkeypatch, method, answers)
 
 
-def test_a_limit_is_a_plain_zero_for_other_functions() -> None:
+def test_a_limit_is_a_plain_zero_for_other_functions():
     value = gsm8k_reward("#### 5", "5") + LimitExceeded(0.0)
     assert value == 1.0 and not LimitExceeded(0.0)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,26 @@ from strop.rewards.execution.worker_process import RewardWorkerProcess
 from strop.rewards.registry import BUILTIN_REWARDS
 from strop.rewards.scorer import Scorer
 from strop.types import Rollout, RolloutGroup
+from tests.cases import nightly
 from tests.rewards import users
 from tests.rewards.builders import group
 
 
 def section(*functions: Any, **options: Any) -> RewardConfig:
     listed = [{"function": f} if isinstance(f, str) else f for f in functions]
-    return RewardConfig(**{"functions": listed, "workers": 2, "timeout_seconds": 20.0, **options})
+    return RewardConfig(**{"functions": listed, "workers": 1, "timeout_seconds": 20.0, **options})
 
 
-def score(
-    reward: RewardConfig, groups: list[RolloutGroup], extra: Callable[..., Any] | None = None
-) -> list[list[Rollout]]:
+def score(reward: RewardConfig, groups: list[RolloutGroup], extra: Any = None) -> list[list[Rollout]]:
     with Scorer(reward, extra) as scorer:
         return [list(g.rollouts) for g in scorer.score(groups)]
+
+
+def rewards(rollouts: list[Rollout] | tuple[Rollout, ...]) -> list[float | None]:
+    return [rollout.reward for rollout in rollouts]
+
+
+NOTHING = {"function": "exact", "weight": 0.0}
 
 
 def mishaps(completion: str, answer: str) -> Any:
@@ -68,10 +74,11 @@ def mishaps(completion: str, answer: str) -> Any:
             return None
         case "text":
             return "good"
+    time.sleep(0.03)
     return float(completion)
 
 
-def test_a_weighted_sum_with_named_parts() -> None:
+def test_a_weighted_sum_with_named_parts():
     reward = section(
         {"function": "gsm8k", "weight": 2.0},
         {"function": "exact", "name": "words", "weight": -0.5, "args": {"part": "last_line"}},
@@ -90,105 +97,86 @@ def test_a_weighted_sum_with_named_parts() -> None:
     assert right.status == wrong.status == "ok"
 
 
-def test_results_keep_their_order() -> None:
-    groups = [group([str(n * 5 + k) for k in range(5)], "0", name=f"t{n}") for n in range(12)]
+def test_results_keep_their_order():
+    groups = [group([str(n * 5 + k) for k in range(5)], "0", name=f"t{n}") for n in range(200)]
 
     def uneven(completion: str) -> float:
-        time.sleep(0.02 * (int(completion) % 7 == 0))
+        time.sleep(0.02 * (int(completion) % 97 == 0))
         return float(completion)
 
-    scored = score(section({"function": "exact", "weight": 0.0}, workers=3), groups, uneven)
-    assert [r.reward for rollouts in scored for r in rollouts] == list(map(float, range(60)))
+    scored = score(section(NOTHING, workers=3), groups, uneven)
+    assert [reward for rollouts in scored for reward in rewards(rollouts)] == list(map(float, range(1000)))
     assert [[r.id for r in rollouts] for rollouts in scored] == [[r.id for r in g.rollouts] for g in groups]
 
 
+MISHAPS = {
+    "raise": r"raised KeyError: '9'\n  File .*test_scorer.py\", line \d+, in mishaps\n",
+    "loop": r"took longer than 1 s and was stopped, at\n  File .*test_scorer.py\", line \d+ in mishaps$",
+    "sleep": "took longer than 1 s and was stopped, at",
+    "regex": r"took longer than 1 s and was stopped, at\n  File .*re/__init__.py.* in match\n",
+    "exit": r"raised SystemExit: 3\n  File",
+    "os._exit": "ended its process with exit code 4",
+    "abort": r"ended its process by signal 6 \(Aborted\), at\n  File .*test_scorer.py",
+    "killed": r"ended its process by signal 9 \(Killed\)$",
+    "nan": "returned nan; a reward is a finite number",
+    "none": "returned None; a reward is a number",
+    "text": "returned a str, 'good'",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mishap", "message"),
-    [
-        ("raise", r"raised KeyError: '9'\n  File .*test_scorer.py\", line \d+, in mishaps\n"),
-        (
-            "loop",
-            r"took longer than 1 s and was stopped, at\n  File .*test_scorer.py\", line \d+ in mishaps$",
-        ),
-        ("sleep", "took longer than 1 s and was stopped, at"),
-        ("regex", r"took longer than 1 s and was stopped, at\n  File .*re/__init__.py.* in match\n"),
-        ("exit", r"raised SystemExit: 3\n  File"),
-        ("os._exit", "ended its process with exit code 4"),
-        ("abort", r"ended its process by signal 6 \(Aborted\), at\n  File .*test_scorer.py"),
-        ("killed", r"ended its process by signal 9 \(Killed\)$"),
-        ("nan", "returned nan; a reward is a finite number"),
-        ("none", "returned None; a reward is a number"),
-        ("text", "returned a str, 'good'"),
-    ],
-)
-def test_a_failure_affects_one_rollout_only(mishap: str, message: str) -> None:
-    texts = [*map(str, range(20)), mishap, *map(str, range(20, 40))]  # in the middle of a chunk
-    reward = section({"function": "exact", "weight": 0.0}, workers=1, timeout_seconds=1.0)
+@pytest.mark.parametrize("workers", [1, *nightly(2)])
+def test_a_failure_affects_one_rollout_only(workers):
+    """The time limit is one response's: all of them take longer."""
+    texts = [
+        text for n, mishap in enumerate(MISHAPS) for text in (*map(str, range(4 * n, 4 * n + 4)), mishap)
+    ]
+    reward = section(NOTHING, workers=workers, timeout_seconds=1.0)
     (rollouts,) = score(reward, [group(texts, "9", name="task-7")], mishaps)
-    broken = rollouts.pop(20)
-    assert (broken.status, broken.reward, broken.reward_parts) == ("error", None, {})
-    assert broken.error is not None
-    assert re.match(rf"(?s)task 'task-7': the reward 'mishaps' {message}", broken.error), broken.error
-    assert [r.reward for r in rollouts] == list(map(float, range(40)))
-    assert all(r.status == "ok" for r in rollouts)
+    failed = {r.text: r for r in rollouts if r.text in MISHAPS}
+    for mishap, message in MISHAPS.items():
+        broken = failed[mishap]
+        assert (broken.status, broken.reward, broken.reward_parts) == ("error", None, {})
+        said = rf"(?s)task 'task-7': the reward 'mishaps' {message}"
+        assert re.match(said, broken.error or ""), broken.error
+    others = [r for r in rollouts if r.text not in MISHAPS]
+    assert rewards(others) == list(map(float, range(44))) and {r.status for r in others} == {"ok"}
 
 
-@pytest.mark.slow
-def test_many_failures_on_two_workers() -> None:
-    broken = ["raise", "loop", "exit", "regex", "abort", "nan", "none", "sleep", "text", "killed"]
-    texts = [text for n, mishap in enumerate(broken, 1) for text in (str(n), mishap)]
-    (rollouts,) = score(section("exact", timeout_seconds=0.5), [group(texts, "x")], mishaps)
-    assert [r.reward for r in rollouts if r.status == "ok"] == list(map(float, range(1, 11)))
-    assert [r.text for r in rollouts if r.status == "error"] == broken
-
-
-def test_zero_on_timeout_keeps_the_other_functions() -> None:
-    """The function that hangs counts as 0; those before and after it keep their values."""
+def test_zero_on_timeout_counts_the_function_that_hangs_as_0_and_hides_no_other_failure():
+    """The functions before and after it keep their values."""
     reward = section(
         {"function": "exact", "weight": 4.0},
         {"function": f"{users.__file__}:hang", "weight": 7.0},
         {"function": f"{users.__file__}:share_of_a", "weight": 2.0},
-        workers=1,
-        timeout_seconds=0.5,
+        timeout_seconds=1.0,
         on_timeout="zero",
     )
-    ((first, hung, last),) = score(reward, [group(["a", "aloop", "aa"], "aloop")])
-    assert [first.reward, last.reward] == [7.0 + 2.0, 7.0 + 2.0]
-    assert (hung.status, hung.reward) == ("ok", 4.0 + 0.0 + 2.0 * 0.2)
-    assert hung.reward_parts == {"exact": 1.0, "hang": 0.0, "share_of_a": 0.2}
+
+    def fails(completion: str) -> float:
+        if completion == "os._exit":
+            os._exit(4)
+        return float("nan") if completion == "nan" else 0.0
+
+    (rollouts,) = score(reward, [group(["a", "aloop", "os._exit", "nan", "aa"], "aloop")], fails)
+    first, hung, *failed, last = rollouts
+    assert rewards(rollouts) == [7.0 + 2.0, 4.0 + 0.0 + 2.0 * 0.2, None, None, 7.0 + 2.0]
+    assert {r.status for r in (first, hung, last)} == {"ok"} and {r.status for r in failed} == {"error"}
+    assert hung.reward_parts == {"exact": 1.0, "hang": 0.0, "share_of_a": 0.2, "fails": 0.0}
     assert [r.reward_limit_exceeded for r in (first, hung, last)] == [False, True, False]
 
 
-def test_zero_on_timeout_does_not_hide_other_failures() -> None:
-    reward = section("exact", timeout_seconds=0.5, on_timeout="zero")
-    (rollouts,) = score(reward, [group(["loop", "sleep", "raise", "os._exit", "nan", "5"], "5")], mishaps)
-    assert [r.status for r in rollouts] == ["ok", "ok", "error", "error", "error", "ok"]
-    assert [r.reward for r in rollouts] == [0.0, 0.0, None, None, None, 6.0]
-
-
-def test_a_built_in_that_hangs_is_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_built_in_that_hangs_is_a_wrong_answer(monkeypatch):
     """Whatever `on_timeout` is; the run file names a built-in by its short name or its path."""
     monkeypatch.setitem(BUILTIN_REWARDS, "hanging", "tests.rewards.users.hang")
     spec = RewardFunctionSpec.of("tests.rewards.users.hang", on_timeout="error")
     assert (spec.on_timeout, RewardFunctionSpec.of("hanging").on_timeout) == ("zero", "zero")
-    (rollouts,) = score(
-        section("tests.rewards.users.hang", workers=1, timeout_seconds=0.5), [group(["a", "loop", "b"])]
-    )
-    assert [r.reward for r in rollouts] == [1.0, 0.0, 1.0]
+    reward = section("tests.rewards.users.hang", timeout_seconds=1.0)
+    (rollouts,) = score(reward, [group(["a", "loop", "b"])])
+    assert rewards(rollouts) == [1.0, 0.0, 1.0]
 
 
-def test_the_time_limit_applies_to_each_response() -> None:
-    def slow(completion: str) -> float:
-        time.sleep(0.2)
-        return 1.0
-
-    reward = section({"function": "exact", "weight": 0.0}, workers=1, timeout_seconds=1.0)
-    (rollouts,) = score(reward, [group([str(n) for n in range(8)], "x")], slow)
-    assert [r.reward for r in rollouts] == [1.0] * 8
-
-
-def test_failed_rollouts_are_not_scored() -> None:
+def test_failed_rollouts_are_not_scored():
     whole = group(["1", "2", "3"], "1")
     broken = replace(whole.rollouts[1], status="error", error="the engine was gone")
     cut = replace(whole.rollouts[2], status="truncated")
@@ -198,52 +186,20 @@ def test_failed_rollouts_are_not_scored() -> None:
         assert scorer.score([replace(given, rollouts=(broken,))])[0].rollouts == (broken,)
         assert scorer.score([]) == []
     assert scored.rollouts[1] is broken
-    assert [(r.status, r.reward) for r in scored.rollouts] == [
-        ("ok", 1.0),
-        ("error", None),
-        ("truncated", 0.0),
-    ]
+    assert [r.status for r in scored.rollouts] == ["ok", "error", "truncated"]
+    assert rewards(scored.rollouts) == [1.0, None, 0.0]
 
 
-def test_a_closure() -> None:
-    scale = 3
+def test_calls_from_several_threads():
+    with Scorer(section("gsm8k", workers=2)) as scorer, ThreadPoolExecutor(4) as threads:
 
-    def scaled(completion: str) -> int:
-        return scale * len(completion)
+        def work(number: int) -> list[float | None]:
+            return rewards(scorer.score([group([f"#### {n}" for n in range(6)], str(number))])[0].rollouts)
 
-    (rollouts,) = score(section({"function": "exact", "weight": 0}), [group(["ab", "c"], "x")], scaled)
-    assert [r.reward for r in rollouts] == [6.0, 3.0]
-
-
-def test_by_source_selects_the_reward_of_each_source() -> None:
-    groups = [
-        group(["#### 4"], "4", name="a", source="openai/gsm8k"),
-        group([r"\boxed{\frac{8}{2}}"], "4", name="b", source="HuggingFaceH4/MATH-500"),
-        group(["4"], "4", name="c", source="openai/gsm9k"),
-    ]
-    (a,), (b,), (c,) = score(section("by_source"), groups)
-    assert (a.reward, b.reward, c.reward) == (1.0, 1.0, None)
-    assert c.error is not None
-    assert "task 'c'" in c.error and "'openai/gsm9k'" in c.error and "openai/gsm8k" in c.error
+        assert list(threads.map(work, range(4))) == [[float(n == k) for n in range(6)] for k in range(4)]
 
 
-def test_calls_from_several_threads() -> None:
-    results: dict[int, list[float | None]] = {}
-    with Scorer(section("math")) as scorer:
-
-        def work(number: int) -> None:
-            (scored,) = scorer.score([group([rf"\boxed{{{n}}}" for n in range(6)], str(number))])
-            results[number] = [r.reward for r in scored.rollouts]
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert results == {number: [float(n == number) for n in range(6)] for number in range(4)}
-
-
-def test_mistakes_are_reported_by_the_constructor() -> None:
+def test_mistakes_are_reported_by_the_constructor():
     with pytest.raises(RewardError, match="did you mean 'gsm8k'"):
         Scorer(section("gms8k"))
     with pytest.raises(RewardError, match=r"two components are named 'exact'.*name"):
@@ -252,47 +208,37 @@ def test_mistakes_are_reported_by_the_constructor() -> None:
         Scorer(section("exact"), lambda: 1.0)
 
 
-def test_function_that_only_a_worker_fails_to_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise ValueError('not here')", r"loading .*here_only.py failed: ValueError: not here"),
+        ("os._exit(9)", "while it loaded f, ended its process with exit code 9"),
+    ],
+)
+def test_function_that_only_a_worker_fails_to_load(tmp_path, fault, message):
     file = tmp_path / "here_only.py"
-    file.write_text(f"import os\nassert os.getpid() == {os.getpid()}, 'not here'\ndef f(text): return 1.0\n")
-    with (
-        Scorer(section(f"{file}:f")) as scorer,
-        pytest.raises(RewardError, match=r"loading .*here_only.py failed: AssertionError: not here"),
-    ):
-        scorer.score([group(["a"])])
-    file.write_text(f"import os\nif os.getpid() != {os.getpid()}: os._exit(9)\ndef f(text): return 1.0\n")
-    with (
-        Scorer(section(f"{file}:f")) as scorer,
-        pytest.raises(RewardError, match="while it loaded f, ended its process with exit code 9"),
-    ):
+    file.write_text(f"import os\nif os.getpid() != {os.getpid()}: {fault}\ndef f(text): return 1.0\n")
+    with Scorer(section(f"{file}:f")) as scorer, pytest.raises(RewardError, match=message):
         scorer.score([group(["a"])])
 
 
-def test_workers_start_lazily_and_end_with_the_scorer() -> None:
+def test_workers_start_lazily_are_replaced_when_killed_and_end_with_the_scorer():
     ours = psutil.Process()
     with Scorer(section("gsm8k")) as scorer:
         assert not _workers(ours)
         scorer.score([group(["#### 1"] * 10, "1")])
-        first = _workers(ours)
-        assert 1 <= len(first) <= 2
+        (supervisor,) = _workers(ours)
         scorer.score([group(["#### 1"] * 10, "1")])
-        assert set(first) <= set(_workers(ours))
+        assert _workers(ours) == [supervisor]
+        (worker,) = supervisor.children()
+        worker.kill()
+        (scored,) = scorer.score([group(["#### 1", "#### 2"], "1")])
+        assert rewards(scored.rollouts) == [1.0, 0.0] and supervisor not in _workers(ours)
     gc.collect()
     assert not _workers(ours)
 
 
-def test_idle_worker_that_is_killed_is_replaced() -> None:
-    ours = psutil.Process()
-    with Scorer(section("gsm8k", workers=1)) as scorer:
-        scorer.score([group(["#### 1"], "1")])
-        (supervisor,) = _workers(ours)
-        (worker,) = supervisor.children()
-        worker.kill()
-        (scored,) = scorer.score([group(["#### 1", "#### 2"], "1")])
-    assert [r.reward for r in scored.rollouts] == [1.0, 0.0]
-
-
-def test_repeatedly_killed_workers_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeatedly_killed_workers_end_the_run(monkeypatch):
     send = RewardWorkerProcess.send
 
     def killed_before(self: RewardWorkerProcess, message: object) -> bool:
@@ -302,14 +248,12 @@ def test_repeatedly_killed_workers_end_the_run(monkeypatch: pytest.MonkeyPatch) 
         return send(self, message)
 
     monkeypatch.setattr(RewardWorkerProcess, "send", killed_before)
-    with (
-        Scorer(section("gsm8k", workers=1)) as scorer,
-        pytest.raises(RewardError, match=r"11 reward worker processes died between two responses.*signal 9"),
-    ):
+    message = r"11 reward worker processes died between two responses.*signal 9"
+    with Scorer(section("gsm8k")) as scorer, pytest.raises(RewardError, match=message):
         scorer.score([group(["#### 1"], "1")])
 
 
-def test_stopped_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_worker_is_killed(monkeypatch):
     monkeypatch.setattr(worker_pool, "GRACE_SECONDS", 0.5)
 
     def stops(completion: str) -> float:
@@ -317,10 +261,9 @@ def test_stopped_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         return 1.0
 
-    reward = section({"function": "exact", "weight": 0}, workers=1, timeout_seconds=0.5)
-    (rollouts,) = score(reward, [group(["a", "stop", "b"], "x")], stops)
-    assert [r.reward for r in rollouts] == [1.0, None, 1.0]
-    assert rollouts[1].error == "task 't0': the reward 'stops' took longer than 0.5 s and was killed"
+    (rollouts,) = score(section(NOTHING, timeout_seconds=1.0), [group(["a", "stop", "b"], "x")], stops)
+    assert rewards(rollouts) == [1.0, None, 1.0]
+    assert rollouts[1].error == "task 't0': the reward 'stops' took longer than 1 s and was killed"
 
 
 class _Untakable:
@@ -330,17 +273,16 @@ class _Untakable:
         return int, ("not a number",)
 
 
-def test_columns_that_cannot_be_pickled() -> None:
-    with (
-        Scorer(section("exact")) as scorer,
-        pytest.raises(RewardError, match=r"column of the tasks cannot be sent.*lock"),
-    ):
-        scorer.score([group(["a"], "a", column=threading.Lock())])
-    with (
-        Scorer(section("exact")) as scorer,
-        pytest.raises(RewardError, match=r"column of the tasks cannot be unpickled.*ValueError"),
-    ):
-        scorer.score([group(["a"], "a", column=_Untakable())])
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (threading.Lock(), "column of the tasks cannot be sent.*lock"),
+        (_Untakable(), "column of the tasks cannot be unpickled.*ValueError"),
+    ],
+)
+def test_columns_that_cannot_be_pickled(column, message):
+    with Scorer(section("exact")) as scorer, pytest.raises(RewardError, match=message):
+        scorer.score([group(["a"], "a", column=column)])
 
 
 def _workers(parent: psutil.Process) -> list[psutil.Process]:
@@ -360,14 +302,14 @@ def hangs(completion):
     while True:
         pass
 
-reward = RewardConfig(functions=[{"function": "exact"}], workers=2, timeout_seconds=60.0)
+reward = RewardConfig(functions=[{"function": "exact"}], workers=1, timeout_seconds=60.0)
 with Scorer(reward, hangs) as scorer:
     scorer.score([group(["a"])])
 """
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_remains(sent: signal.Signals) -> None:
+def test_no_process_remains(sent):
     """After Ctrl-C and after a kill: neither the workers nor what the function itself had started."""
     root = Path(__file__).parents[2]
     with subprocess.Popen(
@@ -378,15 +320,8 @@ def test_no_process_remains(sent: signal.Signals) -> None:
         children = psutil.Process(parent.pid).children(recursive=True)
         assert len(children) == 3  # supervisor, worker, and the function's own process
         parent.send_signal(sent)
-        _, alive = psutil.wait_procs(children, timeout=20)
+        _, alive = psutil.wait_procs(children, timeout=600)
         left = [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
         for process in left:
             process.kill()
         assert left == []
-
-
-def test_a_thousand_scores() -> None:
-    groups = [group([f"so\n#### {n + k % 2}" for k in range(8)], str(n), name=str(n)) for n in range(125)]
-    with Scorer(section("gsm8k")) as scorer:
-        scored = scorer.score(groups)
-    assert sum(r.reward or 0.0 for g in scored for r in g.rollouts) == 500

@@ -29,10 +29,6 @@ def trl_messages(
     return [float(c[0]["content"] == s) for c, s in zip(completions, solution, strict=True)]
 
 
-def trl_texts(completions: list[str], completion_ids: list[list[int]]) -> list[float]:
-    return [float(len(text) == len(ids)) for text, ids in zip(completions, completion_ids, strict=True)]
-
-
 def trl_soft_overlong(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     return [-float(len(ids)) for ids in completion_ids]
 

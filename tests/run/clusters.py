@@ -1,20 +1,26 @@
-"""A Ray cluster of several nodes on this machine, and its actors, for tests."""
+"""A Ray cluster of several nodes on this machine, and its actors, for tests.
+
+A module that uses the fixture `head` names this one in its `pytest_plugins`, so that there is one cluster a session.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import ray
 from ray._private import state
 from ray.cluster_utils import Cluster
+
+from strop.workers.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -40,22 +46,39 @@ class Nodes:
         finally:
             ray.shutdown()
 
-    def wait_until_free(self, seconds: float = 600) -> None:
+    def wait_until_free(self) -> None:
         """Wait until no actor of an earlier test holds a CPU; call it inside `joined`."""
-        deadline = time.monotonic() + seconds
-        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
-            assert time.monotonic() < deadline, f"actors still hold CPUs: {ray.available_resources()}"
-            time.sleep(0.1)
+        self.wait(
+            lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"],
+            "actors still hold CPUs",
+        )
 
-    def add(self, cpus: int) -> Any:
-        return self.cluster.add_node(num_cpus=cpus)
+    def wait(self, condition: Callable[[], bool], otherwise: str) -> None:
+        """Wait for a condition; only a hang reaches the limit."""
+        assert wait_until(condition, otherwise, timeout_seconds=600, interval_seconds=0.1), otherwise
+
+    @contextmanager
+    def added(self, *cpus: int, gpus: int = 0) -> Iterator[list[Any]]:
+        """Nodes with these numbers of CPUs, until the end of the context or until a test removes them."""
+        added = [self.add(count, gpus) for count in cpus]
+        try:
+            yield added
+        finally:
+            for node in set(self.cluster.list_all_nodes()) - {self.cluster.head_node}:
+                self.cluster.remove_node(node)
+            with self.joined():
+                self.wait(lambda: sum(node["Alive"] for node in ray.nodes()) == 1, "nodes are still there")
+
+    def add(self, cpus: int, gpus: int = 0) -> Any:
+        return self.cluster.add_node(num_cpus=cpus, num_gpus=gpus)
 
     def remove(self, node: Any) -> None:
         """As where the machine is switched off: the raylet, and all that it has started, at once."""
         (raylet,) = node.all_processes["raylet"]
         process = psutil.Process(raylet.process.pid)
         for one in (process, *process.children(recursive=True)):
-            one.kill()
+            with suppress(psutil.NoSuchProcess):  # it has ended with the raylet
+                one.kill()
         self.cluster.remove_node(node, allow_graceful=False)
 
     def node_of(self, name: str) -> Any:
@@ -64,16 +87,29 @@ class Nodes:
         return next(node for node in self.cluster.list_all_nodes() if node.node_id == id)
 
 
-@contextmanager
-def nodes(*cpus: int) -> Iterator[Nodes]:
-    """Cluster whose nodes have the given numbers of CPUs; the first node is the head."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
+@pytest.fixture(scope="session")
+def head() -> Iterator[Nodes]:
+    """The cluster of this session. Its first node has no CPUs; each test adds the nodes that it needs."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
-        for count in cpus[1:]:
-            cluster.add_node(num_cpus=count)
         yield Nodes(cluster)
     finally:
         cluster.shutdown()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show with a failed test what Ray's raylets wrote: whether a process was started, and when it registered."""
+    report = yield
+    head = item.funcargs.get("head") if isinstance(item, pytest.Function) else None
+    if report.failed and isinstance(head, Nodes):
+        assert head.cluster.head_node is not None
+        logs = Path(head.cluster.head_node.get_logs_dir_path())
+        lines = (line for file in sorted(logs.glob("raylet*.out")) for line in file.read_text().splitlines())
+        told = [line for line in lines if "worker_pool.cc" in line or " W " in line or " E " in line]
+        load = f"load {os.getloadavg()}, {psutil.virtual_memory().available >> 20} MB available"
+        report.sections.append(("Ray's raylets", "\n".join([load, *told[-60:]])))
+    return report
 
 
 def pid_of(name: str) -> int:

@@ -29,6 +29,12 @@ def hangs(completion: str, answer: Any) -> float:
         pass
 
 
+def hangs_on_loops(completion: str) -> float:
+    if "loop" in completion:
+        time.sleep(3600)
+    return 1.0
+
+
 def not_a_number(completion: str, answer: Any) -> float:
     return float("nan")
 

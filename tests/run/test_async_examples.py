@@ -13,6 +13,7 @@ from tests.buffer.postgres import running_server
 from .groups_by_id import assert_as_often_as_allowed, rows
 from .test_distributed import rows_of, run_both
 
+pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples" / "async"
 SMALL = (
     "trainer.duration=4 steps",
@@ -41,10 +42,7 @@ def load(name: str, folder: Path, *overrides: str) -> strop.Loaded:
     return strop.load(EXAMPLES / f"{name}.yaml", [f"output={folder}", *overrides])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "bound"), [("ahead", 1), pytest.param("bounded", 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("name", "bound"), [("ahead", 1), ("bounded", 2)])
 def test_two_processes(quickstart, name, bound):
     folder = run_both(load(name, quickstart, *SMALL))
     rows = rows_of(folder)
@@ -53,7 +51,6 @@ def test_two_processes(quickstart, name, bound):
     assert "importance/mean" in rows[-1] and "eval/held-out/reward" in rows[-1]
 
 
-@pytest.mark.slow
 def test_a_warm_up_and_then_two_processes(quickstart):
     folder = run_both(load("warm_up", quickstart, *SMALL, "trainer.batch_selection.steps=2 steps"))
     rows = rows_of(folder)
@@ -61,7 +58,7 @@ def test_a_warm_up_and_then_two_processes(quickstart):
     assert ["reward/mean" in row for row in rows] == [False, False, False, True, True]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_groups_used_again(quickstart):
     """With processes, including the priority queue. Slow rewards make the trainer the faster one."""
     slowly = f"reward={Path(__file__).parent / 'rewards.py'}:slowly"
@@ -73,7 +70,6 @@ def test_groups_used_again(quickstart):
     assert_as_often_as_allowed(folder, folder / "groups.db")
 
 
-@pytest.mark.slow
 def test_a_pair_on_postgresql_with_a_shared_folder(quickstart, monkeypatch):
     pytest.importorskip("psycopg")
     with running_server() as server:
@@ -90,7 +86,6 @@ def test_a_pair_on_postgresql_with_a_shared_folder(quickstart, monkeypatch):
         assert explored.read_text().count("reward/mean") == 4
 
 
-@pytest.mark.slow
 def test_stages_and_a_bench_of_their_checkpoints(quickstart):
     small = [override for override in SMALL if not override.startswith(("trainer.duration", "algorithm"))]
     stages = [f"stages.{number}.trainer.duration=2 steps" for number in (0, 1)]

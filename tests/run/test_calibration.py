@@ -5,20 +5,45 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import strop
 from strop.cli.main import app
+from strop.errors import StropError
+from strop.run.entry import calibrate
+from tests.cases import nightly
 
-Values = Callable[..., dict[str, Any]]
+from .conftest import Values
 
 
-@pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+class InThisProcess:
+    """A fake: `strop train FILE` as a process, run by this one."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        self.returncode, self.stdout = 0, list[str]()
+        try:
+            strop.train(strop.load(command[-1]))
+        except StropError as error:
+            self.returncode, self.stdout = 1, [str(error)]
+
+    def __enter__(self) -> InThisProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to wait for."""
+
+
+@pytest.fixture(params=[True, *nightly(False)], ids=lambda fake: "here" if fake else "process")
+def plan(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
     """Exit code and output of `strop plan` on a run, with an empty cache."""
     monkeypatch.setenv("STROP_CACHE", str(tmp_path / "cache"))
+    if request.param:
+        fake = SimpleNamespace(Popen=InThisProcess, PIPE=None, STDOUT=None)
+        monkeypatch.setattr(calibrate, "subprocess", fake)
 
     def invoke(run: dict[str, Any], *options: str) -> tuple[int, str]:
         file = tmp_path / "run.yaml"
@@ -29,7 +54,6 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
     return invoke
 
 
-@pytest.mark.slow
 def test_steps_are_measured_once_and_known_afterwards(values: Values, plan: Any, tmp_path: Path) -> None:
     code, said = plan(values())
     assert code == 0 and "Seconds of a step: not known" in said
@@ -42,20 +66,19 @@ def test_steps_are_measured_once_and_known_afterwards(values: Values, plan: Any,
     assert code == 0 and "Seconds of a step: not known" in said
 
 
-@pytest.mark.slow
 def test_a_calibration_that_fails_shows_why(values: Values, plan: Any) -> None:
     code, said = plan(values(data__train__path="missing.jsonl"), "--calibrate")
     assert code != 0 and "The calibration's steps failed" in said and "missing.jsonl" in said
 
 
 def test_what_cannot_be_measured(values: Values, plan: Any) -> None:
-    code, said = plan(values(), "--calibrate", "--machine", "1xA10-24GB")
-    assert code != 0 and "leave --machine out" in said
-    code, said = plan(values(mode="train"), "--calibrate")
-    assert code != 0 and "mode: both" in said
     queue = {"type": "sql", "url": "sqlite:////tmp/shared.db"}
-    code, said = plan(values(buffer=queue, synchronizer={"type": "checkpoint"}), "--calibrate")
-    assert code != 0 and "data at buffer.url" in said
     server = {"type": "openai", "model": "m", "base_url": "http://127.0.0.1:9/v1?api_key=literal"}
-    code, said = plan(values(rollout__engine=server), "--calibrate")
-    assert code != 0 and "has a password or key" in said and "literal" not in said
+    for changes, options, says in (
+        ({}, ["--machine", "1xA10-24GB"], "leave --machine out"),
+        ({"mode": "train"}, [], "mode: both"),
+        ({"buffer": queue, "synchronizer": {"type": "checkpoint"}}, [], "data at buffer.url"),
+        ({"rollout__engine": server}, [], "has a password or key"),
+    ):
+        code, said = plan(values(**changes), "--calibrate", *options)
+        assert code != 0 and says in said and "literal" not in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,52 +14,51 @@ import pytest
 from fsspec.core import url_to_fs
 from fsspec.implementations.memory import MemoryFileSystem
 
-import strop
 from strop.data.sources.data_path import resolve_path
 from strop.errors import CheckpointError, ConfigError, DataError
 from strop.run.state import checkpoint_mirror
+from strop.runs.folder import RunFolder
+from strop.training.checkpoints.checkpoint import latest
+from tests.files import digest
+
+from .results import checkpoint, steps_of, train
 
 
-def small(values, tmp_path: Path, name: str, url: str | None, duration: str = "2 steps"):
-    run = values(name=name, checkpoint={"every": "1 steps", "keep": 1, "mirror": url})
-    run["trainer"]["duration"] = duration
-    run["evaluate"] = {"at_start": False}
-    run["output"] = str(tmp_path / "runs")
-    return run
+@pytest.fixture
+def small(values):
+    """The values of a run with a mirror."""
+
+    def make(name: str, url: str, duration: str = "2 steps", **changes):
+        return values(
+            name=name,
+            checkpoint={"every": "1 steps", "keep": 1, "mirror": url},
+            trainer__duration=duration,
+            data__eval=[],
+            evaluate={},
+            **changes,
+        )
+
+    return make
 
 
-def rows(folder: Path):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    kept = ("step", "reward/mean", "grad_norm", "policy_loss")
-    return [{key: row.get(key) for key in kept} for row in map(json.loads, lines)]
+def assert_fetched(folder: Path, url: str) -> None:
+    """The last start of the run began with the mirror's checkpoint of step 2."""
+    session = json.loads((folder / "run.json").read_text())["sessions"][-1]
+    assert f"step-000002 was fetched from {url}" in session["notes"][0] and session["from_step"] == 2
 
 
-@pytest.mark.slow
-def test_a_lost_folder_is_fetched_from_the_mirror_and_the_run_resumes(values, tmp_path):
-    url = f"memory://{tmp_path.name}/copy"
-    first = strop.train(strop.load(small(values, tmp_path, "lost", url)))
-    files = fsspec.filesystem("memory")
-    root = f"/{tmp_path.name}/copy"
-    assert [Path(p).name for p in files.ls(f"{root}/checkpoints", detail=False)] == ["step-000002"], "as kept"
-    shutil.rmtree(first.folder)
-    second = strop.train(strop.load(small(values, tmp_path, "lost", url, "3 steps")))
-    sessions = json.loads((second.folder / "run.json").read_text())["sessions"]
-    assert "step-000002 was fetched from" in sessions[-1]["notes"][0] and sessions[-1]["from_step"] == 2
-    whole = strop.train(strop.load(small(values, tmp_path, "whole", None, "3 steps")))
-    assert rows(second.folder) == rows(whole.folder)
-    assert [Path(p).name for p in files.ls(f"{root}/checkpoints", detail=False)] == ["step-000003"]
+def mirrored(url: str) -> list[str]:
+    files, root = url_to_fs(url)
+    return [Path(path).name for path in files.ls(f"{root}/checkpoints", detail=False)]
 
 
-def test_a_damaged_checkpoint_is_replaced_by_the_copy_in_the_mirror(values, tmp_path):
-    url = str(tmp_path / "copy")
-    first = strop.train(strop.load(small(values, tmp_path, "damaged", url)))
-    weights = first.folder / "checkpoints" / "step-000002" / "weights.safetensors"
-    good = weights.read_bytes()
-    weights.write_bytes(good[:-8])
-    second = strop.train(strop.load(small(values, tmp_path, "damaged", url)))
-    sessions = json.loads((second.folder / "run.json").read_text())["sessions"]
-    assert "step-000002 was fetched from" in sessions[-1]["notes"][0] and sessions[-1]["from_step"] == 2
-    assert weights.read_bytes() == good
+def test_a_damaged_checkpoint_is_replaced_by_the_copy_in_the_mirror(small, tmp_path):
+    run = small("damaged", str(tmp_path / "copy"))
+    damaged = checkpoint(train(run).folder, 2) / "weights.safetensors"
+    good = damaged.read_bytes()
+    damaged.write_bytes(good[:-8])
+    assert_fetched(train(run).folder, run["checkpoint"]["mirror"])
+    assert damaged.read_bytes() == good
 
 
 def test_a_kill_while_the_mirror_is_written_leaves_its_old_files(tmp_path, monkeypatch):
@@ -105,24 +105,62 @@ def store(monkeypatch):
     return FlakyStore
 
 
-@pytest.mark.slow
-def test_what_a_store_refuses_is_repeated(values, tmp_path, store, caplog):
+def test_a_lost_folder_is_fetched_from_the_mirror_and_what_the_store_refuses_is_repeated(
+    small, tmp_path, store, caplog
+):
     """Each save is refused at first, once with an error that only the store's library knows."""
     url = f"flaky://{tmp_path.name}/copy"
     store.refusals = 2
-    first = strop.train(strop.load(small(values, tmp_path, "flaky", url)))
+    folder = train(small("flaky", url)).folder
     assert store.refusals == 0
-    assert [
-        record.getMessage() for record in caplog.records if "checkpoint.mirror" in record.getMessage()
-    ] == [f"checkpoint.mirror: {url} cannot be written: connection reset by the store. Again in 0.01 s."] * 2
-    shutil.rmtree(first.folder)
+    said = [record.getMessage() for record in caplog.records if "checkpoint.mirror" in record.getMessage()]
+    refused = "cannot be written: connection reset by the store. Again in 0.01 s."
+    assert said == [f"checkpoint.mirror: {url} {refused}"] * 2
+    assert mirrored(url) == ["step-000002"], "as kept"
+    before = {path.name: digest(path) for path in checkpoint(folder, 2).iterdir()}
+    shutil.rmtree(folder)
     store.refusals, store.error = 1, RuntimeError("a library's own error")
-    second = strop.train(strop.load(small(values, tmp_path, "flaky", url, "3 steps")))
-    sessions = json.loads((second.folder / "run.json").read_text())["sessions"]
-    assert "step-000002 was fetched from" in sessions[-1]["notes"][0] and sessions[-1]["from_step"] == 2
+    assert steps_of(train(small("flaky", url, "3 steps", checkpoint__keep=None)).folder) == [0, 1, 2, 3]
+    assert_fetched(folder, url)
+    assert {path.name: digest(path) for path in checkpoint(folder, 2).iterdir()} == before
+    assert mirrored(url) == ["step-000002", "step-000003"]
 
 
-@pytest.mark.slow
+def test_a_kill_at_each_file_that_is_fetched_is_made_good_by_the_next_start(small, tmp_path, monkeypatch):
+    """A fake: the copy of one file ends half-way, as the process would."""
+    url = str(tmp_path / "copy")
+    whole = train(small("whole", url)).folder
+    wanted = [checkpoint(whole, 2) / "manifest.json", checkpoint(whole, 2) / "weights.safetensors"]
+    wanted += [whole / name for name in ("run.yaml", "metrics.jsonl")]
+    mirror = checkpoint_mirror.CheckpointMirror(url)
+    get = checkpoint_mirror.CheckpointMirror._get
+    cut, was_cut = 0, True
+    while was_cut:
+        fetched, was_cut, left = RunFolder(tmp_path / f"cut-{cut}"), False, cut
+
+        def get_or_end(self, name: str, file: Path) -> None:
+            nonlocal was_cut, left
+            get(self, name, file)
+            left -= 1
+            if left == -1:
+                file.write_bytes(file.read_bytes()[:7])
+                was_cut = True
+                raise KeyboardInterrupt
+
+        fetched.create()
+        monkeypatch.setattr(checkpoint_mirror.CheckpointMirror, "_get", get_or_end)
+        with suppress(KeyboardInterrupt):
+            mirror.fetch(fetched)
+        monkeypatch.undo()
+        if latest(fetched.checkpoints)[0] is None:  # the condition under which a start fetches
+            mirror.fetch(fetched)
+        assert [digest(fetched.path / file.relative_to(whole)) for file in wanted] == [
+            *map(digest, wanted)
+        ], cut
+        cut += 1
+    assert cut > 5
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -131,22 +169,19 @@ def test_what_a_store_refuses_is_repeated(values, tmp_path, store, caplog):
     ],
 )
 def test_a_store_that_fails_ends_the_run_with_one_paragraph_and_loses_nothing(
-    values, tmp_path, store, error, said
+    small, tmp_path, store, error, said
 ):
     url = f"flaky://{tmp_path.name}/copy"
-    run = small(values, tmp_path, "failing", url)
+    run = small("failing", url)
     store.refusals, store.error = 10**6, error
     with pytest.raises(CheckpointError, match=re.escape(said)) as caught:
-        strop.train(strop.load(run))
+        train(run)
     assert "\n" not in str(caught.value)
     folder = tmp_path / "runs" / "strop" / "failing"
-    assert (folder / "checkpoints" / "step-000001" / "manifest.json").exists()
+    assert (checkpoint(folder, 1) / "manifest.json").exists()
     store.refusals = 0
-    resumed = strop.train(strop.load(run))
-    whole = strop.train(strop.load(small(values, tmp_path, "undisturbed", None)))
-    assert rows(resumed.folder) == rows(whole.folder)
-    files, root = url_to_fs(url)
-    assert [Path(p).name for p in files.ls(f"{root}/checkpoints", detail=False)] == ["step-000002"]
+    assert steps_of(train(run).folder) == [0, 1, 2]
+    assert mirrored(url) == ["step-000002"]
 
 
 @pytest.fixture
@@ -168,52 +203,39 @@ def bucket(monkeypatch):
     server.stop()
 
 
-@pytest.mark.evidence
-def test_a_run_starts_again_from_an_object_store_alone(values, tmp_path, bucket, monkeypatch):
+@pytest.mark.nightly
+def test_a_run_starts_again_from_an_object_store_alone(small, bucket, monkeypatch):
     """`pip install "moto[server]" s3fs`; the store is gone in the end."""
     url, server = bucket
-    first = strop.train(strop.load(small(values, tmp_path, "stored", url)))
-    shutil.rmtree(first.folder)
-    second = strop.train(strop.load(small(values, tmp_path, "stored", url, "3 steps")))
-    sessions = json.loads((second.folder / "run.json").read_text())["sessions"]
-    assert "step-000002 was fetched from s3://mirror/copy" in sessions[-1]["notes"][0]
-    whole = strop.train(strop.load(small(values, tmp_path, "whole", None, "3 steps")))
-    assert rows(second.folder) == rows(whole.folder)
+    shutil.rmtree(train(small("stored", url)).folder)
+    folder = train(small("stored", url, "3 steps")).folder
+    assert_fetched(folder, url)
+    assert steps_of(folder) == [0, 1, 2, 3]
     monkeypatch.setattr(checkpoint_mirror, "_PAUSES_SECONDS", (0.1,))
     server.stop()
     with pytest.raises(
         CheckpointError, match=r"s3://mirror/copy cannot be created after 2 attempts: Could not conn"
     ):
-        strop.train(strop.load(small(values, tmp_path, "stored", url, "4 steps")))
+        train(small("stored", url, "4 steps"))
 
 
-def test_a_mirror_that_holds_another_run_is_refused(values, tmp_path):
+def test_a_mirror_that_holds_another_run_is_refused(small, tmp_path):
     url = str(tmp_path / "copy")
-    strop.train(strop.load(small(values, tmp_path, "one", url, "1 steps")))
-    other = small(values, tmp_path, "two", url, "1 steps")
-    other["seed"] = 7
+    train(small("one", url, "1 steps"))
     with pytest.raises(CheckpointError, match="different configuration: seed was 1, is 7"):
-        strop.train(strop.load(other))
-    anew = small(values, tmp_path, "three", url, "1 steps")
-    anew["resume"] = "never"
+        train(small("two", url, seed=7))
     with pytest.raises(CheckpointError, match="already holds checkpoints"):
-        strop.train(strop.load(anew))
+        train(small("three", url, resume="never"))
     weights = next((tmp_path / "copy" / "checkpoints").glob("step-*/weights.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-8])
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(CheckpointError, match="is damaged"):
-        strop.train(strop.load(small(values, tmp_path, "one", url, "1 steps")))
+        train(small("one", url, "1 steps"))
 
 
-def test_an_unusable_mirror_is_refused(values, tmp_path):
-    with pytest.raises(DataError, match="nowhere://x cannot be opened"):
-        strop.train(strop.load(small(values, tmp_path, "a", "nowhere://x")))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"checkpoint\.mirror: .* cannot be created"):
-        strop.train(strop.load(small(values, tmp_path, "b", str(tmp_path / "file" / "in"))))
-    own = small(values, tmp_path, "d", str(tmp_path / "runs" / "strop" / "d"))
+def test_a_mirror_of_the_runs_own_folder_or_of_an_unknown_kind_is_refused(small, tmp_path):
     with pytest.raises(CheckpointError, match="is the run's own folder"):
-        strop.train(strop.load(own))
+        train(small("own", str(tmp_path / "runs" / "strop" / "own")))
     with pytest.raises((ConfigError, DataError)) as caught:
-        strop.train(strop.load(small(values, tmp_path, "c", "s3://bucket/x")))
+        train(small("other", "s3://bucket/x"))
     assert len(str(caught.value).splitlines()) == 1

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import strop
@@ -14,46 +18,24 @@ from strop.errors import CheckpointError, RunFolderError
 from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.resume import find_start
 from strop.runs.folder import RunFolder
+from strop.runs.metrics_file import read_metrics
+from strop.runs.rollout_file import read_rollouts
+from strop.runs.sessions import read_sessions
+from strop.runs.training_examples import read_training_examples
+from tests.files import digest
 
-CLOCKS = ("time/", "tokens_per_second", "engine/", "memory/")
-
-
-@pytest.fixture(scope="module")
-def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folder of a run of four steps."""
-    output = tmp_path_factory.mktemp("finished")
-    values = {
-        "name": "small",
-        "output": str(output),
-        "model": {"path": str(tiny / "model")},
-        "data": {
-            "train": {"path": str(tiny / "tasks.jsonl")},
-            "eval": [{"name": "held-out", "path": str(tiny / "tasks.jsonl"), "limit_tasks": 4}],
-            "max_prompt_tokens": 32,
-            "max_response_tokens": 8,
-        },
-        "reward": f"{Path(__file__).parent / 'rewards.py'}:digit_share",
-        "algorithm": {"type": "grpo", "rollouts_per_task": 4},
-        "trainer": {"duration": "4 steps", "tasks_per_step": 8, "optimizer": {"type": "adamw", "lr": 1e-3}},
-        "checkpoint": {"every": "2 steps"},
-        "evaluate": {"every": "2 steps"},
-        "record": {"rollouts_every": "1 steps", "monitors": ["console"]},
-    }
-    strop.train(strop.load(values))
-    (output / "values.json").write_text(json.dumps(values))
-    return output
+from .results import checkpoint, steps_of
 
 
 @pytest.fixture
-def loaded(finished: Path, tmp_path: Path) -> strop.LoadedRun:
-    """The same run with a longer duration, in a copy of its folder."""
-    shutil.copytree(finished / "strop", tmp_path / "strop")
-    values = json.loads((finished / "values.json").read_text())
-    return strop.load(values | {"output": str(tmp_path)}, ["trainer.duration=5 steps"])
+def loaded(copied: dict[str, Any]) -> strop.LoadedRun:
+    """A finished run of four steps with a longer duration, in a copy of its folder."""
+    return strop.load(copied, ["trainer.duration=5 steps", "data.eval=[]"])
 
 
-def steps_of(folder: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+@pytest.fixture
+def folder(loaded: strop.LoadedRun) -> RunFolder:
+    return RunFolder.of(loaded.run)
 
 
 def damage(path: Path, how: str) -> None:
@@ -72,70 +54,59 @@ def damage(path: Path, how: str) -> None:
 def refused(loaded: strop.LoadedRun, kind: type[Exception]) -> str:
     """The message of the refusal; every file stays as it is."""
     folder = loaded.run.folder_path
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = contents(folder)
     with pytest.raises(kind) as caught:
         strop.train(loaded)
-    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert {path for path in after if path.name != "report.html"} == {
-        path for path in before if path.name != "report.html"
-    }
-    assert all(after[path] == before[path] for path in before if path.name != "report.html")
+    assert contents(folder) == before
     assert "\n\n" not in str(caught.value)
     return str(caught.value)
 
 
-@pytest.mark.slow
+def contents(folder: Path) -> dict[Path, str]:
+    """The digests of all files but the report."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "report.html")
+    return {path: digest(path) for path in files}
+
+
 @pytest.mark.parametrize("how", ["missing", "a folder", "truncated", "not UTF-8"])
-def test_without_its_configuration_a_run_is_refused_and_the_checkpoint_has_a_copy(loaded, how):
-    folder = RunFolder.of(loaded.run)
+def test_without_its_configuration_a_run_is_refused_and_the_checkpoint_has_a_copy(loaded, folder, how):
     damage(folder.run_file, how)
     message = refused(loaded, RunFolderError)
-    copy = folder.checkpoints / "step-000004" / "run.yaml"
+    copy = checkpoint(folder.path, 4) / "run.yaml"
     if how != "truncated":  # a shorter run file can be valid: then it has another configuration
         assert f"cp '{copy}' '{folder.run_file}'" in message
     assert "resume: never" in message
     if how == "a folder":
         folder.run_file.rmdir()
     shutil.copy(copy, folder.run_file)
-    assert strop.train(loaded).steps == 5
+    assert find_start(loaded.run, folder, None).state.step == 4
 
 
-def test_metrics_without_configuration_and_checkpoints_are_refused(loaded):
-    folder = RunFolder.of(loaded.run)
-    shutil.rmtree(folder.checkpoints)
-    folder.run_file.unlink()
-    assert "restore the file from a backup" in refused(loaded, RunFolderError)
-
-
-def test_lost_checkpoints_are_refused(loaded):
-    folder = RunFolder.of(loaded.run)
-    shutil.rmtree(folder.checkpoints)
-    assert "The checkpoint of step 4 was complete, and is gone." in refused(loaded, CheckpointError)
-    folder.checkpoints.mkdir()
-    refused(loaded, CheckpointError)
-
-
-def test_damaged_checkpoints_are_refused(loaded):
-    folder = RunFolder.of(loaded.run)
+def test_lost_and_damaged_checkpoints_are_refused(loaded, folder):
     for path in folder.checkpoints.glob("*/weights.safetensors"):
         os.truncate(path, 10)
     message = refused(loaded, CheckpointError)
     assert message.count("is skipped") == 2 and "resume: never" in message
+    shutil.rmtree(folder.checkpoints)
+    assert "The checkpoint of step 4 was complete, and is gone." in refused(loaded, CheckpointError)
+    folder.checkpoints.mkdir()
+    refused(loaded, CheckpointError)
+    folder.checkpoints.rmdir()
+    folder.run_file.unlink()
+    assert "restore the file from a backup" in refused(loaded, RunFolderError)
 
 
-def test_what_a_kill_between_two_renames_took_away_is_put_back(loaded):
+def test_what_a_kill_between_two_renames_took_away_is_put_back(loaded, folder):
     """As on a file system that cannot exchange folders, where a kill can leave neither model nor checkpoint."""
-    folder = RunFolder.of(loaded.run)
     shutil.rmtree(folder.checkpoints / "step-000002")
     for path in (folder.model, folder.checkpoints / "step-000004"):
         path.rename(path.with_name(f".{path.name}.old"))
-    start = find_start(loaded.run, folder)
+    start = find_start(loaded.run, folder, None)
     assert start.state.step == 4 and (folder.model / "model.safetensors").is_file()
     assert not list(folder.path.rglob(".*.old"))
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(loaded):
-    folder = RunFolder.of(loaded.run)
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(loaded, folder):
     shutil.rmtree(folder.checkpoints)
     sessions = json.loads((folder.path / "run.json").read_text())
     for session in sessions["sessions"]:
@@ -145,20 +116,21 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(loaded):
     assert steps_of(folder.path) == [0, 1, 2, 3, 4, 5]
 
 
-def test_missing_metrics_are_reported_at_the_resume(loaded, capsys):
-    folder = RunFolder.of(loaded.run)
+def test_missing_metrics_and_damaged_rollouts_are_reported_at_the_resume(loaded, folder, capsys):
     lines = folder.metrics.read_text().splitlines(keepends=True)
     folder.metrics.write_text("".join(lines[:2]) + lines[2][:20])
+    for path in (folder.rollouts, folder.evaluations("held-out")):
+        file = path / "step-000004.parquet"
+        os.truncate(file, file.stat().st_size - 5)
     strop.train(loaded)
-    assert (
-        f"{folder.metrics} lacks the rows of steps 2 to 4, which cannot be rebuilt."
-        in capsys.readouterr().out
-    )
+    shown = capsys.readouterr().out
+    assert f"{folder.metrics} lacks the rows of steps 2 to 4, which cannot be rebuilt." in shown
+    assert shown.count("is damaged and cannot be rebuilt") == 2
     assert steps_of(folder.path) == [0, 1, 5]
+    assert folder.report.is_file(), "it leaves them out"
 
 
-def test_damaged_rows_after_the_checkpoint_are_computed_again(loaded):
-    folder = RunFolder.of(loaded.run)
+def test_damaged_rows_after_the_checkpoint_are_computed_again(loaded, folder):
     shutil.rmtree(folder.checkpoints / "step-000004")
     lines = folder.metrics.read_bytes().splitlines(keepends=True)
     folder.metrics.write_bytes(b"".join(lines[:3]) + b"\xff\x00\n" + lines[4])
@@ -168,35 +140,17 @@ def test_damaged_rows_after_the_checkpoint_are_computed_again(loaded):
 
 
 @pytest.mark.parametrize("how", ["a folder", "not UTF-8"])
-def test_metrics_that_cannot_be_read_are_refused(loaded, how):
-    damage(RunFolder.of(loaded.run).metrics, how)
-    message = refused_by_recorder(loaded)
-    assert "metrics.jsonl" in message and "the run's checkpoints do not depend on it" in message
-
-
-def refused_by_recorder(loaded: strop.LoadedRun) -> str:
+def test_metrics_that_cannot_be_read_are_refused(loaded, folder, how):
+    damage(folder.metrics, how)
     with pytest.raises(RunFolderError) as caught:
         strop.train(loaded)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_damaged_rollouts_are_reported_at_the_resume_and_left_out_of_the_report(loaded, capsys):
-    folder = RunFolder.of(loaded.run)
-    for path in (
-        folder.rollouts / "step-000004.parquet",
-        folder.evaluations("held-out") / "step-000004.parquet",
-    ):
-        os.truncate(path, path.stat().st_size - 5)
-    strop.train(loaded)
-    shown = capsys.readouterr().out
-    assert shown.count("is damaged and cannot be rebuilt") == 2
-    assert folder.report.is_file()
+    message = str(caught.value)
+    assert "metrics.jsonl" in message and "the run's checkpoints do not depend on it" in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("how", ["a folder", "truncated", "not UTF-8"])
-def test_a_damaged_list_of_sessions_is_moved_away(loaded, capsys, how):
-    folder = RunFolder.of(loaded.run)
+def test_a_damaged_list_of_sessions_is_moved_away(loaded, folder, capsys, how):
     damage(folder.path / "run.json", how)
     strop.train(loaded)
     assert "run.json was damaged; it is now run.json.damaged-" in capsys.readouterr().out
@@ -213,9 +167,33 @@ def test_a_damaged_state_of_an_explorer_is_refused(tmp_path, how):
         ExplorerState.load(folder)
 
 
-def test_the_configuration_of_an_explorer_is_restored_from_the_run(loaded):
-    folder = RunFolder.of(loaded.run)
+def test_the_configuration_of_an_explorer_is_restored_from_the_run(loaded, folder):
     folder.explorer.path.mkdir()
     shutil.copy(folder.metrics, folder.explorer.metrics)
     with pytest.raises(RunFolderError, match=f"cp '{folder.run_file}' '{folder.explorer.run_file}'"):
-        find_start(loaded.run, folder.explorer)
+        find_start(loaded.run, folder.explorer, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.jsonl", '{"step": 1, "reward/mean": "high"}\n'),
+        ("metrics.jsonl", '{"step": 1, "reward/mean": NaN}\n'),
+        ("run.json", '{"sessions": [{"started": 3}]}'),
+        ("run.json", '{"sessions": [{"started": "yesterday"}]}'),
+        ("training_examples.jsonl", '{"prompt": "a", "answers": ["b"]}\n'),
+        ("training_examples.jsonl", "{"),
+    ],
+)
+def test_values_of_another_type_are_refused_with_the_file(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RunFolderError, match=re.escape(name)):
+        read_metrics(tmp_path / "metrics.jsonl")
+        read_sessions(tmp_path)
+        read_training_examples(tmp_path / "training_examples.jsonl")
+
+
+def test_a_table_of_other_columns_is_no_file_of_rollouts(tmp_path):
+    pq.write_table(pa.table({"step": [1]}), tmp_path / "step-000001.parquet")
+    with pytest.raises(RunFolderError, match="it has no column task_id"):
+        read_rollouts(tmp_path / "step-000001.parquet")

@@ -1,34 +1,21 @@
-"""Runs that learn from a teacher: by the loss and as a reward, with resume, without a reward, and what is refused."""
+"""Runs that learn from a teacher: by the loss and as a reward, and what is refused."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 import strop
 from strop.cli.actions import check_run
 from strop.errors import ConfigError, DataError, ModelError
 from strop.models.tiny import make_model
 
+from .conftest import write_rows
+from .results import train, trained_rows
 
-@pytest.fixture(scope="module")
-def teacher(tiny: Path) -> dict[str, Any]:
-    """A model with the policy's tokenizer, of another size, whose larger weights make it surer of its tokens."""
-    folder = tiny / "teacher"
-    size = {"hidden_size": 48, "layers": 1, "initializer_range": 0.2}
-    make_model(folder, ["max 1 2"], vocab_size=300, heads=4, kv_heads=2, seed=5, **size)
-    return {"path": str(folder), "dtype": "float32"}
-
-
-def train(run: dict[str, Any]) -> tuple[list[dict[str, float]], Path]:
-    result = strop.train(strop.load(run))
-    rows = (result.folder / "metrics.jsonl").read_text().splitlines()
-    assert result.model is not None
-    return [json.loads(row) for row in rows][1:], result.model
+SHORT = {"trainer__duration": "1 steps", "data__eval": [], "evaluate": {}}
 
 
 def only(teacher: dict[str, Any], **section: Any) -> dict[str, Any]:
@@ -43,40 +30,25 @@ def test_the_policy_approaches_its_teacher_by_the_loss(values, teacher, divergen
         trainer__optimizer__lr=1e-2,
         trainer__duration="6 steps",
         data__eval=[],
+        evaluate={},
     )
     del run["reward"]
-    rows, _ = train(run)
+    rows = trained_rows(run)[1:]
     first, last = (row["distillation_loss/divergence"] for row in (rows[0], rows[-1]))
     assert 0.05 < last < 0.95 * first
     assert all(row["reward/mean"] == 0 and row["policy_loss"] == 0 for row in rows)
 
 
-@pytest.mark.slow
 def test_the_teacher_is_a_reward_beside_the_tasks_own(values, teacher):
     """Advantages are the group's plus log q - log p of each token, whose mean is minus the divergence."""
     section = {"teachers": [teacher], "reward": {"coef": 0.5}}
     algorithm = {"type": "grpo", "rollouts_per_task": 4, "distillation": section}
-    changes = {"trainer__tasks_per_update": 8, "trainer__duration": "2 steps"}
-    rows, _ = train(values(algorithm=algorithm, **changes))
-    plain, _ = train(values(algorithm={"type": "grpo", "rollouts_per_task": 4}, name="plain", **changes))
-    expected = plain[0]["advantages/mean"] - 0.5 * rows[0]["distillation_reward/divergence"]
-    assert rows[0]["advantages/mean"] == pytest.approx(expected, abs=1e-6)
-    assert rows[0]["distillation_reward/divergence"] != 0
-    assert "distillation_loss" not in rows[0]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_is_the_uninterrupted_one(values, teacher):
-    """The teacher is read again from its folder, so a checkpoint holds nothing of it."""
-    algorithm = only(teacher, loss={"divergence": {"type": "jsd", "top_k": 20}}, reward={})
-    run = values(algorithm=algorithm, trainer__optimizer__lr=1e-2)
-    whole, expected = train(run | {"name": "whole"})
-    train(run | {"name": "parts", "trainer": run["trainer"] | {"duration": "2 steps"}})
-    parts, model = train(run | {"name": "parts"})
-    names = ("distillation_loss", "distillation_loss/divergence", "distillation_reward/divergence", "loss")
-    assert [[row[n] for n in names] for row in parts] == [[row[n] for n in names] for row in whole]
-    found, wanted = (load_file(each / "model.safetensors") for each in (model, expected))
-    assert all(found[name].equal(tensor) for name, tensor in wanted.items())
+    row = trained_rows(values(algorithm=algorithm, **SHORT))[-1]
+    plain = trained_rows(values(name="plain", **SHORT))[-1]
+    expected = plain["advantages/mean"] - 0.5 * row["distillation_reward/divergence"]
+    assert row["advantages/mean"] == pytest.approx(expected, abs=1e-6)
+    assert row["distillation_reward/divergence"] != 0
+    assert "distillation_loss" not in row
 
 
 def test_an_evaluation_loads_no_teacher(values, teacher, tmp_path):
@@ -85,36 +57,28 @@ def test_an_evaluation_loads_no_teacher(values, teacher, tmp_path):
     assert strop.evaluate(run)
 
 
-@pytest.mark.slow
 def test_each_source_has_its_teacher(values, teacher, tiny, tmp_path):
     tasks = [json.loads(line) for line in (tiny / "tasks.jsonl").read_text().splitlines()]
     rows = [task | {"source": "even" if int(task["answer"]) % 2 == 0 else "odd"} for task in tasks]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = str(write_rows(tmp_path / "tasks.jsonl", rows))
     algorithm = only(teacher | {"sources": ["even"]}, loss={})
-    data = {"train": {"path": str(tmp_path / "tasks.jsonl"), "source": "source"}}
-    run = values(algorithm=algorithm, trainer__duration="1 steps", data__train=data["train"])
+    run = values(algorithm=algorithm, data__train={"path": path, "source": "source"}, **SHORT)
     with pytest.raises(DataError, match="no teacher has the data source 'odd'"):
         train(run)
     own = {"path": run["model"]["path"], "dtype": "float32", "sources": ["odd"]}
     algorithm["distillation"]["teachers"].append(own)
-    (row,), _ = train(run)
-    (whole,), _ = train(values(name="one", algorithm=only(teacher, loss={}), trainer__duration="1 steps"))
+    row = trained_rows(run)[-1]
+    whole = trained_rows(values(name="one", algorithm=only(teacher, loss={}), **SHORT))[-1]
     # The policy's own copy has no divergence from it.
     assert 0 < row["distillation_loss/divergence"] < 0.9 * whole["distillation_loss/divergence"]
-    run["data"]["train"].pop("source")
-    with pytest.raises(ConfigError, match=r"data\.train\.source: missing"):
-        strop.load(run)
 
 
-def test_a_teacher_of_another_vocabulary_is_refused(values, tmp_path):
+def test_only_a_teacher_of_the_same_vocabulary_passes_the_check(values, teacher, tmp_path, capsys):
     folder = make_model(tmp_path / "other", ["min 3 4"] * 9, vocab_size=280, hidden_size=32)
     run = values(algorithm=only({"path": str(folder)}, loss={}))
     with pytest.raises(ModelError, match=r"teachers\.0: .* tokens are not in the vocabulary of .*other"):
-        strop.train(strop.load(run))
+        train(run)
     with pytest.raises(ConfigError, match=r"teachers\.0: .* under the same id: "):
         check_run(strop.load(run))
-
-
-def test_a_teacher_of_the_same_vocabulary_passes_the_check(values, teacher, capsys):
     check_run(strop.load(values(algorithm=only(teacher, loss={}))))
     assert "The run can start" in capsys.readouterr().out

@@ -7,10 +7,14 @@ processes.
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -31,9 +35,10 @@ from tests.files import digest
 
 from .groups_by_id import assert_each_once
 from .groups_by_id import states as states_of
+from .results import WEIGHTS, checkpoint, measured
+from .results import train as train_together
 
 pytest.importorskip("sqlalchemy")
-CLOCKS = ("time/", "tokens_per_second", "engine/", "memory/", "sampled_version")
 
 
 @contextmanager
@@ -50,9 +55,14 @@ def one_model_at_a_time():
 
 
 def rows_of(folder):
+    """The rows of both processes, as one process has them."""
     files = RunFolder(folder)
     rows = merge_rows(read_metrics(files.explorer.metrics), read_metrics(files.metrics))
-    return [{k: v for k, v in row.items() if not k.startswith(CLOCKS)} for row in rows]
+    return [without_clocks(row) for row in rows]
+
+
+def without_clocks(row):
+    return {name: value for name, value in measured(row).items() if name != "sampled_version"}
 
 
 def run_distributed(values, *, explorer_first=False):
@@ -89,33 +99,40 @@ def run_both(loaded, *, explorer=None, explorer_first=False):
     return loaded.run.folder_path
 
 
+SYNCHRONOUS = {
+    "lora, kl, passes": {
+        "model__lora": {"rank": 4},
+        "algorithm__kl_loss": {"coef": 0.01},
+        "trainer__epochs_per_step": 2,
+        "rollout__engine": {"type": "native", "merge_lora": True},
+    },
+    "greedy baselines": {"algorithm": {"type": "remax", "rollouts_per_task": 2}},
+    "short steps, filtered groups, mixed precision": {
+        "algorithm": {"type": "grpo", "rollouts_per_task": 4, "dynamic_sampling": {"max_tries": 2}},
+        "data__incomplete_batch": "keep",
+        "data__train__limit_tasks": 20,
+        "model__compute_dtype": "bfloat16",
+    },
+}
+
+
+def by_transport(cases: Mapping[str, Any]) -> list[Any]:
+    """Each case with one transport in CI, in turns, and with the other transport at night."""
+    found = []
+    for number, (name, values) in enumerate(cases.items()):
+        for at, transport in enumerate(("checkpoint", "collective")):
+            marks = () if at == number % 2 else pytest.mark.nightly
+            found.append(pytest.param(values, transport, marks=marks, id=f"{name}, {transport}"))
+    return found
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["checkpoint", "collective"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {
-            "model__lora": {"rank": 4},
-            "algorithm__kl_loss": {"coef": 0.01},
-            "trainer__epochs_per_step": 2,
-            "rollout__engine": {"type": "native", "merge_lora": True},
-        },
-        {"algorithm": {"type": "remax", "rollouts_per_task": 2}},
-        {
-            "algorithm": {"type": "grpo", "rollouts_per_task": 4, "dynamic_sampling": {"max_tries": 2}},
-            "data__incomplete_batch": "keep",
-            "data__train__limit_tasks": 20,
-            "model__compute_dtype": "bfloat16",
-        },
-    ],
-    ids=["lora, kl, passes", "greedy baselines", "short steps, filtered groups, mixed precision"],
-)
+@pytest.mark.parametrize(("changes", "transport"), by_transport(SYNCHRONOUS))
 def test_without_lead_the_run_equals_the_run_in_one_process(values, changes, transport):
-    reference = strop.train(strop.load(values(name="one", **changes)))
+    reference = train_together(values(name="one", **changes)).folder
     folder = run_distributed(values(name="two", synchronizer=transport, **changes))
-    assert rows_of(folder) == rows_of(reference.folder)
-    weights = "model.safetensors"
-    assert digest(folder / "model" / weights) == digest(reference.model / weights)
+    assert rows_of(folder) == rows_of(reference)
+    assert digest(folder / "model" / WEIGHTS) == digest(reference / "model" / WEIGHTS)
     assert set(states_of(folder).values()) == {"done"}
 
 
@@ -136,20 +153,19 @@ def test_a_lead_makes_steps_off_policy_and_is_reproducible(values):
     assert stale[0] < 1e-5 < min(stale[1:])
 
 
+STYLES = {
+    "bounded": ({"type": "bounded", "max_staleness": "1 steps"}, 1),
+    "bounded, every 2": ({"type": "bounded", "every": "2 steps", "max_staleness": "2 steps"}, 2),
+    "latest": ({"type": "latest", "every": "2 steps"}, 4),
+    "on request": ({"type": "on_request", "every": "2 steps"}, 4),
+    "fixed": ({"type": "fixed", "every": "2 steps"}, 1),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("style", "bound"),
-    [
-        ({"type": "bounded", "max_staleness": "1 steps"}, 1),
-        ({"type": "bounded", "every": "2 steps", "max_staleness": "2 steps"}, 2),
-        ({"type": "latest", "every": "2 steps"}, 4),
-        ({"type": "on_request", "every": "2 steps"}, 4),
-        ({"type": "fixed", "every": "2 steps"}, 1),
-    ],
-    ids=lambda value: str(value.get("type")) if isinstance(value, dict) else str(value),
-)
-@pytest.mark.parametrize("transport", ["checkpoint", "collective"])
-def test_every_style_trains_on_each_group_once(values, style, bound, transport):
+@pytest.mark.parametrize(("case", "transport"), by_transport(STYLES))
+def test_every_style_trains_on_each_group_once(values, case, transport):
+    style, bound = case
     folder = run_distributed(values(synchronizer={"type": transport, "style": style}))
     assert max(numbers(folder, "staleness/max")) <= bound
     assert states_of(folder) == {f"train-{s:06d}-{n:05d}": "done" for s in range(1, 5) for n in range(8)}
@@ -229,7 +245,7 @@ def test_one_process_cannot_resume_from_a_trainers_checkpoint_without_the_task_p
     folder = run_distributed(values(name="apart"))
     alone = values(name="alone", resume=str(folder), trainer__duration="6 steps")
     with pytest.raises(CheckpointError, match=r"does not say which tasks come next.*model.path"):
-        strop.train(strop.load(alone))
+        train_together(alone)
 
 
 def test_an_explorer_without_a_trainer_fills_a_folder_that_a_trainer_reads_later(values):
@@ -242,6 +258,53 @@ def test_an_explorer_without_a_trainer_fills_a_folder_that_a_trainer_reads_later
     assert [row["staleness/max"] for row in rows] == [0, 1, 2, 3], (
         "all groups were sampled with the initial model"
     )
+
+
+class Late(strop.Callback):
+    """Puts the groups that an explorer writes late into the buffer once step 2 is trained."""
+
+    def __init__(self, database: Path, rows: list[tuple[Any, ...]]) -> None:
+        self._database, self._rows = database, rows
+
+    def on_step(self, row):
+        if row["step"] == 2:
+            insert(self._database, self._rows)
+
+
+def insert(path, rows):
+    with sqlite3.connect(path) as database:
+        marks = ", ".join("?" * len(rows[0]))
+        database.executemany(f"INSERT INTO strop_groups VALUES ({marks})", rows)
+
+
+@pytest.mark.slow
+def test_a_killed_trainer_repeats_an_incomplete_step(values):
+    """Three groups of step 2 come too late. A kill before the checkpoint of step 2 leaves all groups in the buffer."""
+    buffer = {"type": "sql", "read_timeout_seconds": 0.3, "on_timeout": "train"}
+    fixed = {"type": "checkpoint", "style": {"type": "fixed", "max_lead": "3 steps"}}
+    saved = {"every": "1 steps", "keep": None}
+    run = values(buffer=buffer, synchronizer=fixed, data__eval=[], evaluate={}, checkpoint=saved)
+    assert explore(strop.load(run, ["mode=explore"])).step == 4
+    folder = strop.load(run).run.folder_path
+    path = folder / "buffer.db"
+    with sqlite3.connect(path) as database:
+        rows = database.execute("SELECT * FROM strop_groups ORDER BY number").fetchall()
+        early, late = rows[:13], rows[13:]
+        database.execute("DELETE FROM strop_groups WHERE number > ?", (early[-1][0],))
+    train(strop.load(run, ["mode=train"]), callbacks=[Late(path, late)])
+    first, weights = rows_of(folder), digest(folder / "model" / WEIGHTS)
+    counts = [(row["groups/trained"], row["groups/missing"], row["groups/late_dropped"]) for row in first[1:]]
+    assert counts == [(8, 0, 0), (5, 3, 0), (8, 0, 3), (8, 0, 0)]
+    assert (folder / "incomplete_steps.jsonl").is_file()
+
+    for step in (2, 3, 4):
+        shutil.rmtree(checkpoint(folder, step))
+    with sqlite3.connect(path) as database:
+        database.execute("DELETE FROM strop_groups WHERE number > ?", (rows[7][0],))
+    insert(path, rows[8:])
+    train(strop.load(run, ["mode=train"]))
+    assert rows_of(folder) == first
+    assert digest(folder / "model" / WEIGHTS) == weights
 
 
 def test_an_explorer_that_waits_for_a_full_buffer_notices_the_trainers_end(values):

@@ -1,4 +1,7 @@
-"""Whole runs whose rollouts come from several engines, each a process of its own."""
+"""Whole runs whose rollouts come from several engines, each a process of its own.
+
+`test_distributed_kill.py` kills an engine in CI.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,21 @@ from torch.testing import assert_close
 
 import strop
 from strop.errors import EngineLostError
-from tests.further_cases import further_cases
+from tests.cases import nightly
 from tests.kill_log import kills, record_kill
 
 from .groups_by_id import states as states_of
+from .results import WEIGHTS, train
 from .test_distributed import rows_of, run_distributed
 from .test_launch import start, wait_for
 
+pytestmark = pytest.mark.slow
 KILLS = kills(2, sources=2)
+
+
+def train_together(values: dict) -> Path:
+    """The folder of a run in one process, with its engines."""
+    return train(values).folder
 
 
 def engines_of(pid: int) -> list[psutil.Process]:
@@ -44,20 +54,16 @@ def close(first: list[dict], second: list[dict]) -> None:
         assert row == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.slow
-def test_one_two_and_three_engines_give_the_same_run_together_and_apart(values):
-    one = strop.train(strop.load(values(name="one")))
-    two = strop.train(strop.load(values(name="two", rollout__pool={"engines": 2})))
-    three = run_distributed(values(name="three", rollout__pool={"engines": 3}))
-    close(rows_of(two.folder), rows_of(one.folder))
-    close(rows_of(three), rows_of(one.folder))
-    for folder in (two.folder, three):
-        weights = [load_file(at / "model" / "model.safetensors") for at in (folder, one.folder)]
-        assert_close(*weights, atol=1e-5, rtol=1e-4)
+@pytest.mark.parametrize(("engines", "run"), [(2, train_together), *nightly((3, run_distributed))])
+def test_several_engines_give_the_run_of_one(values, engines, run):
+    one = train_together(values(name="one"))
+    folder = run(values(name="several", rollout__pool={"engines": engines}))
+    close(rows_of(folder), rows_of(one))
+    weights = [load_file(at / "model" / WEIGHTS) for at in (folder, one)]
+    assert_close(*weights, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pool", [None, {"engines": 1}], ids=["one process", "pool"])
+@pytest.mark.parametrize("pool", [None, *nightly({"engines": 1})], ids=["one process", "pool"])
 def test_engines_that_release_their_memory_during_updates_give_the_same_run(values, pool):
     kept = strop.train(strop.load(values(name="kept", rollout__pool=pool)))
     released = strop.train(
@@ -66,7 +72,7 @@ def test_engines_that_release_their_memory_during_updates_give_the_same_run(valu
     assert rows_of(released.folder) == rows_of(kept.folder)
 
 
-@pytest.mark.faults
+@pytest.mark.nightly
 def test_engines_end_with_a_run_that_is_killed_and_it_goes_on_with_others(values, tmp_path):
     whole = strop.train(strop.load(values(name="whole", rollout__pool={"engines": 2})))
     run = values(name="killed", rollout__pool={"engines": 2})
@@ -76,14 +82,13 @@ def test_engines_end_with_a_run_that_is_killed_and_it_goes_on_with_others(values
     engines = engines_of(process.pid)
     assert len(engines) == 2
     process.kill()
-    process.communicate(timeout=30)
-    _, alive = psutil.wait_procs(engines, timeout=30)
+    process.communicate()
+    _, alive = psutil.wait_procs(engines, timeout=600)
     assert not [engine for engine in alive if engine.status() != psutil.STATUS_ZOMBIE], "they outlive the run"
     strop.train(strop.load(run))
     assert rows_of(folder) == rows_of(whole.folder)
 
 
-@pytest.mark.slow
 def test_a_run_whose_engine_dies_again_and_again_stops_with_a_clear_word(values):
     loaded = strop.load(
         values(rollout__pool={"engines": 1, "max_restarts": 0}, trainer__duration="500 steps")
@@ -106,9 +111,9 @@ def test_a_run_whose_engine_dies_again_and_again_stops_with_a_clear_word(values)
     killer.join()
 
 
-@pytest.mark.faults
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("apart", [False, *further_cases(True)], ids=["together", "apart"])
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
 def test_engines_killed_at_random_moments_change_nothing(values, tmp_path, apart):
     settings = {"synchronizer": {"type": "checkpoint", "style": "fixed"}} if apart else {}
     run = values(
@@ -129,8 +134,7 @@ def test_engines_killed_at_random_moments_change_nothing(values, tmp_path, apart
             draw.choice(engines_of(process.pid)).send_signal(signal.SIGKILL)
             killed += 1
             record_kill("rollout engine")
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
+    said = process.finish()
     assert killed and said.count("Restarting it with its latest weights and its pending requests") == killed
     if apart:
         everything = {f"train-{s:06d}-{n:05d}" for s in range(1, 10 * KILLS + 1) for n in range(8)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,19 +29,17 @@ SAMPLING = SamplingParams(max_tokens=4)
 
 @dataclass
 class FakeRunner:
-    """Samples rollout `index` in `index` hundredths of a second."""
+    """Samples rollout `index` in `index` hundredths of a second, and those of one group until a condition holds."""
 
     log: list[str]
     max_concurrent_rollouts: int | None = None
-    running: int = 0
-    most_running: int = 0
     slow_group: str = ""
+    is_over: Callable[[], bool] = lambda: True
 
     async def run(self, task: Task, group: str, index: int, sampling: SamplingParams, seed: int) -> Rollout:
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        await asyncio.sleep(0.3 if group == self.slow_group else 0.01 * index)
-        self.running -= 1
+        await asyncio.sleep(0.01 * index)
+        while group == self.slow_group and not self.is_over():
+            await asyncio.sleep(0.01)
         self.log.append(f"sampled {group} {index}")
         (rollout,) = make_group(["x"]).rollouts
         return replace(rollout, id=f"{group}-{index}", task_id=task.id, group=group, index=index)
@@ -167,12 +165,18 @@ class FakeProgress:
 
 
 def explore(
-    event_loop: EventLoopThread, progress: FakeProgress, steps: int, *, max_staleness: int = 2, slow: str = ""
-) -> tuple[FakeBuffer, FakeSubscriber, FakeRunner]:
+    event_loop: EventLoopThread,
+    progress: FakeProgress,
+    steps: int,
+    *,
+    max_staleness: int = 2,
+    slow: str = "",
+    until: Callable[[FakeBuffer], bool] = lambda buffer: True,
+) -> tuple[FakeBuffer, FakeSubscriber]:
     log: list[str] = []
-    runner = FakeRunner(log, slow_group=slow)
-    explorer = Explorer({"train": runner}, {"train": FakeRewards(log)}, event_loop, StopSignal(), seed=1)
     buffer = FakeBuffer()
+    runner = FakeRunner(log, slow_group=slow, is_over=lambda: until(buffer))
+    explorer = Explorer({"train": runner}, {"train": FakeRewards(log)}, event_loop, StopSignal(), seed=1)
     subscriber = FakeSubscriber(buffer, 2, max_staleness)
     settings = GroupSettings(
         2,
@@ -194,22 +198,33 @@ def explore(
         warmup_steps=0,  # type: ignore[arg-type]
     )
     loop.run(steps)
-    return buffer, subscriber, runner
+    return buffer, subscriber
 
 
 def test_rollouts_stay_in_flight_across_steps(event_loop: EventLoopThread) -> None:
     """The first group of step 1 is slow; groups of later steps are in the buffer before it."""
     progress = FakeProgress()
-    buffer, _, _ = explore(event_loop, progress, 4, slow="train-000001-00000")
+    second = "train-000002-00000"
+    buffer, _ = explore(
+        event_loop, progress, 4, slow="train-000001-00000", until=lambda buffer: second in buffer.ids
+    )
     assert sorted(buffer.ids) == [f"train-{s:06d}-{n:05d}" for s in range(1, 5) for n in range(2)]
-    assert buffer.ids.index("train-000002-00000") < buffer.ids.index("train-000001-00000")
+    assert buffer.ids.index(second) < buffer.ids.index("train-000001-00000")
     assert progress.recorded == [(1, 2), (2, 2), (3, 2), (4, 2)], "steps are recorded in order"
     assert progress.state == ExplorerState(step=4, tasks_taken=8, groups_written=8)
     assert any(state.written_ahead for state in progress.saved)
 
 
 def test_a_slow_group_is_not_overtaken_beyond_its_staleness_limit(event_loop: EventLoopThread) -> None:
-    buffer, subscriber, _ = explore(event_loop, FakeProgress(), 8, max_staleness=1, slow="train-000001-00000")
+    end = time.monotonic() + 0.3
+    buffer, subscriber = explore(
+        event_loop,
+        FakeProgress(),
+        8,
+        max_staleness=1,
+        slow="train-000001-00000",
+        until=lambda buffer: time.monotonic() > end,
+    )
     assert buffer.ids.index("train-000001-00000") // 2 <= 1, "it is trained on in step 2 at the latest"
     for position, version in enumerate(subscriber.started_with):
         assert position // 2 - version <= 1
@@ -218,7 +233,7 @@ def test_a_slow_group_is_not_overtaken_beyond_its_staleness_limit(event_loop: Ev
 def test_groups_that_were_written_before_a_kill_are_not_put_again(event_loop: EventLoopThread) -> None:
     written = ("train-000003-00001", "train-000004-00000")
     progress = FakeProgress(ExplorerState(step=2, tasks_taken=4, groups_written=6, written_ahead=written))
-    buffer, _, _ = explore(event_loop, progress, 4, max_staleness=9)
+    buffer, _ = explore(event_loop, progress, 4, max_staleness=9)
     assert sorted(buffer.ids) == ["train-000003-00000", "train-000004-00001"]
     assert progress.recorded == [(3, 2), (4, 2)]
     assert progress.state == ExplorerState(step=4, tasks_taken=8, groups_written=8)

@@ -1,6 +1,7 @@
 """Length of a run, and when an interval is due."""
 
 import itertools
+import math
 
 import pytest
 
@@ -16,14 +17,9 @@ from strop.run.state.run_state import RunState
 
 
 def run_with(**trainer):
-    return Run.model_validate(
-        {
-            "model": {"path": "m"},
-            "data": {"train": {"path": "d"}},
-            "reward": "exact",
-            "trainer": {"tasks_per_step": 32, "tasks_per_update": 8} | trainer,
-        }
-    )
+    trainer = {"tasks_per_step": 32, "tasks_per_update": 8} | trainer
+    values = {"model": {"path": "m"}, "data": {"train": {"path": "d"}}, "reward": "exact", "trainer": trainer}
+    return Run.model_validate(values)
 
 
 @pytest.mark.parametrize(
@@ -54,12 +50,6 @@ def test_critic_warm_up_steps_have_no_policy_updates(duration, steps, updates):
     assert rates == [0.0, 0.5, 1.0]
 
 
-def test_a_critic_warm_up_as_long_as_the_run_is_refused():
-    run = run_with(duration="2 steps").model_copy(update={"algorithm": PpoConfig(critic={"warmup_steps": 2})})
-    with pytest.raises(ConfigError, match=r"warmup_steps \(2\) leaves none of the 2 steps"):
-        compute_horizon(run, steps_per_epoch=10)
-
-
 def test_less_than_a_step_is_refused_with_the_sizes():
     with pytest.raises(ConfigError, match=r"less than one step: an epoch has 10 steps of 32 tasks"):
         compute_horizon(run_with(duration="0.01 epochs"), steps_per_epoch=10)
@@ -85,6 +75,18 @@ def test_lr_warm_up_is_counted_in_the_unit_of_the_schedule():
     assert length.in_unit(Amount(10, "%"), "updates") == 20
     assert length.in_unit(Amount(3, "steps"), "updates") == 12
     assert length.in_unit(Amount(6, "updates"), "steps") == 2
+
+
+@pytest.mark.parametrize(
+    ("percent", "updates", "down", "up"),
+    [(10, 44, 4, 5), (10, 40, 4, 4), (3, 10, 0, 1), (7, 100, 7, 8), (0, 40, 0, 0), (100, 44, 44, 44)],
+)
+def test_a_fraction_of_a_warm_up_is_rounded_as_each_tool_does(percent, updates, down, up):
+    """transformers takes the ceiling of a floating-point product, in which 0.07 * 100 is above 7; verl the floor."""
+    length = compute_horizon(run_with(duration=f"{updates} updates"), steps_per_epoch=100)
+    assert length.updates == updates
+    assert length.in_unit(Amount(percent, "%"), "updates", "down") == int(updates * (percent / 100)) == down
+    assert length.in_unit(Amount(percent, "%"), "updates", "up") == math.ceil(updates * (percent / 100)) == up
 
 
 @pytest.mark.parametrize(

@@ -1,156 +1,135 @@
-"""A run that is killed at any moment resumes bit for bit: with rollouts, and with offline data.
+"""A killed run resumes to the same end, bit for bit: a kill in each mechanism, and kills at random moments.
 
-Metrics and final weights of the resumed run equal those of the uninterrupted one, bit for bit.
+CI kills a process in chosen calls; the nightly run has `STROP_KILLS` kills from outside, at random moments.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
 import random
 import signal
-import string
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
-import yaml
 
-from tests.files import digest
+import strop
 from tests.kill_log import kills, record_kill
 
+from .killed import export_killed_at, train_killed_at
+from .mechanisms import assert_same_end
+from .results import WEIGHTS, rows_of, train, weights
+from .test_launch import start, wait_for
+
+CHECKPOINTS = "strop.training.checkpoints.checkpoint"
+MOMENTS = {
+    "in a step": ("grpo", "strop.training.backends.local:LocalEngine.step", 10),
+    "after a step": ("mix", "strop.run.recording.recorder:Recorder.log_step", 3),
+    "in an evaluation": ("sft", "strop.run.drivers.evaluator:Evaluator.evaluate", 3),
+    "before the first checkpoint": ("ppo", f"{CHECKPOINTS}:_seal", 1),
+    "in a save": ("prime", f"{CHECKPOINTS}:_seal", 2),
+    "in a background save": ("a background save", f"{CHECKPOINTS}:_seal", 3),
+    "after a save": ("a curriculum", f"{CHECKPOINTS}:_prune", 2),
+    "in the copy to the mirror": ("a mirror", "strop.run.state.checkpoint_mirror:CheckpointMirror._put", 12),
+    "among the reference's log-probs": ("dpo", "strop.run.optimize.reference_logprobs:_write", 1),
+    "in the export of the model": ("images", "strop.workers.atomic_folder:replace_folder", 1),
+}
+"""Mechanism, function and number of the call that is not completed."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_files")
+@pytest.mark.parametrize(("mechanism", "place", "call"), MOMENTS.values(), ids=MOMENTS)
+def test_a_run_killed_at_a_chosen_moment_resumes_to_the_same_end(
+    values_of: Any, whole_of: Any, tmp_path: Path, mechanism: str, place: str, call: int
+) -> None:
+    whole, run = whole_of(mechanism, "full"), values_of("killed", mechanism, "full")
+    train_killed_at(place, call, run)
+    record_kill("one process, at a chosen moment")
+    folder = train(run).folder
+    assert_same_end(folder, whole)
+    assert not list(folder.rglob(".*.tmp")), "what was unfinished is removed"
+
+
+@pytest.mark.slow
+def test_a_killed_export_leaves_no_half_written_model(finished: dict[str, Any], tmp_path: Path) -> None:
+    folder = strop.load(finished).run.folder_path
+    target = tmp_path / "exported"
+    export_killed_at("strop.workers.atomic_folder:replace_folder", 1, folder, target)
+    record_kill("in an export")
+    assert not target.exists()
+    strop.export(folder, target)
+    assert (target / WEIGHTS).read_bytes() == weights(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+
+
+RANKS = {"engine": {"type": "fsdp2", "ranks": 2, "device": "cpu"}}
+VICTIMS = [("grpo", "lora", "it", 2), ("sft", "lora", "it", 1), ("dpo", "lora", "it", 1)]
+OF_RANKS = [("grpo", "full", "a rank of two", 1), ("grpo", "full", "the controller of two ranks", 1)]
+"""Mechanism, model and killed process, and the number of kills."""
 STEPS = 12
 
 
-def not_timing(row):
-    clocks = ("time/", "tokens_per_second", "engine/", "memory/")
-    return {name: value for name, value in row.items() if not name.startswith(clocks)}
+def ended(folder: Path, run: dict[str, Any]) -> Path:
+    """The folder of a run that ended in a process of its own."""
+    start(folder, run, f"trainer.duration={STEPS} steps").finish()
+    return Path(run["output"]) / "strop" / run["name"]
 
 
-def rows(folder: Path) -> list[dict]:
-    return [not_timing(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def start(run_file: Path, name: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "strop", "train", str(run_file), f"name={name}"]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-
-
-def finish(process: subprocess.Popen) -> str:
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    return output
-
-
-def from_rollouts(tiny: Path, folder: Path) -> dict:
-    return {
-        "output": str(folder),
-        "model": {"path": str(tiny / "model"), "lora": {"rank": 4, "dropout": 0.1}},
-        "data": {
-            "train": {"path": str(tiny / "tasks.jsonl")},
-            "eval": [{"name": "held-out", "path": str(tiny / "tasks.jsonl"), "limit_tasks": 20}],
-            "max_prompt_tokens": 32,
-            "max_response_tokens": 16,
-        },
-        "reward": f"{Path(__file__).parent / 'rewards.py'}:digit_share",
-        "algorithm": {"rollouts_per_task": 4, "kl_loss": {"coef": 0.01}},
-        "trainer": {
-            "duration": f"{STEPS} steps",
-            "tasks_per_step": 24,
-            "tasks_per_update": 8,
-            "epochs_per_step": 2,
-            "shuffle_each_epoch": True,
-            "optimizer": {"type": "adamw", "lr": 3e-3},
-            "schedule": {"type": "cosine", "warmup": "2 steps"},
-        },
-        "checkpoint": {"every": "1 steps", "keep": 2, "best": {}},
-        "evaluate": {"every": "3 steps"},
-        "record": {"report": False},
-    }
-
-
-def from_answers(kind: str, tiny: Path, folder: Path) -> dict:
-    pairs = [(a, b) for a in range(10) for b in range(10) if a != b]
-    rows = [{"prompt": f"max {a} {b}", "better": str(max(a, b)), "worse": str(min(a, b))} for a, b in pairs]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    columns = {"response": "better"} if kind == "sft" else {"chosen": "better", "rejected": "worse"}
-    answers = {"path": str(folder / "pairs.jsonl"), **columns}
-    run = from_rollouts(tiny, folder)
-    del run["reward"], run["trainer"]["epochs_per_step"], run["trainer"]["shuffle_each_epoch"]
-    run["checkpoint"]["best"] = {"metric": "eval/held-out/loss", "mode": "min"}
-    run["data"] |= {"train": answers, "eval": [{"name": "held-out", "limit_tasks": 20, **answers}]}
-    return run | {"algorithm": kind}
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(request, tiny, tmp_path_factory):
-    """Run file and folder of an uninterrupted run: with rollouts, or with sft or dpo where asked."""
-    kind = getattr(request, "param", "grpo")
-    folder = tmp_path_factory.mktemp(kind)
-    run = from_rollouts(tiny, folder) if kind == "grpo" else from_answers(kind, tiny, folder)
-    run_file = folder / "run.yaml"
-    run_file.write_text(yaml.safe_dump(run))
-    finish(start(run_file, "whole"))
-    return run_file, folder / "strop" / "whole"
-
-
-@pytest.mark.faults
+@pytest.mark.nightly
+@pytest.mark.usefixtures("in_files")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("uninterrupted", "number"),
-    [(kind, n) for kind, default in (("grpo", 2), ("sft", 1), ("dpo", 1)) for n in range(kills(default))],
-    indirect=["uninterrupted"],
-)
-def test_a_killed_run_resumes_to_the_same_end(uninterrupted, number):
-    run_file, whole = uninterrupted
-    draw = random.Random(f"{whole.parents[1].name} {number}")
-    folder = whole.with_name(f"killed-{number}")
-    process = start(run_file, folder.name)
-    if number % 2:
-        # Before its first step: among what is computed once, such as a reference's log-probs.
-        time.sleep(draw.uniform(2, 6))
-    else:
-        wait_for_rows(process, folder, draw.randrange(STEPS))
-        time.sleep(draw.uniform(0, 0.5))
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    record_kill(f"one process, {whole.parents[1].name.rstrip(string.digits)}")
-    finish(start(run_file, folder.name))
-    assert rows(folder) == rows(whole)
-    for file in sorted((whole / "model").rglob("*.safetensors")):
-        same = folder / "model" / file.relative_to(whole / "model")
-        assert digest(same) == digest(file), file.name
+@pytest.mark.parametrize(("mechanism", "model", "victim", "default"), [*VICTIMS, *OF_RANKS])
+def test_a_run_killed_at_random_moments_resumes_to_the_same_end(
+    values_of: Any, tmp_path: Path, mechanism: str, model: str, victim: str, default: int
+) -> None:
+    run = values_of("whole", mechanism, model)
+    run["trainer"] |= {"tasks_per_step": 24, "tasks_per_update": 8} | (RANKS if victim != "it" else {})
+    run["checkpoint"] = {"every": "1 steps", "keep": 2}
+    whole = ended(tmp_path, run)
+    for number in range(kills(default)):
+        draw = random.Random(f"{mechanism} {victim} {number}")
+        folder = whole.with_name(f"killed-{number}")
+        process = start(tmp_path, run | {"name": folder.name}, f"trainer.duration={STEPS} steps")
+        if number % 2:
+            # Before its first step: among what is computed once, such as a reference's log-probs.
+            time.sleep(draw.uniform(2, 6))
+        else:
+            wait_for(folder / "metrics.jsonl", lines=1 + draw.randrange(STEPS - 1), process=process)
+            time.sleep(draw.uniform(0, 0.5))
+        doomed = next(rank_1_of(process.pid), process) if victim == "a rank of two" else process
+        doomed.kill()
+        output, _ = process.communicate()
+        assert process.returncode != 0, output
+        record_kill(f"{victim}, {mechanism}")
+        ended(tmp_path, run | {"name": folder.name})
+        assert rows_of(folder) == rows_of(whole)
+        assert weights(folder) == weights(whole)
 
 
-def wait_for_rows(process: subprocess.Popen, folder: Path, count: int) -> None:
-    metrics = folder / "metrics.jsonl"
-    deadline = time.monotonic() + 900
-    while process.poll() is None and time.monotonic() < deadline:
-        if metrics.exists() and metrics.read_text().count("\n") > count:
-            return
-        time.sleep(0.02)
-    assert process.poll() is None, process.communicate()[0]
+def rank_1_of(controller: int) -> Iterator[psutil.Process]:
+    for child in psutil.Process(controller).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # another child, which has just ended
+            if "rank-1" in child.cmdline():
+                yield child
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_saves_its_state_and_resumes_to_the_same_end(uninterrupted, number):
-    run_file, whole = uninterrupted
-    folder = whole.with_name(f"stopped-{number}")
-    process = start(run_file, folder.name)
-    wait_for_rows(process, folder, 4)
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_process_saves_its_state_and_resumes_to_the_same_end(
+    values: Any, tmp_path: Path, number: int
+) -> None:
+    run = values(name="stopped", data__eval=[], evaluate={})
+    process = start(tmp_path, run, f"trainer.duration={STEPS} steps")
+    wait_for(tmp_path / "runs" / "strop" / "stopped" / "metrics.jsonl", lines=3, process=process)
     process.send_signal(number)
     output, _ = process.communicate()
     assert process.returncode == 128 + number, output
     assert f"Stopped by {signal.Signals(number).name}" in output
     assert "Traceback" not in output
-    finish(start(run_file, folder.name))
-    assert rows(folder) == rows(whole)
+    folder, whole = ended(tmp_path, run), ended(tmp_path, run | {"name": "whole"})
+    assert rows_of(folder) == rows_of(whole)
+    assert weights(folder) == weights(whole)

@@ -16,14 +16,18 @@ from strop.types import Completion, SampleRequest
 from strop.workers.event_loop_thread import EventLoopThread
 
 
+def completion(tokens: int, **prompt: Any) -> Completion:
+    """A completion whose log-probs are -1."""
+    logprobs = np.full(tokens, -1, dtype=np.float32)
+    return Completion(np.arange(tokens, dtype=np.int32), logprobs, logprobs, "length", 3, **prompt)
+
+
 class Engine:
     """Answers the probe with log-probs of -1."""
 
     async def sample(self, requests: list[SampleRequest]) -> list[Completion]:
         assert len(requests[0].prompt_ids) == 11
-        tokens = requests[0].sampling.max_tokens
-        logprobs = np.full(tokens, -1, dtype=np.float32)
-        return [Completion(np.arange(tokens, dtype=np.int32), logprobs, logprobs, "length", 3)]
+        return [completion(requests[0].sampling.max_tokens)]
 
 
 class Trainer:
@@ -49,14 +53,11 @@ def check(gap: float) -> Any:
         loop.close()
 
 
-def test_a_small_gap_is_a_metric():
+def test_a_small_gap_is_a_metric_and_a_large_one_an_error():
     assert check(0.01) == {"engine/logprob_gap": pytest.approx(0.01)}
-
-
-@pytest.mark.parametrize("gap", [0.2, float("nan")])
-def test_a_large_gap_is_an_error(gap: float):
-    with pytest.raises(InferenceError, match=r"version 7 of the weights.*engine: native"):
-        check(gap)
+    for gap in (0.2, float("nan")):
+        with pytest.raises(InferenceError, match=r"version 7 of the weights.*engine: native"):
+            check(gap)
 
 
 @pytest.mark.parametrize(
@@ -71,16 +72,8 @@ def test_a_large_gap_is_an_error(gap: float):
     ],
 )
 def test_half_precision_may_round_more(engine: dict[str, Any], model: dict[str, str], expected: float | None):
-    loaded = load(
-        {
-            "name": "gap",
-            "model": {"path": "model", **model},
-            "data": {"train": {"path": "train.jsonl"}},
-            "reward": "exact",
-            "rollout": {"engine": engine},
-        }
-    )
-    assert max_logprob_gap(loaded.run) == expected
+    values = {"model": {"path": "model", **model}, "reward": "exact", "rollout": {"engine": engine}}
+    assert max_logprob_gap(load(values | {"data": {"train": {"path": "train.jsonl"}}}).run) == expected
 
 
 class PublishingTrainer(Trainer):
@@ -100,8 +93,7 @@ class LoadedSampler:
         (request,) = requests
         assert request.prompt_logprobs
         prompt = np.full(len(request.prompt_ids) - 1, -1, dtype=np.float32)
-        zero = np.zeros(1, dtype=np.float32)
-        return [Completion(np.zeros(1, dtype=np.int32), zero, zero, "length", 3, prompt_logprobs=prompt)]
+        return [completion(1, prompt_logprobs=prompt)]
 
 
 def load_published(gap: float, max_gap: float | None) -> tuple[LoadedSampler, dict[str, float]]:
@@ -116,14 +108,11 @@ def load_published(gap: float, max_gap: float | None) -> tuple[LoadedSampler, di
     return sampler, loader.metrics
 
 
-def test_a_separate_explorer_compares_the_published_logprobs_of_the_probe():
+def test_a_separate_explorer_compares_the_published_logprobs_of_the_probe_unless_it_is_native():
     sampler, metrics = load_published(0.01, max_gap=0.05)
     assert sampler.names == ["weight"]
     assert metrics == {"engine/logprob_gap": pytest.approx(0.01)}
     with pytest.raises(InferenceError, match="version 7 of the weights"):
         load_published(0.2, max_gap=0.05)
-
-
-def test_a_native_explorer_ignores_the_probe():
     sampler, metrics = load_published(0.2, max_gap=None)
     assert sampler.names == ["weight"] and metrics == {}

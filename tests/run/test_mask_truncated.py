@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,12 +16,10 @@ from strop.config.schema.policy_gradient import Aggregation, EntropyFilterConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.config.units import Amount
 from strop.data.packing import pack
-from strop.run.optimize.policy_optimizer import PolicyOptimizer
-from strop.run.optimize.rollout_updater import RolloutUpdater
 from strop.run.optimize.updater import StepBatch
-from strop.run.state.horizon import Horizon
 from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TokenOutputs, TrainingBatch
 from tests.run.test_advantage_inputs import experience
+from tests.run.zero_advantages import rollout_updater
 
 
 class RecordingEngine:
@@ -78,17 +75,10 @@ def trained(
     algorithm: GrpoConfig, *groups: ExperienceGroup, per_update: int | None = None
 ) -> tuple[RecordingEngine, int]:
     engine = RecordingEngine()
-    loss = LossSpec(algorithm, max_response_tokens=10)
-    rate = cast(Any, SimpleNamespace(lr=lambda step, update: 0.1, weight_decay=lambda step, update: None))
-    horizon = Horizon(steps=9, updates=9, steps_per_epoch=9, updates_per_step=1)
-    updater = RolloutUpdater(
-        PolicyOptimizer(cast(Any, engine), loss, rate),
-        algorithm,
-        TrainerConfig(tasks_per_step=len(groups), tasks_per_update=per_update, skip_zero_advantages=False),
-        horizon,
-        max_response_tokens=10,
-        seed=1,
+    trainer = TrainerConfig(
+        tasks_per_step=len(groups), tasks_per_update=per_update, skip_zero_advantages=False
     )
+    updater = rollout_updater(cast(Any, engine), algorithm, trainer)
     return engine, updater.update(StepBatch(groups), step=1, updates_done=0).updates
 
 
@@ -99,7 +89,7 @@ def trained(
         ("token-mean", -0.5 / 3),
         ("seq-mean-token-mean", 0.0),
         ("seq-mean-token-sum", -0.5 / 3),
-        ("seq-mean-token-sum-norm", -0.5 / 30),
+        ("seq-mean-token-sum-norm", -0.5 / 48),
     ],
 )
 def test_a_truncated_response_counts_in_the_baseline_and_has_no_loss(

@@ -43,22 +43,18 @@ def test_groups_stay_whole_and_in_order() -> None:
 
 
 def test_an_update_without_experiences_is_left_out() -> None:
-    assert plan_minibatches(group_indices(groups(0, 2, 0)), per_update=1, epochs=1, shuffle_seed=None) == [
-        [0, 1]
-    ]
+    indices = group_indices(groups(0, 2, 0))
+    assert plan_minibatches(indices, per_update=1, epochs=1, shuffle_seed=None) == [[0, 1]]
 
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_each_epoch_has_its_own_reproducible_order(step: int) -> None:
-    sizes = [1] * 20
-    plan = plan_minibatches(group_indices(groups(*sizes)), per_update=20, epochs=2, shuffle_seed=(5, step))
-    assert plan == plan_minibatches(
-        group_indices(groups(*sizes)), per_update=20, epochs=2, shuffle_seed=(5, step)
-    )
-    assert plan != plan_minibatches(
-        group_indices(groups(*sizes)), per_update=20, epochs=2, shuffle_seed=(5, 3)
-    )
-    first, second = plan
+    def plan(seed: int) -> list[list[int]]:
+        indices = group_indices(groups(*[1] * 20))
+        return plan_minibatches(indices, per_update=20, epochs=2, shuffle_seed=(5, seed))
+
+    assert plan(step) == plan(step) != plan(3)
+    first, second = plan(step)
     assert first != second
     assert sorted(first) == sorted(second) == list(range(20))
 

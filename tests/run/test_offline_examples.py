@@ -1,8 +1,7 @@
-"""The run files of sft, dpo, mix and gkd in examples/algorithms run, and sft and dpo also run on conversations."""
+"""The run files on demonstrations and pairs in examples/algorithms run, and sft and dpo also run on conversations."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
@@ -14,13 +13,16 @@ import pytest
 import strop
 from tests.datasets import data_folder
 
+from .conftest import write_rows
+from .results import rows_of, trained_rows
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "algorithms"
 SMALL = (
-    "trainer.duration=4 steps",
+    "trainer.duration=2 steps",
     "trainer.tasks_per_step=8",
     "data.eval.0.limit_tasks=8",
-    "evaluate.every=2 steps",
+    "evaluate.every=1 steps",
 )
 
 
@@ -30,7 +32,7 @@ def quickstart(tiny, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("quickstart")
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 20) for b in range(10, 18)]
     for name in ("train", "test"):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{name}.jsonl", rows)
     for name in ("random", "warm-start"):
         (folder / name).symlink_to(tiny / "model")
     subprocess.run(
@@ -39,11 +41,11 @@ def quickstart(tiny, tmp_path_factory) -> Path:
     return folder
 
 
-def train(file: Path, tmp_path: Path, *overrides: str) -> list[dict]:
+def rows_of_run(file: Path, tmp_path: Path, *overrides: str) -> list[dict]:
     result = strop.train(strop.load(file, [f"output={tmp_path}", *overrides]))
     assert (result.model / "model.safetensors").is_file()
     assert (result.folder / "report.html").is_file()
-    return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    return rows_of(result.folder)
 
 
 @pytest.mark.slow
@@ -51,7 +53,9 @@ def train(file: Path, tmp_path: Path, *overrides: str) -> list[dict]:
     ("name", "overrides", "measured"),
     [
         ("sft", (), "eval/held-out/loss"),
-        ("dpo", (), "eval/held-out/dpo/margin"),
+        ("dpo", (), "eval/held-out/pairs/margin"),
+        ("simpo", (), "eval/held-out/pairs/margin"),
+        ("orpo", (), "eval/held-out/loss"),
         ("mix", ("trainer.tasks_per_update=4", "algorithm.rollouts_per_task=4"), "eval/held-out/reward"),
         ("gkd", ("algorithm.rollouts_per_task=2", "trainer.tasks_per_update=4"), "eval/held-out/reward"),
     ],
@@ -59,33 +63,36 @@ def train(file: Path, tmp_path: Path, *overrides: str) -> list[dict]:
 def test_an_example_runs(quickstart, tmp_path, monkeypatch, name, overrides, measured):
     monkeypatch.setenv("QUICKSTART", str(quickstart))
     monkeypatch.setenv("TEACHER", str(quickstart / "random"))
-    rows = train(EXAMPLES / f"{name}.yaml", tmp_path, *SMALL, *overrides)
-    assert len(rows) == 5
+    rows = rows_of_run(EXAMPLES / f"{name}.yaml", tmp_path, *SMALL, *overrides)
+    assert len(rows) == 3
     assert all(math.isfinite(row[measured]) for row in (rows[0], rows[-1]))
     assert all(row["grad_norm"] > 0 for row in rows[1:])
 
 
-def run_file(tmp_path: Path, tiny: Path, train: str, algorithm: str) -> Path:
-    file = tmp_path / "run.yaml"
-    file.write_text(
-        f"model: {{path: {tiny / 'model'}}}\n"
-        f"data: {{train: {train}, max_prompt_tokens: 1024, max_response_tokens: 1024}}\n"
-        f"algorithm: {algorithm}\n"
-        "trainer: {duration: 6 steps, tasks_per_step: 4, optimizer: {lr: 3e-3}}\n"
+@pytest.mark.parametrize(
+    ("algorithm", "file", "columns"),
+    [
+        ("sft", "sft_with_tools/sft_with_tools.jsonl", {"response": "messages", "tools": "tools"}),
+        ("dpo", "human_like/train.jsonl", {"chosen": "chosen", "rejected": "rejected"}),
+    ],
+)
+def test_conversations_are_learned(offline, algorithm, file, columns):
+    """The template of the tiny model renders no tools."""
+    tools = {
+        "data__chat_template": str(ROOT / "examples" / "workflows" / "tools.jinja"),
+        "data__max_prompt_tokens": 4096,
+    }
+    rows = trained_rows(
+        offline(
+            algorithm,
+            data__train={"path": str(data_folder() / file), **columns},
+            data__eval=[],
+            evaluate={},
+            data__max_response_tokens=1024,
+            trainer__tasks_per_step=4,
+            trainer__duration="6 steps",
+            trainer__optimizer__lr=3e-3,
+            **(tools if "tools" in columns else {"data__max_prompt_tokens": 1024}),
+        )
     )
-    return file
-
-
-def test_sft_on_conversations_with_tools(tiny, tmp_path):
-    source = data_folder() / "sft_with_tools" / "sft_with_tools.jsonl"
-    columns = f"{{path: {source}, response: messages, tools: tools}}"
-    rows = train(run_file(tmp_path, tiny, columns, "sft"), tmp_path)
-    assert rows[-1]["sft_loss"] < rows[1]["sft_loss"] - 0.5
-
-
-def test_dpo_on_preferences_of_chats(tiny, tmp_path):
-    source = data_folder() / "human_like" / "train.jsonl"
-    columns = f"{{path: {source}, chosen: chosen, rejected: rejected}}"
-    rows = train(run_file(tmp_path, tiny, columns, "dpo"), tmp_path)
-    assert rows[1]["dpo_loss"] == pytest.approx(math.log(2), abs=1e-3)
-    assert rows[-1]["dpo/margin"] > 0.1
+    assert rows[-1]["loss"] < rows[1]["loss"] - 0.01

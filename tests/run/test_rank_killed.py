@@ -1,4 +1,8 @@
-"""Ranks that are killed in real runs: the run names them, and resumes to the end of an undisturbed run."""
+"""Ranks that are killed in real runs: the run names them, and resumes to the end of an undisturbed run.
+
+CI kills the first rank between two writes of a checkpoint; the nightly run kills at other moments, which it finds by
+looking at the files and processes.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,14 @@ import pytest
 from strop.models.tiny import make_model
 from strop.training.checkpoints import checkpoint
 from tests.files import digest
-from tests.further_cases import further_cases
 from tests.kill_log import kills, record_kill
 
+from . import killed
+from .results import train
 from .test_distributed import rows_of
-from .test_launch import start
+from .test_launch import kill_one, start
 
+pytestmark = pytest.mark.slow
 STEPS = 5
 
 
@@ -33,12 +39,6 @@ def settings(values, model: Path, name: str, beside: bool) -> dict:
     )
 
 
-def finish(process) -> str:
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
-    return said
-
-
 def kill_in_a_save(process, root: Path, first: int, rank: int) -> int:
     """SIGKILL while a step's checkpoint is being written, from the first step given on; returns that step.
 
@@ -48,8 +48,10 @@ def kill_in_a_save(process, root: Path, first: int, rank: int) -> int:
     while not (step := being_written(root, first)):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
         time.sleep(0.001)
-    other = next(p for p in psutil.Process(process.pid).children() if "rank-1" in p.cmdline())
-    (other if rank else process).kill()
+    if rank:
+        assert kill_one(process, f"rank-{rank}")
+    else:
+        process.kill()
     record_kill("a rank in a save")
     return step
 
@@ -70,29 +72,44 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(folder, ["max 1 2"], vocab_size=300, hidden_size=256, layers=4)
 
 
-@pytest.mark.faults
+def assert_same(folder: Path, whole: Path) -> None:
+    """Metrics and all tensors of two runs are equal, and nothing is left of a save that ended early."""
+    assert rows_of(folder) == rows_of(whole)
+    assert not list((folder / "checkpoints").glob(".step-*"))
+    for file in whole.rglob("*.safetensors"):
+        assert digest(folder / file.relative_to(whole)) == digest(file), file.name
+
+
+def test_a_first_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(values, tiny):
+    """The ranks have written their files, and the checkpoint is not complete yet."""
+    whole = train(settings(values, tiny / "model", "whole", beside=False)).folder
+    run = settings(values, tiny / "model", "killed", beside=False)
+    killed.train_killed_at("strop.training.ranks.group:gather_written_files", 3, run)
+    root = whole.with_name("killed") / "checkpoints"
+    assert checkpoint.latest(root) == (checkpoint.folder_for_step(root, 2), ())
+    assert list(root.glob(".step-000003.*/*"))
+    assert_same(train(run).folder, whole)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", range(kills(1, sources=3)))
-@pytest.mark.parametrize(("rank", "beside"), [(0, True), *further_cases((1, True), (1, False))])
+@pytest.mark.parametrize(("rank", "beside"), [(0, True), (1, True), (1, False)])
 def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(
     values, tmp_path, model, rank, beside, number
 ):
-    finish(start(tmp_path, settings(values, model, "whole", beside)))
-    whole = tmp_path / "runs" / "strop" / "whole"
-    killed = settings(values, model, "killed", beside)
+    whole = train(settings(values, model, "whole", beside)).folder
+    run = settings(values, model, "killed", beside)
     folder = whole.with_name("killed")
     root = folder / "checkpoints"
-    process = start(tmp_path, killed)
+    process = start(tmp_path, run)
     step = kill_in_a_save(process, root, 3, rank)
     said, _ = process.communicate()
     assert process.returncode != 0
     assert rank == 0 or "Rank 1 of the trainer ended by signal 9 (Killed)" in said
     assert not checkpoint.folder_for_step(root, step).exists()
     assert checkpoint.latest(root) == (checkpoint.folder_for_step(root, step - 1), ())
-    assert f"Resuming after step {step - 1}" in finish(start(tmp_path, killed))
-    assert rows_of(folder) == rows_of(whole)
-    assert not list(root.glob(".step-*")), "what was half written is gone"
-    for file in whole.rglob("*.safetensors"):
-        assert digest(folder / file.relative_to(whole)) == digest(file), file.name
+    assert f"Resuming after step {step - 1}" in start(tmp_path, run).finish()
+    assert_same(folder, whole)
 
 
 def next_rank_process(process, before: set[int]) -> psutil.Process:
@@ -109,11 +126,11 @@ def next_rank_process(process, before: set[int]) -> psutil.Process:
     raise AssertionError("rank 1 was not started")
 
 
-DELAYS = (0.0, 1.0, 2.0, 3.0, 4.0) if kills(0) else (0.0, 2.0, 4.0)
+DELAYS = (0.0, 1.0, 2.0, 3.0, 4.0)
 """Seconds after the start of its process at which a rank is killed: while it starts, joins, loads and trains."""
 
 
-@pytest.mark.faults
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", range(kills(1, sources=2 * len(DELAYS))))
 @pytest.mark.parametrize("delay", DELAYS)
 def test_a_rank_that_is_killed_early_is_named(values, tmp_path, tiny, delay, number):
@@ -129,17 +146,16 @@ def test_a_rank_that_is_killed_early_is_named(values, tmp_path, tiny, delay, num
     assert "Traceback" not in said
 
 
-@pytest.mark.faults
-@pytest.mark.evidence
+@pytest.mark.nightly
 def test_a_trainer_whose_ranks_are_killed_early_is_restarted(values, tmp_path, tiny):
     """The trainer's processes end, one after the other, at different seconds of their start; the last one hangs."""
     steps = ("trainer.duration=40 steps", "checkpoint.every=10 steps")
-    finish(start(tmp_path, settings(values, tiny / "model", "whole", False), *steps))
+    start(tmp_path, settings(values, tiny / "model", "whole", False), *steps).finish()
     run = settings(values, tiny / "model", "killed", False)
     run["trainer"]["engine"] |= {"hang_timeout_seconds": 20}
     events = (
         (0.5, lambda rank: rank.kill()),
-        (2.5, lambda rank: rank.parent().kill()),
+        (2.5, lambda rank: kill_one(process, "trainer")),
         (4.0, lambda rank: rank.kill()),
         (4.0, lambda rank: rank.suspend()),
     )
@@ -152,7 +168,7 @@ def test_a_trainer_whose_ranks_are_killed_early_is_restarted(values, tmp_path, t
         with contextlib.suppress(psutil.NoSuchProcess):
             end(rank)
             record_kill("a rank at its start")
-    said = finish(process)
+    said = process.finish()
     assert f"restart {len(events) - 1} of at most" in said
     assert "Rank 1 of the trainer hangs" in said
     folder = tmp_path / "runs" / "strop" / "killed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from ipaddress import ip_address
 
@@ -13,7 +12,7 @@ import pytest
 import strop
 from strop.config.load.loader import load_values
 from strop.config.schema import Run
-from strop.errors import ConfigError, PlacementError
+from strop.errors import ConfigError, PlacementError, StropError
 from strop.pipelines.tasks import reading
 from strop.run.distributed.placement import engine_gpus, role_gpus
 from strop.run.distributed.ray_actor import CLUSTER_MARKER, RayRoleSpec
@@ -21,98 +20,93 @@ from strop.run.distributed.role import RoleSpec
 from strop.run.entry.prepare_data import prepare_data
 from strop.workers.address import Address
 from tests.files import digest
+from tests.kill_log import record_kill
 
 from .groups_by_id import states as states_of
+from .results import WEIGHTS, train
 from .test_distributed import rows_of
 from .test_launch import group_ids, start, wait_for
 from .test_ranks import close, on
 
 ray = pytest.importorskip("ray")
-WEIGHTS = "model.safetensors"
+from .clusters import kill  # noqa: E402
+
+pytest_plugins = ["tests.run.clusters"]
+pytestmark = pytest.mark.xdist_group("ray")
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    from .clusters import nodes
-
-    with nodes(2, 2) as cluster:
-        yield cluster
+def cluster(head):
+    """Two nodes of two CPUs."""
+    with head.added(2, 2):
+        yield head
 
 
 def finish(process) -> str:
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
+    output = process.finish()
     assert "Traceback" not in output and "(raylet" not in output, output
     return output
 
 
-@pytest.mark.slow
-def test_a_stopped_and_resumed_run_on_ray_equals_the_run_in_one_process(values, tmp_path, cluster):
-    reference = strop.train(strop.load(values(name="one")))
-    run = values(
-        name="two",
-        cluster=cluster.section(logs_by_node=True, timeline=True, trainer="learner"),
-        buffer={"type": "queue", "name": "experiences"},
-        synchronizer="collective",
-    )
-    folder = tmp_path / "runs" / "strop" / "two"
-    process = start(tmp_path, run)
-    wait_for(folder / "metrics.jsonl", lines=2, process=process)
-    with cluster.joined("two"):
-        assert ray.get_actor("experiences", namespace="strop/two")
+def on_cluster(values, cluster, name, **changes):
+    """A run whose actors have names, and whose logs are by node."""
+    section = cluster.section(logs_by_node=True, timeline=True, trainer="learner")
+    buffer = {"type": "queue", "name": "experiences"}
+    return values(name=name, cluster=section, buffer=buffer, synchronizer="collective", **changes)
+
+
+def wait_for_steps(folder, process, steps):
+    """Wait for the row of a step. The addresses of servers have a certificate wherever another host can reach them."""
+    wait_for(folder / "metrics.jsonl", lines=steps + 1, process=process)
     for file in ("buffer-address.json", "sync/address.json"):
         address = Address.load(folder / file)
         assert address is not None
-        assert (address.certificate is None) == ip_address(address.host).is_loopback, "TLS beyond loopback"
+        assert (address.certificate is None) == ip_address(address.host).is_loopback
+
+
+def assert_logged(folder, *actors):
+    assert sorted(path.stem for path in (folder / "log").glob("*/*.log")) == sorted(actors)
+    assert json.loads((folder / "monitor" / "timeline.json").read_text())
+
+
+@pytest.mark.slow
+def test_killed_ranks_and_engines_are_restarted_and_the_metrics_stay(values, tmp_path, cluster):
+    length = {"trainer__duration": "10 steps", "checkpoint__every": "1 steps"}
+    reference = train(values(name="one", **length)).folder
+    pool = {"trainer__engine": on(2), "rollout__pool": {"engines": 1}}
+    folder = tmp_path / "runs" / "strop" / "killed"
+    process = start(tmp_path, on_cluster(values, cluster, "killed", **pool, **length))
+    with cluster.joined("killed"):
+        for step, name in ((1, "explorer-engine-0"), (3, "learner-rank-1")):
+            wait_for_steps(folder, process, step)
+            assert ray.get_actor("experiences", namespace="strop/killed")
+            assert kill(name)
+            record_kill(f"Ray actor, {name}")
+    output = finish(process)
+    assert "explorer-engine-0 ended with its actor" in output and "(restart 1 of 3)" in output
+    assert "Rank 1 of the trainer ended with its actor" in output and "It is restarted" in output
+    close(rows_of(folder), rows_of(reference))
+    assert states_of(folder) == dict.fromkeys(group_ids(10), "done")
+    assert_logged(folder, "experiences", "explorer", "explorer-engine-0", "learner", "learner-rank-1")
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_stopped_and_resumed_run_equals_the_run_in_one_process(values, tmp_path, cluster):
+    reference = train(values(name="one")).folder
+    run = on_cluster(values, cluster, "two")
+    folder = tmp_path / "runs" / "strop" / "two"
+    process = start(tmp_path, run)
+    wait_for_steps(folder, process, 1)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, output
     assert "Explorer and trainer have saved their states" in output
     finish(start(tmp_path, run))
-    assert rows_of(folder) == rows_of(reference.folder)
-    assert digest(folder / "model" / WEIGHTS) == digest(reference.model / WEIGHTS)
+    assert rows_of(folder) == rows_of(reference)
+    assert digest(folder / "model" / WEIGHTS) == digest(reference / "model" / WEIGHTS)
     assert states_of(folder) == dict.fromkeys(group_ids(4), "done")
-    logs = sorted(path.name for path in (folder / "log").glob("*/*.log"))
-    assert logs == ["experiences.log", "explorer.log", "learner.log"]
-    assert json.loads((folder / "monitor" / "timeline.json").read_text())
-
-
-@pytest.mark.faults
-def test_a_killed_rank_is_restarted_with_its_trainer_and_the_metrics_stay(values, tmp_path, cluster):
-    from .clusters import kill
-
-    reference = strop.train(strop.load(values(name="one")))
-    run = values(name="ranks", cluster=cluster.section(), trainer__engine=on(2), checkpoint__every="1 steps")
-    run["rollout"] = {"pool": {"engines": 1}}
-    run["synchronizer"] = "collective"
-    folder = tmp_path / "runs" / "strop" / "ranks"
-    process = start(tmp_path, run)
-    wait_for(folder / "metrics.jsonl", lines=2, process=process)
-    with cluster.joined("ranks"):
-        assert kill("trainer-rank-1")
-    output = finish(process)
-    assert "Rank 1 of the trainer ended with its actor" in output and "It is restarted" in output
-    close(rows_of(folder), rows_of(reference.folder))
-    assert set(states_of(folder).values()) == {"done"}
-    logs = {path.stem for path in (folder / "log").glob("*.log")}
-    assert logs == {"explorer", "explorer-engine-0", "experience_buffer", "trainer", "trainer-rank-1"}
-
-
-@pytest.mark.faults
-def test_a_killed_engine_is_restarted_and_its_explorer_continues(values, tmp_path, cluster):
-    from .clusters import kill
-
-    reference = strop.train(strop.load(values(name="one")))
-    run = values(name="engine", cluster=cluster.section(), rollout__pool={"engines": 1})
-    folder = tmp_path / "runs" / "strop" / "engine"
-    process = start(tmp_path, run)
-    wait_for(folder / "metrics.jsonl", lines=2, process=process)
-    with cluster.joined("engine"):
-        assert kill("explorer-engine-0")
-    output = finish(process)
-    assert "explorer-engine-0 ended with its actor" in output and "(restart 1 of 3)" in output
-    close(rows_of(folder), rows_of(reference.folder))
-    assert (folder / "log" / "explorer-engine-0.log").exists()
+    assert_logged(folder, "experiences", "explorer", "learner")
 
 
 @pytest.mark.slow
@@ -122,9 +116,9 @@ def test_a_cluster_with_too_few_resources_is_refused_before_the_start(values, cl
         with pytest.raises(PlacementError, match=match):
             strop.train(strop.load(values(cluster=section, **changes)))
 
-    refused(r"needs 3 nodes .* 2 of the cluster's 2 nodes have that many .*--here", cluster={"nodes": 3})
+    refused(r"needs 4 nodes .* 3 of the cluster's 3 nodes have that many .*--here", cluster={"nodes": 4})
     refused(r"needs 1 nodes with 8 GPUs each, and 0 of .* have that many", cluster={"gpus_per_node": 8})
-    refused(r"needs 5 CPUs, .* 2 nodes have 4 in all", trainer__engine=on(4))
+    refused(r"needs 5 CPUs, .* 3 nodes have 4 in all", trainer__engine=on(4))
     refused(r"no Ray cluster answers at 127\.0\.0\.1:9", cluster={"address": "127.0.0.1:9"})
 
 
@@ -132,7 +126,7 @@ class OtherActor:
     """An actor of another program."""
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cpus", "name", "timeout", "match"),
     [
@@ -147,21 +141,23 @@ class OtherActor:
     ids=["full", "name"],
 )
 def test_a_cluster_without_free_resources_or_with_a_taken_name_is_refused(
-    values, tmp_path, cluster, cpus, name, timeout, match
+    values, cluster, cpus, name, timeout, match
 ):
+    names = [name, *(f"sitting-{number}" for number in range(1, cpus))]
     with cluster.joined():
         cluster.wait_until_free()
         options = {"num_cpus": 1, "lifetime": "detached"}
-        names = [name, *(f"sitting-{number}" for number in range(1, cpus))]
         others = [ray.remote(OtherActor).options(name=one, **options).remote() for one in names]
         ray.get([other.__ray_ready__.remote() for other in others])
+    try:
         section = cluster.section(start_timeout_seconds=timeout)
-        process = start(tmp_path, values(cluster=section, buffer="sql"))  # the explorer is the first actor
-        output, _ = process.communicate()
-        for other in others:
-            ray.kill(other)
-    assert process.returncode == 2, output
-    assert re.search(match, " ".join(output.split())), output
+        with pytest.raises(StropError, match=match) as caught:  # the explorer is the first actor
+            strop.train(strop.load(values(cluster=section, buffer="sql")))
+        assert caught.value.exit_code == 2
+    finally:
+        with cluster.joined():
+            for one in names:
+                ray.kill(ray.get_actor(one))
 
 
 FAULTS = {

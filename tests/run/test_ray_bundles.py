@@ -17,15 +17,8 @@ from strop.run.distributed.ray_bundles import reserve_bundles
 from strop.workers.start import start_worker
 
 ray = pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    from .clusters import nodes
-
-    with nodes(0) as cluster:
-        yield cluster
+pytest_plugins = ["tests.run.clusters"]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 
 def place() -> tuple[str, str]:
@@ -61,55 +54,51 @@ def places_of(run: Run, role: str, names: Sequence[str]) -> list[tuple[str, str]
         worker.kill()
 
 
-def run_of(values, cluster, engine: dict, *, section: dict | None = None, **changes) -> Run:
-    of_ray = cluster.section(**(section or {}))
+def run_of(values, head, engine: dict, *, section: dict | None = None, **changes) -> Run:
+    of_ray = head.section(**(section or {}))
     return Run.model_validate(values(cluster=of_ray, trainer__engine={"type": "fsdp2", **engine}, **changes))
 
 
-def test_groups_of_ranks_are_not_divided(values, cluster):
-    """Seven processes on nodes of 3, 3 and 2 CPUs: each node has one group of two ranks."""
-    added = [cluster.add(cpus) for cpus in (3, 3, 2)]
-    with cluster.joined():
-        run = run_of(values, cluster, {"ranks": 6, "sequence_parallel": 2})
-        found = [node for node, _ in places_of(run, "trainer", [f"rank-{rank}" for rank in range(1, 6)])]
-        assert found[0::2] == found[1::2] and len(set(found)) == 3
-        assert set(found) == {node.node_id for node in added}
-    with cluster.joined():
-        wide = run_of(values, cluster, {"ranks": 6, "tensor_parallel": 6})
-        found = [node for node, _ in places_of(wide, "trainer", [f"rank-{rank}" for rank in range(1, 6)])]
-        assert found[0] == found[1] == found[2] != found[3] == found[4] == found[5], "no node can hold six"
+def test_groups_of_ranks_are_not_divided(values, head):
+    """Seven processes on nodes of 3, 3 and 2 CPUs: each node has one group of two ranks. No node can hold a group of
+    six."""
+    names = [f"rank-{rank}" for rank in range(1, 6)]
     short = {"start_timeout_seconds": 5}
-    more = run_of(values, cluster, {"ranks": 9, "sequence_parallel": 3}, section=short)
-    with (
-        cluster.joined(),
-        pytest.raises(
-            PlacementError,
-            match=r"the trainer's ranks, in groups of 3 on one node .* within 5 s\. They need 3 times 3 CPUs of one "
-            r"node; .* has 3 of 3 CPUs and 0 of 0 GPUs free",
-        ),
-    ):
-        reserve_bundles(more, more.cluster)
-    for node in added:
-        cluster.cluster.remove_node(node)
+    too_wide = run_of(values, head, {"ranks": 9, "sequence_parallel": 3}, section=short)
+    refusal = (
+        r"the trainer's ranks, in groups of 3 on one node .* within 5 s\. They need 3 times 3 CPUs of one "
+        r"node; .* has 3 of 3 CPUs and 0 of 0 GPUs free"
+    )
+    with head.added(3, 3, 2) as added:
+        with head.joined():
+            places = places_of(run_of(values, head, {"ranks": 6, "sequence_parallel": 2}), "trainer", names)
+            found = [node for node, _ in places]
+            assert found[0::2] == found[1::2] and len(set(found)) == 3
+            assert set(found) == {node.node_id for node in added}
+        with head.joined():
+            places = places_of(run_of(values, head, {"ranks": 6, "tensor_parallel": 6}), "trainer", names)
+            found = [node for node, _ in places]
+            assert found[0] == found[1] == found[2] != found[3] == found[4] == found[5]
+        with head.joined(), pytest.raises(PlacementError, match=refusal):
+            reserve_bundles(too_wide, too_wide.cluster)
 
 
-def test_actors_see_the_gpus_of_their_bundles(values, cluster):
+@pytest.mark.nightly
+def test_actors_see_the_gpus_of_their_bundles(values, head):
     """Logical GPUs: 4 ranks fill one node, and two engines of 2 GPUs the second node."""
-    added = [cluster.cluster.add_node(num_cpus=4, num_gpus=4) for _ in range(2)]
     run = run_of(
         values,
-        cluster,
+        head,
         {"ranks": 4},
         section={"nodes": 2, "gpus_per_node": 4},
         rollout={"engine": {"type": "vllm", "tensor_parallel": 2}, "pool": {"engines": 2}},
     )
-    with cluster.joined():
-        ranks = places_of(run, "trainer", ["rank-1", "rank-2", "rank-3"])
+    with head.added(4, 4, gpus=4):
+        with head.joined():
+            ranks = places_of(run, "trainer", ["rank-1", "rank-2", "rank-3"])
+        with head.joined():
+            explorer, *engines = places_of(run, "explorer", ["engine-0", "engine-1"])
     assert sorted(gpus for _, gpus in ranks) == ["0", "1", "2", "3"] and len({node for node, _ in ranks}) == 1
-    with cluster.joined():
-        explorer, *engines = places_of(run, "explorer", ["engine-0", "engine-1"])
     assert explorer[1] == "", "the engines are actors of their own"
     assert sorted(sorted(gpus.split(",")) for _, gpus in engines) == [["0", "1"], ["2", "3"]]
     assert len({node for node, _ in engines}) == 1
-    for node in added:
-        cluster.cluster.remove_node(node)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
 import strop
+from tests.cases import nightly
 
 from .command import Command
 from .network_hosts import Host, two_hosts
@@ -21,46 +21,39 @@ from .test_ranks import close, on
 from .test_ray import finish
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytest_plugins = ["tests.run.clusters"]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 
 LENGTH = {"trainer__duration": "8 steps", "checkpoint__every": "2 steps"}
 
 
-def lose(values, tmp_path: Path, cpus: Sequence[int], ranks: int, lost: str) -> str:
-    """The output of a run on nodes with these CPUs, of which the node of one actor is lost after step 3, for good; its
-    metrics are those of one process, and one rank is left."""
-    from .clusters import nodes
-
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "lost", "named"),
+    [
+        ((1, 1, 1), 2, "trainer-rank-1", "Rank 1 of the trainer"),
+        *nightly(((3, 2), 4, "trainer", "The trainer's actor")),
+    ],
+    ids=["a rank", "the trainer with two of its other ranks"],
+)
+def test_the_ranks_that_are_left_continue_from_the_last_checkpoint(
+    values, tmp_path, head, cpus, ranks, lost, named
+):
+    """The node of one actor is lost after step 3, for good, and one rank is left."""
     elastic = {"trainer__engine": on(ranks), "trainer__elastic": {"wait_seconds": 3}}
-    with nodes(0, *cpus) as cluster:
-        process = start(tmp_path, values(name="less", cluster=cluster.section(), **elastic, **LENGTH))
-        folder = tmp_path / "runs" / "strop" / "less"
+    folder = tmp_path / "runs" / "strop" / "less"
+    with head.added(*cpus):
+        process = start(tmp_path, values(name="less", cluster=head.section(), **elastic, **LENGTH))
         wait_for(folder / "metrics.jsonl", lines=4, process=process)
-        with cluster.joined("less"):
-            cluster.remove(cluster.node_of(lost))
+        with head.joined("less"):
+            head.remove(head.node_of(lost))
         output = finish(process)
+    said = rf"{named} ended with its node \S+ \(\S+\), whose raylet( has ended\. .* It is restarted)?"
+    assert re.search(said, output) and "It is restarted" in output, output
     reference = strop.train(strop.load(values(name="one", **LENGTH)))
     close(rows_of(folder), rows_of(reference.folder))
     last = folder / "checkpoints" / "step-000008"
     assert (last / "weights.safetensors").exists(), f"one rank has written it: {sorted(last.iterdir())}"
-    return output
-
-
-def test_the_ranks_that_are_left_continue_from_the_last_checkpoint(values, tmp_path):
-    """Each process has a node of its own, and that of the second rank is lost."""
-    output = lose(values, tmp_path, (1, 1, 1), 2, "trainer-rank-1")
-    assert re.search(
-        r"Rank 1 of the trainer ended with its node \S+ \(\S+\), whose raylet has ended\. .* It is restarted",
-        output,
-    ), output
-
-
-@pytest.mark.evidence
-def test_the_first_rank_continues_on_another_node(values, tmp_path):
-    """Two nodes: the one with the trainer and two of its three other ranks is lost."""
-    output = lose(values, tmp_path, (3, 2), 4, "trainer")
-    assert re.search(r"The trainer's actor ended with its node \S+ \(\S+\), whose raylet", output), output
 
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 2}
@@ -75,7 +68,7 @@ def ray_on(host: Host, log: Path, *arguments: str) -> Command:
     return Command(log, *inside, sys.executable, "-m", "ray.scripts.scripts", *start, **TOKEN)
 
 
-@pytest.mark.evidence
+@pytest.mark.nightly
 def test_a_host_that_falls_silent_is_named_and_the_run_continues(values, tmp_path):
     """Each host has two of four ranks. Ray itself notices the cut cable after a minute."""
     with two_hosts() as (first, second):

@@ -1,6 +1,7 @@
 """Ray actors killed at random moments, and nodes lost: the result is that of an undisturbed run.
 
-The groups' ids in the buffer show that each was trained on exactly once; the metrics are those of one process.
+The groups' ids in the buffer show that each was trained on exactly once; the metrics are those of one process. CI kills
+an engine and a rank in `test_ray.py`, and loses a node in `test_ray_elastic.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import psutil
 import pytest
 
 import strop
-from tests.further_cases import further_cases
 from tests.kill_log import kills, record_kill
 
 from .groups_by_id import states as states_of
@@ -22,7 +22,15 @@ from .test_ranks import close, on
 from .test_ray import finish
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+from .clusters import kill, pid_of
+
+pytest_plugins = ["tests.run.clusters"]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.nightly,
+    pytest.mark.timeout(1800),
+    pytest.mark.xdist_group("ray"),
+]
 KILLS = kills(2)
 STEPS = max(8, 2 * KILLS)
 TASKS = 8
@@ -45,15 +53,13 @@ def on_ray(values, name, cluster, **changes):
     return settings(values, name, cluster=cluster.section(), synchronizer=synchronizer, **changes)
 
 
-def test_each_group_is_trained_on_once_after_kills_of_actors(values, tmp_path):
-    from .clusters import kill, nodes
-
+def test_each_group_is_trained_on_once_after_kills_of_actors(values, tmp_path, head):
     draw = random.Random(KILLS)
-    with nodes(3) as cluster:
-        process = start(tmp_path, on_ray(values, "killed", cluster, trainer__engine=on(2)))
+    with head.added(3):
+        process = start(tmp_path, on_ray(values, "killed", head, trainer__engine=on(2)))
         folder = tmp_path / "runs" / "strop" / "killed"
         killed = 0
-        with cluster.joined("killed"):
+        with head.joined("killed"):
             for number in range(KILLS):
                 wanted = draw.randrange(1, max(2, STEPS * (number + 1) // (KILLS + 1)))
                 wait_for(folder / "metrics.jsonl", lines=wanted + 1, process=process)
@@ -71,16 +77,14 @@ def test_each_group_is_trained_on_once_after_kills_of_actors(values, tmp_path):
     close(rows_of(folder), rows_of(reference.folder))
 
 
-def test_a_start_after_a_kill_of_the_launcher_waits_for_its_actors(values, tmp_path):
+def test_a_start_after_a_kill_of_the_launcher_waits_for_its_actors(values, tmp_path, head):
     """The actors of the first start end with its launcher, and the second one resumes the run."""
-    from .clusters import nodes, pid_of
-
-    with nodes(3) as cluster:
-        run = on_ray(values, "left", cluster, trainer__engine=on(1))
+    with head.added(3):
+        run = on_ray(values, "left", head, trainer__engine=on(1))
         folder = tmp_path / "runs" / "strop" / "left"
         process = start(tmp_path, run)
         wait_for(folder / "metrics.jsonl", lines=3, process=process)
-        with cluster.joined("left"):
+        with head.joined("left"):
             actors = [psutil.Process(pid_of(name)) for name in ("explorer", "trainer")]
         process.kill()
         process.communicate()
@@ -95,21 +99,19 @@ def test_a_start_after_a_kill_of_the_launcher_waits_for_its_actors(values, tmp_p
 
 
 @pytest.mark.parametrize("number", range(kills(1, sources=len(VICTIMS))))
-@pytest.mark.parametrize("lost", [*VICTIMS[:1], *further_cases(*VICTIMS[1:])])
-def test_the_work_of_a_lost_node_is_repeated_on_another(values, tmp_path, lost, number):
+@pytest.mark.parametrize("lost", VICTIMS)
+def test_the_work_of_a_lost_node_is_repeated_on_another(values, tmp_path, head, lost, number):
     """Each role has a node of its own; one node is lost with all its processes, and another one joins."""
-    from .clusters import nodes
-
     engine = on(2) if lost in VICTIMS[:1] else on(1)
     reference = strop.train(strop.load(settings(values, "reference")))
-    with nodes(0, *[1] * (3 if engine == on(2) else 2)) as cluster:
-        process = start(tmp_path, on_ray(values, "lost", cluster, trainer__engine=engine))
+    with head.added(*[1] * (3 if engine == on(2) else 2)):
+        process = start(tmp_path, on_ray(values, "lost", head, trainer__engine=engine))
         folder = tmp_path / "runs" / "strop" / "lost"
         wait_for(folder / "metrics.jsonl", lines=2, process=process)
-        with cluster.joined("lost"):
-            cluster.remove(cluster.node_of(lost))
+        with head.joined("lost"):
+            head.remove(head.node_of(lost))
             record_kill("Ray node")
-            cluster.add(cpus=1)
+            head.add(cpus=1)
         output = finish(process)
     assert "It is restarted" in output, output
     assert states_of(folder) == dict.fromkeys(EVERYTHING, "done")

@@ -1,4 +1,4 @@
-"""The recorder: rows, sessions, rollouts and monitors, also of a resumed run."""
+"""The recorder: rows, sessions, rollouts, tables of samples and monitors, also of a resumed run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_args
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -30,8 +31,9 @@ from strop.run.state.horizon import Horizon
 from strop.run.state.resume import StartPoint
 from strop.run.state.run_state import RunState
 from strop.runs.folder import RunFolder
-from strop.runs.sessions import SessionOutcome, read_sessions
-from strop.types import Rollout, RolloutGroup, SamplingParams, Task, Turn
+from strop.runs.sample_table import choose_tasks, samples_markdown
+from strop.runs.sessions import read_sessions
+from tests.report.run_folders import group
 
 
 def recorder(
@@ -60,31 +62,10 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def rollout(index: int, *, reward: float | None = 1.0, error: str | None = None) -> Rollout:
-    tokens = np.arange(3 + index, dtype=np.int32)
-    logprobs = np.zeros(len(tokens), dtype=np.float32)
-    turn = Turn(np.arange(2, dtype=np.int32), tokens, logprobs, logprobs, "stop", version=4)
-    return Rollout(
-        id=f"r{index}",
-        task_id="t1",
-        group="g1",
-        index=index,
-        turns=() if error else (turn,),
-        text=f"answer {index} & <b>bold</b>",
-        status="error" if error else "ok",
-        sampling=SamplingParams(),
-        reward=reward,
-        reward_parts={} if error else {"gsm8k": 1.0, "format": 0.5},
-        error=error,
-    )
+GROUP = group(1, ["answer & <b>bold</b>"], [1.0])
 
 
-def group(*rollouts: Rollout, answer: Any = "4") -> RolloutGroup:
-    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"})
-    return RolloutGroup("g1", Task("t1", messages, np.arange(2, dtype=np.int32), answer, "sums"), rollouts)
-
-
-def test_one_row_per_step(tmp_path: Path) -> None:
+def test_each_step_has_a_row_of_defined_metrics(tmp_path: Path) -> None:
     with recorder(tmp_path) as record:
         record.log_step(0, {"eval/sums/reward": 0.25})
         record.log_step(1, {"reward/mean": 0.1 + 0.2, "grad_norm": math.inf})
@@ -97,9 +78,11 @@ def test_one_row_per_step(tmp_path: Path) -> None:
         "memory/peak_mb": record.last["memory/peak_mb"],
     }
     assert record.last["memory/peak_mb"] > 1
-
-
-def test_a_metric_without_a_definition_is_refused(tmp_path: Path) -> None:
+    assert not (tmp_path / "tensorboard").exists(), "only the configured monitors are started"
+    # A run that was killed before its first checkpoint starts over.
+    with recorder(tmp_path) as record:
+        record.log_step(0, {"eval/sums/reward": 0.25})
+    assert [row["step"] for row in rows(tmp_path)] == [0]
     with pytest.raises(KeyError, match="reward/meen"), recorder(tmp_path) as record:
         record.log_step(1, {"reward/meen": 1.0})
 
@@ -108,8 +91,8 @@ def test_a_resumed_run_deletes_the_steps_that_it_repeats(tmp_path: Path) -> None
     with recorder(tmp_path) as record:
         for step in range(5):
             record.log_step(step, {"reward/mean": step / 7})
-            record.log_rollouts(step, [group(rollout(0))])
-            record.log_evaluation("sums", step, [group(rollout(0))])
+            record.log_rollouts(step, [GROUP])
+            record.log_evaluation("sums", step, [GROUP])
     before = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "rewa')  # a kill during the write
@@ -123,14 +106,22 @@ def test_a_resumed_run_deletes_the_steps_that_it_repeats(tmp_path: Path) -> None
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4]
 
 
-def test_a_run_that_starts_over_deletes_all_rows(tmp_path: Path) -> None:
-    """The run was killed before its first checkpoint, so step 0 is measured again."""
+def test_metrics_of_an_evaluation_join_the_row_of_their_step(tmp_path: Path) -> None:
     with recorder(tmp_path) as record:
-        record.log_step(0, {"eval/sums/reward": 0.25})
-        record.log_step(1, {})
-    with recorder(tmp_path) as record:
-        record.log_step(0, {"eval/sums/reward": 0.25})
-    assert [row["step"] for row in rows(tmp_path)] == [0]
+        record.log_step(1, {"reward/mean": 0.5})
+        record.log_step(2, {"reward/mean": 0.25})
+        before = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
+        record.add_to_step(2, {"eval/sums/reward": 1.0})
+        record.log_step(3, {"reward/mean": 0.125})
+        record.add_to_step(2, {"eval/sums/reward": 0.75})  # an explorer's evaluation of an earlier version
+    assert (tmp_path / "metrics.jsonl").read_bytes().splitlines()[0] == before[0]
+    found = [{name: row[name] for name in row if name != "memory/peak_mb"} for row in rows(tmp_path)]
+    assert found == [
+        {"step": 1, "reward/mean": 0.5},
+        {"step": 2, "reward/mean": 0.25, "eval/sums/reward": 1.0},
+        {"step": 3, "reward/mean": 0.125},
+        {"step": 2, "eval/sums/reward": 0.75},
+    ]
 
 
 def test_a_damaged_row_is_named(tmp_path: Path) -> None:
@@ -171,61 +162,68 @@ def test_secrets_in_the_command_line_are_redacted(tmp_path: Path, monkeypatch: p
 
 
 def test_rollouts_as_parquet(tmp_path: Path) -> None:
-    groups = [group(rollout(0), rollout(1, reward=None, error="it failed")), group(rollout(2), answer=[1, 2])]
+    messages = ({"role": "system", "content": "Be brief."}, *GROUP.task.messages)
+    task = replace(GROUP.task, messages=messages, source="sums", answer=[1, 2])
     with recorder(tmp_path) as record:
-        record.log_rollouts(7, groups)
+        record.log_rollouts(7, [replace(GROUP, task=task), group(2, ["no", "yes"], [None, 0.5])])
     path = tmp_path / "rollouts" / "step-000007.parquet"
     found = pq.read_table(path).to_pylist()
     assert found[0] == {
         "step": 7,
         "task_id": "t1",
-        "group": "g1",
+        "group": "t1",
         "index": 0,
         "source": "sums",
         "prompt": "[system]\nBe brief.\n\n[user]\n2+2?",
-        "answer": "4",
+        "answer": "[1, 2]",
         "images": [],
-        "text": "answer 0 & <b>bold</b>",
+        "model_prompt": None,
+        "text": "answer & <b>bold</b>",
         "messages": None,
         "reward": 1.0,
-        "reward_parts": [("gsm8k", 1.0), ("format", 0.5)],
+        "reward_parts": [("gsm8k", 1.0)],
         "status": "ok",
         "error": None,
         "turns": 1,
-        "response_tokens": 3,
-        "versions": [4],
+        "response_tokens": 2,
+        "versions": [0],
     }
-    assert (found[1]["reward"], found[1]["error"], found[1]["versions"]) == (None, "it failed", [])
-    assert found[2]["answer"] == "[1, 2]"
+    assert [(row["reward"], row["error"], row["answer"]) for row in found[1:]] == [
+        (None, "it failed", "4"),
+        (0.5, None, "4"),
+    ]
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
-    with recorder(tmp_path, monitors=("tensorboard",)) as record:
-        for step in range(1, 5):
-            record.log_step(step, {"reward/mean": float(step)})
-    with recorder(tmp_path, after=2, monitors=("tensorboard",)) as record:
-        record.log_step(3, {"reward/mean": 30.0})
-    events = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
+def log_steps(folder: Path, steps: Iterable[int], *, after: int = 0) -> None:
+    """Log steps to TensorBoard, in a session after a step."""
+    with recorder(folder, after=after, monitors=("tensorboard",)) as record:
+        for step in steps:
+            record.log_step(step, {"reward/mean": float(step + 10 * after)})
+
+
+def events_of(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder / "tensorboard"), purge_orphaned_data=True)
     events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    return events
+
+
+def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
+    log_steps(tmp_path, range(1, 5))
+    log_steps(tmp_path, [3], after=2)
+    rewards = [(event.step, event.value) for event in events_of(tmp_path).Scalars("reward/mean")]
+    assert rewards == [(1, 1.0), (2, 2.0), (3, 23.0)]
 
 
 @pytest.mark.parametrize("cut", [1, 3, 20, 40])
 def test_tensorboard_reads_past_a_record_that_a_kill_cut_off(tmp_path: Path, cut: int) -> None:
     """`cut` bytes of the last record are missing, of its checksum or of its data."""
-    with recorder(tmp_path, monitors=("tensorboard",)) as record:
-        for step in range(1, 5):
-            record.log_step(step, {"reward/mean": float(step)})
+    log_steps(tmp_path, range(1, 5))
     (file,) = (tmp_path / "tensorboard").iterdir()
     os.truncate(file, file.stat().st_size - cut)
-    with recorder(tmp_path, after=4, monitors=("tensorboard",)) as record:
-        for step in range(5, 7):
-            record.log_step(step, {"reward/mean": float(step)})
-    events = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
-    events.Reload()
+    log_steps(tmp_path, [5, 6], after=4)
     for metric in ("reward/mean", "memory/peak_mb"):
-        assert [event.step for event in events.Scalars(metric)] == [1, 2, 3, 5, 6]
+        assert [event.step for event in events_of(tmp_path).Scalars(metric)] == [1, 2, 3, 5, 6]
 
 
 def test_a_full_disk_leaves_no_part_of_a_record_and_no_traceback(
@@ -259,20 +257,12 @@ def test_a_full_disk_leaves_no_part_of_a_record_and_no_traceback(
 
 def test_tensorboard_has_evaluation_responses(tmp_path: Path) -> None:
     with recorder(tmp_path, monitors=("tensorboard",), answers=2) as record:
-        record.log_evaluation("sums", 1, [group(rollout(0))])
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    (shown,) = events.Tensors("eval/sums/answers/text_summary")
+        record.log_evaluation("sums", 1, [GROUP])
+    (shown,) = events_of(tmp_path).Tensors("eval/sums/answers/text_summary")
     assert shown.step == 1 and b"| prompt | expected | answer | reward |" in shown.tensor_proto.string_val[0]
 
 
-def test_only_the_configured_monitors_are_started(tmp_path: Path) -> None:
-    with recorder(tmp_path) as record:
-        record.log_step(1, {"reward/mean": 1.0})
-    assert not (tmp_path / "tensorboard").exists()
-
-
-class _ListMonitor:
+class ListMonitor:
     """Monitor that collects its calls."""
 
     def __init__(self, fails: str = "") -> None:
@@ -284,41 +274,30 @@ class _ListMonitor:
             raise OSError(28, "No space left on device")
         self.calls.append((name, *values))
 
-    def start(self, session: SessionInfo) -> None:
-        self._add("start", session.first_step, session.steps)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._add("log", step, metrics["reward/mean"])
-
-    def samples(self, name: str, step: int, groups: Sequence[RolloutGroup]) -> None:
-        self._add("samples", name, step, len(groups))
-
-    def message(self, line: str) -> None:
-        self._add("message", line)
-
-    def finish(self, outcome: SessionOutcome, message: str | None) -> None:
-        self._add("finish", outcome, message)
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._add, name)
 
 
 def test_every_monitor_receives_steps_samples_and_the_outcome(tmp_path: Path) -> None:
-    monitors = (_ListMonitor(), _ListMonitor())
-    with recorder(tmp_path, after=2, using=monitors) as record:
+    monitors = (ListMonitor(), ListMonitor())
+    with recorder(tmp_path, after=2, using=cast(Any, monitors)) as record:
         record.log_step(3, {"reward/mean": 0.5})
-        record.log_evaluation("sums", 3, [group(rollout(0))])
+        record.log_evaluation("sums", 3, [GROUP])
         record.log_message("a line")
     for monitor in monitors:
-        assert monitor.calls == [
-            ("start", 3, 6),
-            ("log", 3, 0.5),
-            ("samples", "sums", 3, 1),
-            ("message", "a line"),
-            ("finish", "finished", None),
-        ]
+        assert [name for name, *_ in monitor.calls] == ["start", "log", "samples", "message", "finish"]
+        (session,), (step, metrics), (name, _, groups), message, finish = (args for _, *args in monitor.calls)
+        assert (session.first_step, session.steps) == (3, 6)
+        assert (step, metrics["reward/mean"], name, len(groups)) == (3, 0.5, "sums", 1)
+        assert (message, finish) == (["a line"], ["finished", None])
 
 
 def test_a_monitor_that_cannot_write_ends_the_run_and_the_others_finish(tmp_path: Path) -> None:
-    monitors = (_ListMonitor(fails="log"), _ListMonitor())
-    with pytest.raises(RunFolderError, match="No space left"), recorder(tmp_path, using=monitors) as record:
+    monitors = (ListMonitor(fails="log"), ListMonitor())
+    with (
+        pytest.raises(RunFolderError, match="No space left"),
+        recorder(tmp_path, using=cast(Any, monitors)) as record,
+    ):
         record.log_step(1, {"reward/mean": 0.5})
     assert [monitor.calls[-1][:2] for monitor in monitors] == [("finish", "failed")] * 2
     assert read_sessions(tmp_path)[0]["outcome"] == "failed"
@@ -336,12 +315,29 @@ def test_a_write_error_is_one_paragraph(tmp_path: Path) -> None:
         pytest.raises(RunFolderError, match=r"cannot be written .*eval") as caught,
         recorder(tmp_path) as record,
     ):
-        record.log_evaluation("sums", 1, [group(rollout(0))])
+        record.log_evaluation("sums", 1, [GROUP])
     assert "\n" not in str(caught.value)
 
 
 def test_the_sandbox_is_recorded() -> None:
     run = load_values({"model": {"path": "x"}, "reward": "code", "data": {"train": {"path": "y"}}}).run
-    assert sandbox_info(run)["sandbox"].keys() in ({"name", "isolation"}, {"name", "error"})
-    assert "isolation level" in describe_sandbox({"name": "process", "isolation": "confined"})
+    assert sandbox_info(run)["sandbox"].keys() in ({"name", "isolation", "unlimited"}, {"name", "error"})
+    described = describe_sandbox(
+        {"name": "process", "isolation": "confined", "unlimited": ["threads", "number of files"]}
+    )
+    assert "at the isolation level confined, without a limit of: threads, number of files." in described
     assert sandbox_info(run.model_copy(update={"reward": RewardConfig()})) == {}
+
+
+def test_the_choice_depends_on_the_tasks_alone() -> None:
+    ids = [f"val:{n}" for n in range(50)]
+    assert choose_tasks(ids, 5) == choose_tasks(reversed(ids), 5) == choose_tasks(ids, 9)[:5]
+    assert choose_tasks(ids, 5) != sorted(ids)[:5]
+    assert choose_tasks(ids[:3], 9) and len(choose_tasks(ids[:3], 9)) == 3
+
+
+def test_a_cell_is_one_line_and_no_html() -> None:
+    table = samples_markdown([group(0, ["a|b\n<i>c"], [0.25])], 3)
+    head, rule, row = table.splitlines()
+    assert head == "| prompt | expected | answer | reward |" and rule.count("---") == 4
+    assert row.endswith("| a\\|b<br>&lt;i>c | 0.25 |")

@@ -11,16 +11,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 import strop
-from strop.errors import ConfigError, RunFolderError
+from strop.errors import RunFolderError
 from strop.runs import lock as lock_module
 from strop.runs.folder import LOCK_FILE, RunFolder
-from strop.runs.lock import is_running, lock_run
+from strop.runs.lock import lock_run
+from strop.workers.process_birth import is_running
 
 HOLD = """
 import subprocess, sys, time
@@ -28,20 +29,28 @@ from pathlib import Path
 from strop.runs.folder import RunFolder
 from strop.runs.lock import lock_run
 
-with lock_run(RunFolder(Path(sys.argv[1])), mode=sys.argv[2], is_distributed=True) as locks:
-    child = subprocess.Popen(["sleep", sys.argv[3]], pass_fds=locks, stdout=subprocess.DEVNULL)
+with lock_run(RunFolder(Path(sys.argv[1])), mode="both", is_distributed=True) as locks:
+    child = subprocess.Popen(["sleep", sys.argv[2]], pass_fds=locks, stdout=subprocess.DEVNULL)
     print(child.pid, flush=True)
     time.sleep(600)
+"""
+ACTOR = """
+import sys, time
+from pathlib import Path
+from strop.runs.lock import lock_actor
+
+with lock_actor(Path(sys.argv[1])), lock_actor(Path(sys.argv[1])):
+    print(0, flush=True)
+    time.sleep(float(sys.argv[2]))
 """
 
 
 @contextmanager
-def held(
-    folder: Path, mode: str = "both", child_seconds: str = "0"
-) -> Iterator[tuple[subprocess.Popen, int]]:
-    """Another process that holds the lock, and the id of its child process, which has inherited it."""
+def process_of(script: str, folder: Path, seconds: float = 0) -> Iterator[tuple[subprocess.Popen, int]]:
+    """A process that holds locks, and the number that it prints then: of `HOLD` the id of a child process, which
+    has inherited them and lives for some seconds."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder), mode, child_seconds],
+        [sys.executable, "-c", script, str(folder), str(seconds)],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(Path(strop.__file__).parents[1])},
@@ -51,8 +60,7 @@ def held(
         yield process, int(process.stdout.readline())
     finally:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.communicate()
 
 
 def lock(folder: Path, mode: str = "both", *, is_distributed: bool = False):
@@ -61,9 +69,9 @@ def lock(folder: Path, mode: str = "both", *, is_distributed: bool = False):
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_a_second_start_is_refused_with_process_and_host_and_runs_after_the_first(values, resume):
-    run = strop.load(values(resume=resume, trainer__duration="1 steps"))
+    run = strop.load(values(resume=resume, trainer__duration="1 steps", data__eval=[], evaluate={}))
     folder = run.run.folder_path
-    with held(folder) as (process, _):
+    with process_of(HOLD, folder) as (process, _):
         with pytest.raises(RunFolderError) as caught:
             strop.train(run)
         assert f"is in use by process {process.pid} on {socket.gethostname()}, since 20" in str(caught.value)
@@ -89,49 +97,21 @@ def test_a_separate_explorer_and_a_separate_trainer_share_a_folder_and_a_whole_r
 
 
 def test_child_processes_of_a_killed_run_hold_its_lock_until_they_end(tmp_path):
-    with held(tmp_path, child_seconds="1.5") as (process, child):
+    with process_of(HOLD, tmp_path, 1.5) as (process, child):
         process.kill()
         process.wait()
         with lock(tmp_path):
             assert not is_running(child)
 
 
-ACTOR = """
-import sys, time
-from pathlib import Path
-from strop.runs.lock import lock_actor
-
-with lock_actor(Path(sys.argv[1])), lock_actor(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(float(sys.argv[2]))
-"""
-
-
-@contextmanager
-def actor(folder: Path, seconds: float) -> Iterator[subprocess.Popen]:
-    """Another process that holds the lock of two actors."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", ACTOR, str(folder), str(seconds)],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(Path(strop.__file__).parents[1])},
-    )
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == b"held\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def test_a_start_waits_for_the_actors_of_an_earlier_one(tmp_path):
-    with actor(tmp_path, 1.0) as process, lock(tmp_path):
-        assert process.wait(10) == 0
+    with process_of(ACTOR, tmp_path, 1.0) as (process, _), lock(tmp_path):
+        assert process.wait(600) == 0
 
 
 def test_a_start_is_refused_while_actors_of_an_earlier_one_remain(tmp_path, monkeypatch):
     monkeypatch.setattr(lock_module, "_ENDING_TIMEOUT_SECONDS", 0.3)
-    with actor(tmp_path, 600) as process:
+    with process_of(ACTOR, tmp_path, 600) as (process, _):
         with pytest.raises(RunFolderError, match="in use by Ray actors of an earlier start"), lock(tmp_path):
             pass
         assert not (tmp_path / LOCK_FILE).exists()
@@ -157,7 +137,7 @@ def test_without_locks_in_the_file_system_the_named_holder_decides(tmp_path, mon
     monkeypatch.setattr(fcntl, "flock", no_locks)
     file = tmp_path / LOCK_FILE
     with (
-        held(tmp_path) as (process, _),
+        process_of(HOLD, tmp_path) as (process, _),
         pytest.raises(RunFolderError, match=f"process {process.pid}"),
         lock(tmp_path),
     ):
@@ -170,24 +150,23 @@ def test_without_locks_in_the_file_system_the_named_holder_decides(tmp_path, mon
 
 
 def test_no_two_threads_hold_the_lock_at_the_same_time(tmp_path):
-    owner, times = threading.Lock(), []
+    owner, times, clashes = threading.Lock(), [], []
 
     def work() -> None:
         while len(times) < 200:
-            try:
-                with lock(tmp_path / "run"):
-                    assert owner.acquire(blocking=False)
+            with suppress(RunFolderError), lock(tmp_path / "run"):
+                if owner.acquire(blocking=False):
                     times.append(1)
                     owner.release()
-            except RunFolderError:
-                continue
+                else:
+                    clashes.append(1)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(times) >= 200 and not owner.locked()
+    assert len(times) >= 200 and clashes == []
 
 
 def test_an_archived_folder_leaves_the_lock_behind(tmp_path):
@@ -213,9 +192,3 @@ def test_a_folder_with_other_files_is_never_renamed(values, tmp_path, monkeypatc
     with pytest.raises(RunFolderError, match="holds other files than those of a run"):
         strop.train(strop.load(values(folder=".", resume="never")))
     assert sorted(path.name for path in (tmp_path / "project").iterdir()) == ["run.yaml", "thesis.tex"]
-
-
-def test_a_run_that_cannot_start_leaves_no_folder(values, tmp_path):
-    with pytest.raises(ConfigError):
-        strop.train(strop.load(values(reward=None)))
-    assert not (tmp_path / "runs").exists()

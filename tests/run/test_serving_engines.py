@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 import strop
 from strop.models.tiny import make_model
@@ -20,9 +22,10 @@ from strop.runs.metrics_file import merge_rows, read_metrics
 from tests.inference.helpers import NEEDS_SGLANG, NEEDS_VLLM
 from tests.kill_log import kills, record_kill
 
+from .command import Command
 from .groups_by_id import rows as group_rows
 from .groups_by_id import states
-from .test_launch import start, wait_for
+from .test_launch import wait_for
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 ENGINES = {
@@ -54,6 +57,14 @@ def engine_values(
         return values(model__path=str(folder), rollout__engine=ENGINES[library], **changes)
 
     return make
+
+
+def start(tmp_path: Path, values: dict[str, Any]) -> Command:
+    """`strop train` in a new interpreter, which inherits the signals that are ignored."""
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(yaml.safe_dump(values))
+    command = (sys.executable, "-m", "strop", "train", str(run_file))
+    return Command(tmp_path / "output.txt", *command)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -93,8 +104,7 @@ def test_a_separate_explorer_compares_its_logprobs_with_the_trainers(engine_valu
     style = {"type": "bounded", "max_staleness": "2 steps", "pause_mode": pause_mode}
     values = engine_values(mode="both", synchronizer={"type": "checkpoint", "style": style})
     process = start(tmp_path, values)
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
+    process.finish()
     rows = rows_of(tmp_path / "runs" / "strop" / "small")
     gaps = [row["engine/logprob_gap"] for row in rows if "engine/logprob_gap" in row]
     assert gaps and max(gaps) < 1e-4
@@ -146,8 +156,7 @@ def test_a_killed_process_of_the_engine_is_replaced(
     )
     chosen.send_signal(signal.SIGKILL)
     record_kill(f"{library} engine")
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
+    said = process.finish()
     assert said.count("Restarting it with its latest weights and its pending requests") == 1
     rows = rows_of(folder)
     assert [row["step"] for row in rows][-1] == 12
@@ -174,8 +183,7 @@ def test_engines_killed_at_random_moments_lose_nothing(engine_values, library, t
             time.sleep(0.1)
         draw.choice(found).send_signal(signal.SIGKILL)
         record_kill(f"{library} engine")
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
+    said = process.finish()
     restarts = said.count("Restarting it with its latest weights and its pending requests")
     assert 1 <= restarts <= KILLS, "two kills may hit processes of the same engine"
     everything = {f"train-{s:06d}-{n:05d}" for s in range(1, KILLS + 3) for n in range(8)}

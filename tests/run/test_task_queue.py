@@ -118,6 +118,17 @@ def queue(queued: Values, tiny: Path) -> Callable[..., TaskQueue]:
     return make
 
 
+def test_the_chat_template_gets_its_variables(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
+    template = "{{ style }} {{ messages[0].content }}"
+    tasks = queue(data__chat_template=template, data__chat_template_args={"style": "terse"})
+    put(tmp_path / "tasks.db", [*maxima(0, 1), ('[{"role": "user", "content": "max 0 0"}]', "0")])
+    taken = tasks.take(2)
+    lengths = {len(task.prompt_ids) for task in taken}
+    plain = queue(data__chat_template=template).take(2)
+    assert len(lengths) == 1, "JSON text of messages is messages"
+    assert all(len(plain[i].prompt_ids) < len(taken[i].prompt_ids) for i in range(2))
+
+
 def test_incomplete_batch_does_not_advance(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
     tasks = queue()
     put(tmp_path / "tasks.db", maxima(0, 3))

@@ -114,10 +114,10 @@ def test_a_dataset_of_the_hub_is_streamed(tmp_path: Path) -> None:
     assert rows[3][0] == f"{tmp_path / 'd'} row 3 (counting from 0)"
 
 
-@pytest.mark.slow
 def test_a_malformed_row_is_named_when_it_is_reached(
-    stream: Callable[..., TaskStream], tmp_path: Path
+    stream: Callable[..., TaskStream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("strop.run.rollout.task_stream.MAX_REJECTED", 50)
     (tmp_path / "bad.jsonl").write_text(json.dumps(ROWS[0]) + "\n" * 4 + '{"prompt": "x"}\n')
     with pytest.raises(DataError, match="line 5 has no 'answer'"):
         stream(f"{tmp_path}/bad.jsonl").take(2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 import strop
-from benchmarks.free_port import find_free_port
 from strop.errors import ConfigError, PlacementError, TrainingError
 from strop.run.distributed.torchrun import ADDRESS_FILE, require_torchrun_ranks
 from strop.training.ranks.available import on_available_ranks
@@ -21,7 +20,7 @@ from strop.workers.network import LOOPBACK
 from strop.workers.torchrun import torchrun_process
 from tests.files import digest
 
-from .command import Command, clean_environment
+from .command import Command, StropCommand
 from .network_hosts import Host, two_hosts
 from .test_distributed import rows_of
 
@@ -118,19 +117,21 @@ def test_processes_of_a_launcher_train_what_own_processes_train(values, tmp_path
     reference = strop.train(strop.load(values(name="one", trainer__engine=fsdp2(2))))
     run_file = tmp_path / "run.yaml"
     run_file.write_text(yaml.safe_dump(values(name="two", trainer__engine=fsdp2(2))))
-    address = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(find_free_port(LOOPBACK))}
+    # Below the ports that Linux gives to connections, and another one for each process that runs tests.
+    address = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(20_000 + os.getpid() % 10_000)}
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "strop", "train", str(run_file)],
-            env=clean_environment(**address, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        StropCommand(
+            tmp_path / f"{rank}.txt",
+            "train",
+            str(run_file),
+            **address,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE="2",
         )
         for rank in range(2)
     ]
-    first, second = (process.communicate()[0] for process in processes)
-    assert [process.returncode for process in processes] == [0, 0], first + second
+    first, second = (process.finish() for process in processes)
     assert "step" in first and "step" not in second, "the first process alone prints"
     folder = tmp_path / "runs" / "strop" / "two"
     assert rows_of(folder) == rows_of(reference.folder)
@@ -158,7 +159,7 @@ def torchrun_on(hosts: Sequence[Host], run: dict, tmp_path: Path, *wrapper: str)
             command.kill()
 
 
-@pytest.mark.evidence
+@pytest.mark.nightly
 def test_a_lost_host_is_named_and_the_run_goes_on_without_it(values, tmp_path):
     network = {"node_timeout_seconds": 10}
     run = values(
@@ -177,7 +178,7 @@ def test_a_lost_host_is_named_and_the_run_goes_on_without_it(values, tmp_path):
         assert "Finished 200 steps" in first.wait_for("Finished")
 
 
-@pytest.mark.evidence
+@pytest.mark.nightly
 def test_a_folder_that_hosts_do_not_share_is_refused(values, tmp_path):
     hidden = tmp_path / "runs"
     hidden.mkdir()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import strop
-from strop.errors import ConfigError, MissingExtraError, MonitorError, RunFolderError
+from strop.errors import MissingExtraError, MonitorError, RunFolderError
 from strop.run.recording import tracking
+
+from .conftest import Values
+from .results import train
 
 SERVICES = ["wandb", "mlflow", "swanlab"]
 RECORD = {
@@ -31,14 +31,14 @@ def _no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_continues_the_runs_of_the_services(values: Callable[..., dict[str, Any]]) -> None:
+def test_a_resumed_run_continues_the_runs_of_the_services(values: Values) -> None:
     from mlflow.tracking import MlflowClient
 
     run = values(record=RECORD)
-    folder = strop.train(strop.load(run, ["trainer.duration=2 steps"])).folder
+    folder = train(run, "trainer.duration=2 steps").folder
     ids = json.loads((folder / "tracking.json").read_text())
     assert set(ids) == set(SERVICES)
-    strop.train(strop.load(run))
+    train(run)
     assert json.loads((folder / "tracking.json").read_text()) == ids
 
     client = MlflowClient(f"sqlite:///{Path(run['output']).absolute() / 'mlflow.db'}")
@@ -65,14 +65,14 @@ def test_a_resumed_run_continues_the_runs_of_the_services(values: Callable[..., 
 
 
 def test_a_server_that_does_not_answer_is_one_paragraph(
-    values: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    values: Values, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     record = {"monitors": ["mlflow"], "mlflow": {"tracking_uri": "http://user:secret@127.0.0.1:9"}}
     with pytest.raises(
         MonitorError, match=r"(?s)^MLflow at http.*Check record\.mlflow\.tracking_uri\.$"
     ) as caught:
-        strop.train(strop.load(values(record=record)))
+        train(values(record=record))
     assert "secret" not in str(caught.value)
 
 
@@ -82,13 +82,6 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         MissingExtraError, match=r"^record.monitors lists wandb, .*pip install 'strop\[wandb\]'$"
     ):
         tracking.require_package("wandb")
-
-
-def test_options_of_a_service_that_is_not_used(values: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"record\.wandb has options, but record\.monitors does not list wandb"
-    ):
-        strop.load(values(record={"monitors": ["console"], "wandb": {"mode": "offline"}}))
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "5"])

@@ -11,6 +11,8 @@ import numpy as np
 
 from strop.algorithms.loss_spec import LossSpec
 from strop.config.schema import Run
+from strop.config.schema.algorithm import RolloutAlgorithmConfig
+from strop.config.schema.trainer import TrainerConfig
 from strop.protocols import TrainingEngine
 from strop.run.optimize.policy_optimizer import PolicyOptimizer
 from strop.run.optimize.rollout_updater import RolloutUpdater
@@ -40,21 +42,21 @@ def groups(*, known: bool = True) -> list[ExperienceGroup]:
     return found
 
 
+def rollout_updater(
+    engine: TrainingEngine, algorithm: RolloutAlgorithmConfig, trainer: TrainerConfig
+) -> RolloutUpdater:
+    """An updater with a constant learning rate."""
+    rate = cast(Any, SimpleNamespace(lr=lambda step, update: 0.01, weight_decay=lambda step, update: None))
+    horizon = Horizon(steps=9, updates=99, steps_per_epoch=9, updates_per_step=6)
+    optimizer = PolicyOptimizer(engine, LossSpec(algorithm, 16), rate)
+    return RolloutUpdater(optimizer, algorithm, trainer, horizon, max_response_tokens=16, seed=1)
+
+
 def update_on_groups(
     engine: TrainingEngine, run: Run, *, skip: bool, known: bool = True
 ) -> Mapping[str, float]:
     """Train two steps on `groups`; returns the metrics of the second."""
-    trainer = run.trainer.model_copy(
-        update={"tasks_per_step": len(REWARDS), "tasks_per_update": 1, "skip_zero_advantages": skip}
-    )
-    rate = cast(Any, SimpleNamespace(lr=lambda step, update: 0.01, weight_decay=lambda step, update: None))
-    updater = RolloutUpdater(
-        PolicyOptimizer(engine, LossSpec(run.algorithm, 16), rate),
-        cast(Any, run.algorithm),
-        trainer,
-        Horizon(steps=9, updates=99, steps_per_epoch=9, updates_per_step=6),
-        max_response_tokens=16,
-        seed=1,
-    )
+    sizes = {"tasks_per_step": len(REWARDS), "tasks_per_update": 1, "skip_zero_advantages": skip}
+    updater = rollout_updater(engine, cast(Any, run.algorithm), run.trainer.model_copy(update=sizes))
     updater.update(StepBatch(groups(known=known)), step=1, updates_done=0)
     return updater.update(StepBatch(groups(known=known)), step=2, updates_done=6).metrics

@@ -49,6 +49,14 @@ print('escaped' if ctypes.CDLL(None).unshare(0x10000000) == 0 else 'rejected')""
     "higher limits": """
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40)); print('escaped')""",
+    "larger buffers of sockets": """
+import socket
+socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 10**6); print('escaped')""",
+    "larger buffers of pipes": "import fcntl, os; fcntl.fcntl(os.pipe()[0], 1031, 2**20); print('escaped')",
+    "sockets that no process has open": """
+import socket
+a, b = socket.socketpair()
+socket.send_fds(a, [b'x'], [b.fileno()]); print('escaped')""",
     "memory outside of the limit": "import os; os.memfd_create('x'); print('escaped')",
 }
 
@@ -61,6 +69,11 @@ import threading, time
 def many():
     while True: threading.Thread(target=time.sleep, args=(60,)).start()
 many()""",
+    "threads with small stacks": """
+import threading, time
+threading.stack_size(32768)
+for n in range(1000): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print('escaped')""",
     "output": "while True: print('x' * 10**6)",
     "errors": "import sys\nwhile True: sys.stderr.write('x' * 10**6)",
     "file": "open('large', 'wb').write(bytes(10**8)); print('escaped')",

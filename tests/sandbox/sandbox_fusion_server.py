@@ -23,24 +23,16 @@ from typing import Any
 
 LANGUAGES = ("python", "cpp", "nodejs", "go", "java", "bash")
 """Some of the server's 29 languages."""
+REQUIRED: dict[str, type] = {"code": str, "language": str}
 DEFAULTS: dict[str, Any] = {
     "compile_timeout": 10.0,
     "run_timeout": 10.0,
     "memory_limit_MB": -1,
-    "stdin": None,
+    "stdin": "",
     "files": {},
     "fetch_files": [],
 }
-TYPES: dict[str, tuple[type, ...]] = {
-    "compile_timeout": (int, float),
-    "run_timeout": (int, float),
-    "memory_limit_MB": (int,),
-    "code": (str,),
-    "stdin": (str, type(None)),
-    "language": (str,),
-    "files": (dict,),
-    "fetch_files": (list,),
-}
+TYPES = REQUIRED | {name: type(value) for name, value in DEFAULTS.items()}
 OUTPUT_BYTES = 128 * 1024
 """The server answers with what it has read when the program ends, about twice asyncio's buffer of 64 KiB."""
 
@@ -68,7 +60,7 @@ class StandIn(ThreadingHTTPServer):
 def serve(concurrency: int = 34) -> Iterator[StandIn]:
     """A server on loopback; 34 is the original's own default."""
     with StandIn(concurrency) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             yield server
         finally:
@@ -78,46 +70,41 @@ def serve(concurrency: int = 34) -> Iterator[StandIn]:
 class _Handler(BaseHTTPRequestHandler):
     server: StandIn
 
-    def do_GET(self) -> None:
-        self._send(405, {"detail": "Method Not Allowed"})
-
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        faults = request_faults(body)
         if self.path != "/run_code":
             self._send(404, {"detail": "Not Found"})
-            return
-        faults = request_faults(body)
-        if faults:
+        elif faults:
             self._send(422, {"detail": faults})
-            return
-        request = DEFAULTS | body
-        with self.server.slots:
-            with self.server.lock:
-                self.server.requests.append(request)
-                failure = self.server.failures.pop(0) if self.server.failures else None
-                self.server.running += 1
-                self.server.most_running = max(self.server.most_running, self.server.running)
-            try:
-                self._answer(request, failure)
-            finally:
-                with self.server.lock:
-                    self.server.running -= 1
-
-    def _answer(self, request: dict[str, Any], failure: int | str | None) -> None:
-        if isinstance(failure, int):
-            headers = {"Retry-After": "1"} if failure == 429 else {}
-            self._send(failure, {"detail": "no \x1b[2J capacity", "traceback": []}, headers)
-        elif failure is not None:
-            message = f"exception on running code {request['code']}: no \x1b[2J memory None"
-            self._send(200, _response(failure, message, None, {}))
         else:
-            self._send(200, run(request))
+            with self.server.slots:
+                self._run(DEFAULTS | body)
 
-    def _send(self, status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+    def _run(self, request: dict[str, Any]) -> None:
+        with self.server.lock:
+            self.server.requests.append(request)
+            failure = self.server.failures.pop(0) if self.server.failures else None
+            self.server.running += 1
+            self.server.most_running = max(self.server.most_running, self.server.running)
+        try:
+            if isinstance(failure, int):
+                self._send(failure, {"detail": "no \x1b[2J capacity", "traceback": []})
+            elif failure is not None:
+                message = f"exception on running code {request['code']}: no \x1b[2J memory None"
+                self._send(200, _response(failure, message, None, {}))
+            else:
+                self._send(200, run(request))
+        finally:
+            with self.server.lock:
+                self.server.running -= 1
+
+    def _send(self, status: int, content: dict[str, Any]) -> None:
         body = json.dumps(content).encode()
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        if status == 429:
+            self.send_header("Retry-After", "1")
         self.end_headers()
         self.wfile.write(body)
 
@@ -127,20 +114,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 def request_faults(body: dict[str, Any]) -> list[dict[str, Any]]:
     """The list `detail` of a status 422; unknown fields are ignored, as by the original."""
-    faults = []
-    for name, types in TYPES.items():
-        if name not in body:
-            if name not in DEFAULTS:
-                faults.append({"type": "missing", "loc": ["body", name], "msg": "Field required"})
-        elif not isinstance(body[name], types) or isinstance(body[name], bool):
-            faults.append({"type": "type_error", "loc": ["body", name], "msg": f"Input should be {types}"})
+    found = {name: "Field required" for name in REQUIRED if name not in body}
+    for name in TYPES.keys() & body.keys():
+        numbers = (int, float) if TYPES[name] is float else TYPES[name]
+        if not isinstance(body[name], numbers) or isinstance(body[name], bool):
+            found[name] = f"Input should be {TYPES[name]}"
         elif isinstance(body[name], str) and not _is_encodable(body[name]):
-            faults.append({"type": "string_unicode", "loc": ["body", name], "msg": "not valid Unicode"})
+            found[name] = "not valid Unicode"
     if body.get("language", "python") not in LANGUAGES:
-        faults.append(
-            {"type": "literal_error", "loc": ["body", "language"], "msg": "Input should be 'python'"}
-        )
-    return faults
+        found["language"] = "Input should be 'python'"
+    return [{"type": "fault", "loc": ["body", name], "msg": text} for name, text in found.items()]
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -151,22 +134,14 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             (Path(folder) / name).write_bytes(base64.b64decode(content))
         file = Path(folder) / "tmp0.py"
         file.write_text(request["code"], encoding="utf-8")
-        started = time.monotonic()
-        process = subprocess.Popen(
-            [sys.executable, str(file)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=folder,
-        )
+        started, limit, text = time.monotonic(), request["run_timeout"], request["stdin"].encode()
         try:
-            out, err = process.communicate((request["stdin"] or "").encode(), timeout=request["run_timeout"])
-            status = "Finished"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-            status = "TimeLimitExceeded"
-        code = process.returncode if status == "Finished" else None
+            done = subprocess.run(
+                [sys.executable, str(file)], input=text, capture_output=True, cwd=folder, timeout=limit
+            )
+            status, code, out, err = "Finished", done.returncode, done.stdout, done.stderr
+        except subprocess.TimeoutExpired as expired:
+            status, code, out, err = "TimeLimitExceeded", None, expired.stdout or b"", expired.stderr or b""
         result = {
             "status": status,
             "execution_time": time.monotonic() - started,
@@ -174,26 +149,14 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             "stdout": _decoded(out[:OUTPUT_BYTES]),
             "stderr": _decoded(err[:OUTPUT_BYTES]),
         }
-        found = {name: Path(folder) / name for name in request["fetch_files"]}
-        files = {
-            name: base64.b64encode(path.read_bytes()).decode()
-            for name, path in found.items()
-            if path.is_file()
-        }
+        found = [Path(folder) / name for name in request["fetch_files"] if (Path(folder) / name).is_file()]
+        files = {path.name: base64.b64encode(path.read_bytes()).decode() for path in found}
     return _response("Failed" if code != 0 else "Success", "", result, files)
 
 
-def _response(
-    status: str, message: str, result: dict[str, Any] | None, files: dict[str, str]
-) -> dict[str, Any]:
-    return {
-        "status": status,
-        "message": message,
-        "compile_result": None,
-        "run_result": result,
-        "executor_pod_name": None,
-        "files": files,
-    }
+def _response(status: str, message: str, result: dict[str, Any] | None, files: dict[str, str]) -> Any:
+    more = {"compile_result": None, "run_result": result, "executor_pod_name": None, "files": files}
+    return {"status": status, "message": message, **more}
 
 
 def _decoded(output: bytes) -> str:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from strop.config.schema.sandbox import LocalSandboxConfig
 from strop.errors import SandboxError
 from strop.sandbox import mechanisms
 from strop.sandbox.inside.seccomp import _CLONE, _DENIED, _KILL
-from strop.sandbox.protocol import IsolationLevel, Program, Sandbox
+from strop.sandbox.protocol import IsolationLevel, Program
 from strop.sandbox.registry import open_sandbox
 from tests.sandbox.attacks import ATTACKS, EXHAUSTION
 
@@ -27,7 +26,7 @@ _CONFIG: dict[str, Any] = {"timeout_seconds": 30.0, "memory_mb": 300}
 
 
 @pytest.fixture(scope="module", params=["process", "bubblewrap"])
-def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+def sandbox(request):
     expected = IsolationLevel.CONFINED if request.param == "process" else IsolationLevel.NAMESPACED
     config = LocalSandboxConfig(mechanism=request.param, minimum="limited", **_CONFIG)
     try:
@@ -40,7 +39,7 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 
 @pytest.fixture(scope="module")
-def targets() -> Iterator[dict[str, Any]]:
+def targets():
     """Targets of the attacks: a file, a listening port, and a process of this user."""
     column = 1 if platform.machine() == "aarch64" else 0
     numbers = {"socket": _DENIED["socket"], "kill": _KILL, "clone": _CLONE}
@@ -59,38 +58,47 @@ def targets() -> Iterator[dict[str, Any]]:
         assert file.read_text() in ("secret", "secretchanged")
 
 
-def test_ordinary_programs(sandbox: Sandbox) -> None:
-    result = sandbox.run(Program("print(input()[::-1], input())", "abc\ndef\n"), 30)
-    assert (result.stdout, result.exit_code, result.completed) == ("cba def\n", 0, True)
-    result = sandbox.run(Program("print('before')\n1 / 0"), 30)
-    assert (result.stdout, result.exit_code, result.completed) == ("before\n", 1, False)
-    assert (
-        "program.py" in result.stderr and "ZeroDivisionError" in result.stderr and "main" not in result.stderr
-    )
-    result = sandbox.run(Program("open('f', 'w').write('x'); print(open('f').read(), __name__)"), 30)
-    assert result.stdout == "x __main__\n"
-    imports = "import numpy, threading, random, dataclasses, multiprocessing, asyncio, tempfile, datetime"
-    result = sandbox.run(Program(f"{imports}\nprint(numpy.ones(3).sum(), tempfile.mkstemp() is None)"), 30)
-    assert result.stdout == "3.0 False\n", result.stderr
-    result = sandbox.run(
-        Program("import sys; print(len(sys.stdin.read())); print('x' * 300_000)", "y" * 10**6), 30
-    )
-    assert len(result.stdout) == 300_009
-    result = sandbox.run(Program("1 +"), 30)
-    assert "SyntaxError" in result.stderr
-    assert sandbox.run(Program("print({'a', 'b', 'c', 'd'})"), 30).stdout == (
-        sandbox.run(Program("print({'a', 'b', 'c', 'd'})"), 30).stdout
-    )
+IMPORTS = "import numpy, threading, random, dataclasses, multiprocessing, asyncio, tempfile, datetime"
+LETTERS = "print({'a', 'b', 'c', 'd'})"
 
 
-def test_the_environment_is_empty(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("source", "stdin", "stdout"),
+    [
+        ("print(input()[::-1], input())", "abc\ndef\n", "cba def\n"),
+        ("open('f', 'w').write('x'); print(open('f').read(), __name__)", "", "x __main__\n"),
+        (f"{IMPORTS}\nprint(numpy.ones(3).sum(), tempfile.mkstemp() is None)", "", "3.0 False\n"),
+        ("print(len(input())); print('x' * 300_000)", "y" * 10**6, f"1000000\n{'x' * 300_000}\n"),
+    ],
+    ids=["input", "files", "imports", "much input and output"],
+)
+def test_ordinary_programs_complete(sandbox, source, stdin, stdout):
+    result = sandbox.run(Program(source, stdin), 30)
+    assert (result.stdout, result.exit_code, result.completed) == (stdout, 0, True), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "stdout", "error"),
+    [("print('before')\n1 / 0", "before\n", "ZeroDivisionError"), ("1 +", "", "SyntaxError")],
+)
+def test_programs_that_raise_do_not(sandbox, source, stdout, error):
+    result = sandbox.run(Program(source), 30)
+    assert (result.stdout, result.exit_code, result.completed) == (stdout, 1, False)
+    assert "program.py" in result.stderr and error in result.stderr and "main" not in result.stderr
+
+
+def test_sets_have_the_same_order_in_each_run(sandbox):
+    assert sandbox.run(Program(LETTERS), 30).stdout == sandbox.run(Program(LETTERS), 30).stdout
+
+
+def test_the_environment_is_empty(sandbox, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     result = sandbox.run(Program("import os; print(dict(os.environ))"), 30)
     assert "HOME" in result.stdout and "secret" not in result.stdout
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_escapes(sandbox: Sandbox, targets: dict[str, Any], name: str) -> None:
+def test_escapes(sandbox, targets, name):
     result = sandbox.run(Program(ATTACKS[name].format(**targets)), 30)
     assert "escaped" not in result.stdout
     assert result.exit_code == 1 or result.stdout in ("rejected\n", "\n"), result
@@ -98,7 +106,7 @@ def test_escapes(sandbox: Sandbox, targets: dict[str, Any], name: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux's")
 @pytest.mark.parametrize("name", sorted(ATTACKS.keys() - {"a session of its own", "higher limits"}))
-def test_the_attacks_succeed_outside(targets: dict[str, Any], name: str) -> None:
+def test_the_attacks_succeed_outside(targets, name):
     """Otherwise they would prove nothing. The two others require root."""
     program = ATTACKS[name].format(**targets)
     with tempfile.TemporaryDirectory(dir=Path(targets["file"]).parent) as folder:
@@ -109,7 +117,11 @@ def test_the_attacks_succeed_outside(targets: dict[str, Any], name: str) -> None
 
 
 @pytest.mark.parametrize("name", EXHAUSTION)
-def test_exhaustion(sandbox: Sandbox, name: str) -> None:
+def test_exhaustion(sandbox, name):
+    if name == "threads with small stacks" and "threads" in sandbox.unlimited:
+        pytest.skip(
+            "this machine does not limit threads: no control group for them, and a kernel that counts them"
+        )
     ends_late = name in ("time", "sleep after the output", "regular expression", "threads", "processes")
     result = sandbox.run(Program(EXHAUSTION[name]), 0.5 if ends_late else 30.0)
     assert not result.completed
@@ -119,30 +131,31 @@ def test_exhaustion(sandbox: Sandbox, name: str) -> None:
         assert result.stopped == "output limit"
 
 
-def test_no_process_and_no_folder_remains(
-    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_process_and_no_folder_remains(sandbox, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other test processes run programs, too
     others = psutil.Process().children(recursive=True)
-    sandbox.run(
-        Program("import os; os.mkdir('deep'); os.mkdir('deep/er'); open('deep/er/f', 'w')\nwhile True: pass"),
-        0.5,
-    )
+    program = "import os; os.mkdir('deep'); os.mkdir('deep/er'); open('deep/er/f', 'w')\nwhile True: pass"
+    deep = "import os\nfor _ in range(1100): os.mkdir('d' * 99, 0o700); os.chdir('d' * 99)\nos.mkdir('closed', 0)"
+    sandbox.run(Program(program), 0.5)
+    assert sandbox.run(Program(deep), 30.0).completed
     assert not set(psutil.Process().children(recursive=True)) - set(others)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_level_below_the_minimum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"minimum": "namespaced"}, r"isolates programs at the level \w+.*minimum is namespaced.*bubblewrap"),
+        ({"mechanism": "bubblewrap"}, r"there is no program `bwrap`"),
+    ],
+)
+def test_without_bubblewrap_what_needs_it_is_refused(monkeypatch, section, message):
     monkeypatch.setattr(mechanisms.shutil, "which", lambda name: None)
-    with pytest.raises(
-        SandboxError, match=r"isolates programs at the level \w+.*minimum is namespaced.*bubblewrap"
-    ):
-        open_sandbox(LocalSandboxConfig(minimum="namespaced", **_CONFIG))
-    with pytest.raises(SandboxError, match=r"there is no program `bwrap`"):
-        open_sandbox(LocalSandboxConfig(mechanism="bubblewrap", **_CONFIG))
+    with pytest.raises(SandboxError, match=message):
+        open_sandbox(LocalSandboxConfig(**section, **_CONFIG))
 
 
-def test_bubblewrap_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bubblewrap_that_does_not_work(tmp_path, monkeypatch):
     """As in a container without user namespaces."""
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2; exit 1\n")
     (tmp_path / "bwrap").chmod(0o755)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -14,14 +13,13 @@ from strop.config.schema.sandbox import SandboxFusionConfig
 from strop.errors import SandboxError
 from strop.rewards.builtin.code import code_reward
 from strop.sandbox import sandbox_fusion
-from strop.sandbox.protocol import IsolationLevel, Program, Sandbox
+from strop.sandbox.protocol import IsolationLevel, Program
 from strop.sandbox.registry import open_sandbox
-
-from .sandbox_fusion_server import OUTPUT_BYTES, StandIn, request_faults, serve
+from tests.sandbox.sandbox_fusion_server import OUTPUT_BYTES, request_faults, serve
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+def server(monkeypatch):
     monkeypatch.setattr(sandbox_fusion, "_BACKOFF_SECONDS", 0.01)
     monkeypatch.setenv("no_proxy", "*")
     with serve(concurrency=2) as server:
@@ -29,16 +27,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 
 @pytest.fixture
-def config(server: StandIn) -> SandboxFusionConfig:
+def config(server):
     return SandboxFusionConfig(url=server.url, timeout_seconds=20, memory_mb=256, retries=2)
 
 
 @pytest.fixture
-def sandbox(config: SandboxFusionConfig) -> Sandbox:
+def sandbox(config):
     return open_sandbox(config)
 
 
-def test_programs_on_a_server(server: StandIn, sandbox: Sandbox) -> None:
+def test_programs_on_a_server(server, sandbox):
     assert sandbox.level is IsolationLevel.REMOTE
     result = sandbox.run(Program("print(input())", "a\nb"), 30)
     assert (result.stdout, result.exit_code, result.completed) == ("a\n", 0, True)
@@ -53,33 +51,30 @@ def test_programs_on_a_server(server: StandIn, sandbox: Sandbox) -> None:
     assert (result.stopped, result.exit_code) == ("time limit", None)
 
 
-def test_the_reward_on_a_server(config: SandboxFusionConfig) -> None:
-    assert code_reward("```python\nx = 1\n```", ["assert x == 1"], sandbox=config) == 1.0
-    assert code_reward("```python\nx = 2\n```", ["assert x == 1"], sandbox=config) == 0.0
-    assert code_reward("```python\nimport sys; sys.exit()\n```", ["assert x == 1"], sandbox=config) == 0.0
-    assert code_reward("```python\nprint(\n```", ["assert x == 1"], sandbox=config) == 0.0
+@pytest.mark.parametrize(
+    ("program", "reward"), [("x = 1", 1.0), ("x = 2", 0.0), ("import sys; sys.exit()", 0.0), ("print(", 0.0)]
+)
+def test_the_reward_on_a_server(config, program, reward):
+    assert code_reward(f"```python\n{program}\n```", ["assert x == 1"], sandbox=config) == reward
 
 
-def test_the_server_may_cut_the_output_of_a_program_that_ran_to_its_end(sandbox: Sandbox) -> None:
+def test_the_server_may_cut_the_output_of_a_program_that_ran_to_its_end(sandbox):
     result = sandbox.run(Program(f"print('x' * {OUTPUT_BYTES} * 2)"), 30)
     assert len(result.stdout) == OUTPUT_BYTES and result.completed and result.exit_code == 0
 
 
 @pytest.mark.parametrize("source", ["print('\ud800')", "x = '\x00'", "print('\u2028', end='')"])
-def test_text_that_a_file_cannot_hold_fails_the_program_alone(sandbox: Sandbox, source: str) -> None:
+def test_text_that_a_file_cannot_hold_fails_the_program_alone(sandbox, source):
     assert sandbox.run(Program(source, source), 30).exit_code is not None
 
 
-def test_answers_of_an_overloaded_server_are_requested_again(server: StandIn, sandbox: Sandbox) -> None:
-    retried: list[list[int | str]] = [[503, 500], ["SandboxError", 504]]
-    for failures in retried:
-        server.failures[:] = failures
-        assert sandbox.run(Program("print(1)"), 30).completed
+@pytest.mark.parametrize("failures", [[503, 500], ["SandboxError", 504]])
+def test_answers_of_an_overloaded_server_are_requested_again(server, sandbox, failures):
+    server.failures[:] = failures
+    assert sandbox.run(Program("print(1)"), 30).completed
 
 
-def test_the_pause_that_the_server_asks_for_is_kept(
-    server: StandIn, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pause_that_the_server_asks_for_is_kept(server, sandbox, monkeypatch):
     pauses: list[float] = []
     clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
     monkeypatch.setattr(sandbox_fusion, "time", clock)
@@ -88,33 +83,40 @@ def test_the_pause_that_the_server_asks_for_is_kept(
     assert 1.0 <= pauses[0] <= 1.2 and 0 < pauses[1] < 1, "Retry-After: 1, and none"
 
 
-def test_a_server_that_runs_no_program(server: StandIn, sandbox: Sandbox) -> None:
-    server.failures[:] = ["SandboxError"] * 3
-    with pytest.raises(
-        SandboxError, match=r"runs no program: it reports SandboxError: .*no \\x1b\[2J memory"
-    ):
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ("SandboxError", r"runs no program: it reports SandboxError: .*no \\x1b\[2J memory"),
+        (500, r"HTTP status 500: no \\x1b\[2J capacity"),
+    ],
+)
+def test_a_server_that_runs_no_program(server, sandbox, failure, message):
+    server.failures[:] = [failure] * 3
+    with pytest.raises(SandboxError, match=message):
         sandbox.run(Program("pass\n" * 200), 30)
-    server.failures[:] = [500] * 3
-    with pytest.raises(SandboxError, match=r"HTTP status 500: no \\x1b\[2J capacity"):
-        sandbox.run(Program(""), 30)
-    elsewhere = SandboxFusionConfig(url=server.url.removesuffix("/run_code"), retries=1)
-    with pytest.raises(
-        SandboxError, match=r"HTTP status 404: Not Found \(the address .* ends in /run_code\)"
-    ):
-        open_sandbox(elsewhere).run(Program(""), 30)
-    unused = SandboxFusionConfig(url="http://127.0.0.1:9/run_code", retries=1)
-    with pytest.raises(SandboxError, match=r"does not answer \(URLError: "):
-        open_sandbox(unused).run(Program(""), 30)
 
 
-def test_a_request_of_the_wrong_form_is_not_repeated(server: StandIn, config: SandboxFusionConfig) -> None:
+@pytest.mark.parametrize(
+    ("elsewhere", "message"),
+    [
+        (None, r"HTTP status 404: Not Found \(the address .* ends in /run_code\)"),
+        ("http://127.0.0.1:9/run_code", r"does not answer \(URLError: "),
+    ],
+)
+def test_a_wrong_address(server, elsewhere, message):
+    config = SandboxFusionConfig(url=elsewhere or server.url.removesuffix("/run_code"), retries=1)
+    with pytest.raises(SandboxError, match=message):
+        open_sandbox(config).run(Program(""), 30)
+
+
+def test_a_request_of_the_wrong_form_is_not_repeated(server, config):
     client = sandbox_fusion.SandboxFusion(config)
     with pytest.raises(SandboxError, match=r"HTTP status 422: .*'language'.*Input should be 'python'"):
         client._answer({"code": "", "language": "cobol"}, time.monotonic() + 30)
     assert server.requests == []
 
 
-def test_a_server_that_is_silent_is_an_error_and_no_failed_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_silent_is_an_error_and_no_failed_program(monkeypatch):
     """Before the reward's own time limit, after which a built-in reward counts as 0."""
     monkeypatch.setattr(sandbox_fusion, "_ROUND_TRIP_SECONDS", 0.2)
     monkeypatch.setenv("no_proxy", "*")
@@ -124,7 +126,7 @@ def test_a_server_that_is_silent_is_an_error_and_no_failed_program(monkeypatch: 
             code_reward("x = 1", ["assert x == 1"], sandbox=config, budget_seconds=0.5)
 
 
-def test_the_server_queues_what_exceeds_its_concurrency(server: StandIn, sandbox: Sandbox) -> None:
+def test_the_server_queues_what_exceeds_its_concurrency(server, sandbox):
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda n: sandbox.run(Program(f"print({n})"), 30).stdout, range(8)))
     assert results == [f"{n}\n" for n in range(8)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,7 +14,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ruamel.yaml", reason="comes with strop[studio]")
 pytest.importorskip("playwright", reason="comes with strop[dev]")
 
 from playwright.sync_api import Page, expect, sync_playwright
@@ -21,46 +21,56 @@ from playwright.sync_api import Page, expect, sync_playwright
 from strop.models.tiny import make_model
 from strop.pipelines.annotation_queue import AnnotationQueue, Answer
 from strop.studio.processes import started_process
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium"),
-]
-SECONDS = 1000
-"""Milliseconds."""
-expect.set_options(timeout=60 * SECONDS)
+from strop.studio.server import _entrance
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    """URL of a Studio in an empty folder with a model and tasks."""
-    make_model(tmp_path / "m", ["1+1=2"], vocab_size=300, hidden_size=16)
-    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
-    with (tmp_path / "train.jsonl").open("a") as file:
-        file.writelines(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(64))
+def find_chromium() -> str | None:
+    """Path of a Chromium: the one that `STROP_CHROMIUM` names, else the first one on PATH."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return os.environ.get("STROP_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+
+
+CHROMIUM = find_chromium()
+WITHOUT = "no Chromium on this machine: apt-get install chromium, or write the path of one to STROP_CHROMIUM"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)]
+LIMIT = 600_000
+"""Milliseconds that only a hang takes."""
+expect.set_options(timeout=LIMIT)
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """URL of a Studio, and its folder, which has a model and tasks."""
+    folder = tmp_path_factory.mktemp("studio")
+    environment = pytest.MonkeyPatch()
+    environment.setenv("XDG_STATE_HOME", str(folder / "state"))
+    make_model(folder / "m", ["1+1=2"], vocab_size=300, hidden_size=16)
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(64)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-m", "strop", "studio", "--port", "0"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            yield server.stdout.readline().split()[-1]
+            yield server.stdout.readline().split()[-1], folder
         finally:
             server.terminate()
-            for folder in tmp_path.glob("runs/*/*"):
-                if (run := started_process(folder)) is not None:
+            for run in map(started_process, folder.glob("runs/*/*")):
+                if run is not None:
                     run.terminate()
+            environment.undo()
 
 
 @pytest.fixture
-def page(address: str, request: pytest.FixtureRequest) -> Iterator[Page]:
+def page(studio: tuple[str, Path], request: pytest.FixtureRequest) -> Iterator[Page]:
     """Page that was opened with the token."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         opened = browser.new_page(**getattr(request, "param", {}))
-        opened.set_default_timeout(60 * SECONDS)
+        opened.set_default_timeout(LIMIT)
         errors: list[str] = []
         opened.on("pageerror", lambda error: errors.append(str(error)))
-        opened.goto(address)
+        opened.goto(studio[0])
+        opened.wait_for_url("**/runs")
         yield opened
         browser.close()
         assert errors == []
@@ -77,35 +87,29 @@ def test_compose_check_start_watch_stop_and_resume(page: Page) -> None:
     page.get_by_role("link", name="Compose", exact=True).click()
     expect(page.locator("#status")).to_contain_text("3 faults")
     expect(page.locator("#start")).to_be_disabled()
-    for key, value in {
-        "model.path": "m",
-        "data.train.path": "train.jsonl",
-        "reward": "exact",
-        "trainer.duration": "3000 steps",
-        "trainer.tasks_per_step": "4",
-        "data.max_prompt_tokens": "16",
-        "data.max_response_tokens": "4",
-    }.items():
+    answers = {"model.path": "m", "data.train.path": "train.jsonl", "reward": "exact"}
+    answers |= {"trainer.duration": "3000 steps", "trainer.tasks_per_step": "4"}
+    answers |= {"data.max_prompt_tokens": "16", "data.max_response_tokens": "4"}
+    for key, value in answers.items():
         answer(page, key, value)
     with page.expect_response("**/compose/set"):
         page.locator('[data-key="data.chat_template"]').select_option("none")
     expect(page.locator("#status")).to_contain_text("No faults")
     answer(page, "trainer.tasks_per_step", "four")
-    expect(page.locator('[data-field="trainer.tasks_per_step"] .fault-text')).to_contain_text(
-        "expected an integer"
-    )
+    fault = page.locator('[data-field="trainer.tasks_per_step"] .fault-text')
+    expect(fault).to_contain_text("expected an integer")
     answer(page, "trainer.tasks_per_step", "4")
     page.locator("#complete-check").click()
-    expect(page.locator("#check-output")).to_contain_text("The run can start", timeout=120 * SECONDS)
+    expect(page.locator("#check-output")).to_contain_text("The run can start")
     page.locator("#start").click()
     page.wait_for_url(re.compile(r"/run\?run="))
     steps = page.locator("#curves").get_by_text(re.compile(r"Step [1-9]\d* of 3000"))
-    expect(steps).to_be_visible(timeout=180 * SECONDS)
+    expect(steps).to_be_visible()
     first = steps.inner_text()
     expect(page.locator("#curves svg").first).to_be_visible()
     expect(page.locator("#curves").get_by_text(first)).to_have_count(0)  # the curves move
     page.get_by_role("button", name="Stop").click()
-    expect(page.locator("#state")).to_have_text("interrupted", timeout=120 * SECONDS)
+    expect(page.locator("#state")).to_have_text("interrupted")
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
     stopped = int(re.findall(r"\d+", steps.inner_text())[0])
     page.get_by_role("button", name="Resume").click()
@@ -116,7 +120,7 @@ def test_compose_check_start_watch_stop_and_resume(page: Page) -> None:
         "step => Number(document.body.innerText.match(/Step (\\d+) of/)?.[1]) > step", arg=stopped
     )  # the curves continue
     page.get_by_role("button", name="Stop").click()
-    expect(page.locator("#state")).to_have_text("interrupted", timeout=120 * SECONDS)
+    expect(page.locator("#state")).to_have_text("interrupted")
     page.get_by_role("link", name="Log", exact=True).click()
     expect(page.locator("pre.log")).to_contain_text("the same command continues from there")
 
@@ -143,31 +147,44 @@ def test_keyboard_alone_in_a_narrow_window(page: Page) -> None:
     page.keyboard.press("Enter")
     expect(page.locator('[data-key="model.path"]')).to_be_focused()
     for path in ("/compose", "/runs", "/rate"):
-        page.goto(re.sub(r"(:\d+)/.*", rf"\1{path}", page.url))
+        page.goto(re.sub(r"(:\d+/[^/]+)/.*", rf"\1{path}", page.url))
         width: Any = page.evaluate("document.documentElement.scrollWidth")
         assert width <= 360, path
 
 
-def test_questions_of_a_run_are_answered(page: Page, address: str, tmp_path: Path) -> None:
+def test_questions_of_a_run_are_answered(page: Page, studio: tuple[str, Path]) -> None:
     """By mouse, by key, and by key again for a question that comes while the page waits."""
     responses = [{"index": index, "text": text, "messages": None} for index, text in ((0, "4"), (3, "5"))]
     shown = {"prompt": "2+2?", "images": [], "answer": "4", "responses": responses}
-    queue = AnnotationQueue(tmp_path / "runs" / "asking" / "annotations")
+    _, folder = studio
+    queue = AnnotationQueue(folder / "runs" / "asking" / "annotations")
     queue.ask({"id": "q-1", "question": "score", **shown})
     queue.ask({"id": "q-2", "question": "preference", **shown})
-    page.goto(f"{address.partition('/?')[0]}/rate?run=asking&set=questions")
+    page.goto(page.url.replace("/runs", "/rate?run=asking&set=questions"))
     page.locator('input[name="score-3"][value="0.25"]').check()
     page.get_by_role("button", name="Submit").click()
     expect(page.locator('[data-question="q-2"]')).to_be_visible()
     page.keyboard.press("2")
     expect(page.locator("#no-question")).to_be_visible()
     queue.ask({"id": "q-3", "question": "score", **shown})
-    expect(page.locator('[data-question="q-3"]')).to_be_visible(timeout=60 * SECONDS)
+    expect(page.locator('[data-question="q-3"]')).to_be_visible()
     page.keyboard.press("s")
     expect(page.locator("#no-question")).to_be_visible()
+    scored, preferred = Answer("answered", {3: 0.25}), Answer("answered", {3: 1.0, 0: 0.0})
     found = [queue.find_answer(f"q-{number}") for number in (1, 2, 3)]
-    assert found == [
-        Answer("answered", {3: 0.25}),
-        Answer("answered", {3: 1.0, 0: 0.0}),
-        Answer("skipped", {}),
-    ]
+    assert found == [scored, preferred, Answer("skipped", {})]
+
+
+def test_a_file_leads_to_the_pages_and_the_cookie_reaches_no_other_path(
+    page: Page, studio: tuple[str, Path]
+) -> None:
+    """As `--open` does: the navigation begins at a file, which is another site than the pages."""
+    page.context.clear_cookies()
+    with _entrance(studio[0]) as file:
+        page.goto(file.as_uri())
+        page.wait_for_url("**/runs")
+    expect(page.get_by_role("link", name="Compose", exact=True)).to_be_visible()
+    (cookie,) = page.context.cookies()
+    assert cookie["path"] == re.findall(r":\d+(/[^/]+/)", page.url)[0] and cookie["httpOnly"]
+    sent = page.request.get(re.sub(r"(:\d+)/.*", r"\1/runs", page.url))
+    assert sent.status == 403

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("ruamel.yaml", reason="comes with strop[studio]")
-
 from strop.config.load.config_tree import split_key
 from strop.config.schema.walk import all_keys, field_at
 from strop.dialects.trinity.reader import LEDGER

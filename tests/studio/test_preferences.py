@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("ruamel.yaml", reason="comes with strop[studio]")
-
 from starlette.testclient import TestClient
 
 from strop.config.load.loader import load_run
@@ -17,8 +17,17 @@ from strop.pipelines.annotation_queue import AnnotationQueue, Answer
 from strop.runs.folder import RunFolder
 from strop.runs.rollout_file import rollout_path, write_rollouts
 from strop.runs.rollout_index import RolloutIndex
-from strop.studio.preferences import _prompt, draw_pair, pairs_run_file, preference_file, read_preferences
+from strop.studio.preferences import (
+    _changing,
+    _prompt,
+    draw_pair,
+    pairs_run_file,
+    preference_file,
+    read_preferences,
+)
+from strop.workers.child_process import child_environment
 from tests.report.run_folders import group, metrics, open_recorder
+from tests.studio.conftest import SETTINGS
 
 
 @pytest.fixture
@@ -27,12 +36,8 @@ def run(client: TestClient) -> Path:
     path = Path("runs/sums/first")
     with open_recorder(path) as recorder:
         recorder.log_step(1, metrics(1))
-        groups = [
-            group(0, ["a", "b"], [1.0, 0.0]),
-            group(1, ["c", "d"], [0.0, 1.0]),
-            group(2, ["e", "e"], [0.0, 0.0]),
-        ]
-        recorder.log_rollouts(1, groups)
+        groups = [group(0, ["a", "b"], [1.0, 0.0]), group(1, ["c", "d"], [0.0, 1.0])]
+        recorder.log_rollouts(1, [*groups, group(2, ["e", "e"], [0.0, 0.0])])
     return path
 
 
@@ -41,25 +46,64 @@ def test_rating_writes_the_dataset_and_ends_when_all_pairs_are_rated(client: Tes
     page = client.get("/rate?run=sums/first").text
     for count in (1, 2):
         step, name = (page.partition(f'data-{key}="')[2].partition('"')[0] for key in ("step", "group"))
-        vote = {
-            "run": "sums/first",
-            "set": "training",
-            "file": "preferences.jsonl",
-            "step": step,
-            "group": name,
-        }
-        assert client.post("/rate/choose", json=vote | {"chosen": "1", "rejected": "0"}).json() == {
-            "rated": count
-        }
+        vote = {"run": "sums/first", "set": "training", "file": "preferences.jsonl", "step": step}
+        vote |= {"group": name, "chosen": "1", "rejected": "0"}
+        assert client.post("/rate/choose", json=vote).json() == {"rated": count}
         page = client.get("/rate/pair?run=sums/first&set=training&file=preferences.jsonl").text
     assert "No further pair" in page
     rows = [json.loads(line) for line in Path("preferences.jsonl").read_text().splitlines()]
-    assert {(row["prompt"], row["chosen"], row["rejected"]) for row in rows} == {
-        ("2+2?", "b", "a"),
-        ("2+2?", "d", "c"),
+    found = {(row["prompt"], row["chosen"], row["rejected"]) for row in rows}
+    assert found == {("2+2?", "b", "a"), ("2+2?", "d", "c")}
+    with Path("preferences.jsonl").open("a") as file:
+        file.write(json.dumps(other := rows[0] | {"rollouts": [7, 8]}) + "\n")
+    for rated in (2, 2):  # the choice of this page, and not the last one of the file; once
+        assert client.post("/rate/undo", json=vote).json()["rated"] == rated
+    assert read_preferences(Path("preferences.jsonl")) == [rows[0], other]
+
+
+def test_choices_of_many_people_at_once_are_all_kept(client: TestClient, run: Path) -> None:
+    vote = {
+        "run": "sums/first",
+        "set": "training",
+        "file": "out/preferences.jsonl",
+        "step": "1",
+        "group": "t0",
     }
-    assert client.post("/rate/undo", json={"file": "preferences.jsonl"}).json()["rated"] == 1
-    assert read_preferences(Path("preferences.jsonl")) == rows[:1]
+    votes = [vote | {"chosen": "1", "rejected": "0"}, vote | {"chosen": "0", "rejected": "1"}] * 8
+    with ThreadPoolExecutor(16) as people:
+        answers = [*people.map(lambda each: client.post("/rate/choose", json=each).status_code, votes)]
+    assert answers == [200] * 16 and len(read_preferences(Path("out/preferences.jsonl"))) == 16
+    assert [path.name for path in Path("out").iterdir()] == ["preferences.jsonl"]
+
+
+def test_processes_wait_for_each_other(tmp_path: Path) -> None:
+    path, count = tmp_path / "preferences.jsonl", 20
+    script = """
+import sys
+from pathlib import Path
+from strop.studio.preferences import _changing
+for number in range(int(sys.argv[2])):
+    with _changing(Path(sys.argv[1])) as rows:
+        rows.append({"chosen": sys.argv[3], "rejected": number})
+"""
+    arguments = [sys.executable, "-c", script, str(path), str(count)]
+    writers = [subprocess.Popen([*arguments, name], env=child_environment()) for name in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    rows = [(row["chosen"], row["rejected"]) for row in read_preferences(path)]
+    assert sorted(rows) == [(name, number) for name in "ab" for number in range(count)]
+
+
+def test_a_row_has_any_character_that_a_response_has(tmp_path: Path) -> None:
+    path = tmp_path / "preferences.jsonl"
+    rows = [{"chosen": f"a{mark}b", "rejected": ""} for mark in "\u2028\u2029\x85\x0b\x0c\x1c\x1e\r\n\ud800"]
+    for row in rows:
+        with _changing(path) as found:
+            found.append(row)
+    assert read_preferences(path) == rows
+    path.write_bytes(path.read_bytes()[:-5])  # a kill
+    assert read_preferences(path) == rows[:-1]
+    path.write_text('{"chosen": "a", "rejected": "b"}')  # by hand, without an end of the line
+    assert len(read_preferences(path)) == 1
 
 
 def test_pairs_are_of_different_responses_of_one_group(tmp_path: Path) -> None:
@@ -93,7 +137,7 @@ def test_run_file_for_the_preferences_loads(client: TestClient, run: Path) -> No
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"ends in \.jsonl"):
-        preference_file("preferences.csv")
+        preference_file("preferences.csv", SETTINGS)
     other = tmp_path / "tasks.jsonl"
     other.write_text('{"prompt": "1+1"}\n')
     with pytest.raises(DataError, match="is not a file of preferences"):
@@ -123,11 +167,8 @@ def test_questions_of_a_run_are_answered(client: TestClient, run: Path) -> None:
     part = client.get("/rate/pair?run=sums/first&set=questions").text
     assert 'data-question="q-2"' in part and 'name="score-2" value="0.75"' in part
     assert [each["id"] for each in client.get("/rate/questions?run=sums/first").json()["waiting"]] == ["q-2"]
-    for scores, fault in (
-        ({"1": 1}, "indices 0, 2"),
-        ({"0": 1.5}, "between 0 and 1"),
-        ({"a": 1}, "by index"),
-    ):
+    faults = (({"1": 1}, "indices 0, 2"), ({"0": 1.5}, "between 0 and 1"), ({"a": 1}, "by index"))
+    for scores, fault in faults:
         refused = client.post("/rate/answer", json={"run": "sums/first", "id": "q-2", "scores": scores})
         assert refused.status_code == 400 and fault in refused.json()["error"]
     client.post("/rate/answer", json={"run": "sums/first", "id": "q-2"})

@@ -46,50 +46,39 @@ def opened(folder: RunFolder) -> RolloutIndex:
     return index
 
 
+def texts(index: RolloutIndex, accepted: RolloutFilter = RolloutFilter()) -> list[object]:  # noqa: B008
+    return [row["text"] for row in index.find(accepted, 0, 9).rows]
+
+
 def identity(row: dict[str, object]) -> tuple[object, ...]:
     return row["step"], row["group"], row["index"], row["text"]
 
 
 @pytest.mark.parametrize(
-    "accepted",
+    ("chosen", "fits"),
     [
-        RolloutFilter(order="oldest"),
-        RolloutFilter(order="oldest", first_step=2, last_step=3),
-        RolloutFilter(order="oldest", status="error"),
-        RolloutFilter(order="oldest", min_reward=0.5, max_reward=0.75),
-        RolloutFilter(order="oldest", text="TEXT 7 "),
-        RolloutFilter(order="oldest", group="t3", last_step=1),
+        ({}, lambda row: True),
+        ({"first_step": 2, "last_step": 3}, lambda row: 2 <= row["step"] <= 3),
+        ({"status": "error"}, lambda row: row["status"] == "error"),
+        ({"min_reward": 0.5, "max_reward": 0.75}, lambda row: row["reward"] in (0.5, 0.625, 0.75)),
+        ({"text": "TEXT 7 "}, lambda row: "text 7 " in row["text"]),
+        ({"group": "t3", "last_step": 1}, lambda row: row["group"] == "t3" and row["step"] == 1),
     ],
     ids=["all", "steps", "failed", "reward", "text", "group"],
 )
-def test_filter_finds_what_a_plain_search_finds(
-    folder: RunFolder, rows: list[dict[str, object]], accepted: RolloutFilter
-) -> None:
-    def fits(row: dict[str, object]) -> bool:
-        reward = row["reward"]
-        bounded = accepted.min_reward is None or (isinstance(reward, float) and 0.5 <= reward <= 0.75)
-        return (
-            (accepted.first_step or 0) <= row["step"] <= (accepted.last_step or STEPS)  # type: ignore[operator]
-            and accepted.status in (None, row["status"])
-            and accepted.group in (None, row["group"])
-            and bounded
-            and (accepted.text or "").lower() in str(row["text"]).lower()
-        )
-
+def test_a_filter_finds_what_a_plain_search_finds(folder: RunFolder, rows, chosen, fits) -> None:
     expected = [identity(row) for row in rows if fits(row)]
-    index, found, offset = opened(folder), [], 0
-    while True:
-        page = index.find(accepted, offset, 50)
+    index, found, has_more = opened(folder), [], True
+    while has_more:
+        page = index.find(RolloutFilter(order="oldest", **chosen), len(found), 50)
         found += [identity(row) for row in page.rows]
-        offset += 50
-        if not page.has_more:
-            break
+        has_more = page.has_more
     assert expected and found == expected
 
 
 def test_orders(folder: RunFolder, rows: list[dict[str, object]]) -> None:
     index = opened(folder)
-    scored = sorted((row["reward"] for row in rows if row["reward"] is not None), reverse=True)  # type: ignore[type-var]
+    scored = sorted((row["reward"] for row in rows if row["reward"] is not None), reverse=True)
     best = index.find(RolloutFilter(order="best"), 100, 200)
     assert [row["reward"] for row in best.rows] == scored[100:300]
     worst = index.find(RolloutFilter(order="worst"), 0, 30)
@@ -116,10 +105,7 @@ def test_evaluations_are_sets_of_their_own(folder: RunFolder) -> None:
     index = opened(folder)
     assert index.sources == ["training", "eval/held-out"]
     assert index.steps("eval/held-out") == [2]
-    assert [row["text"] for row in index.find(RolloutFilter("eval/held-out", order="best"), 0, 9).rows] == [
-        "b",
-        "a",
-    ]
+    assert texts(index, RolloutFilter("eval/held-out", order="best")) == ["b", "a"]
 
 
 def test_new_changed_and_deleted_files_are_noticed(tmp_path: Path) -> None:
@@ -130,11 +116,11 @@ def test_new_changed_and_deleted_files_are_noticed(tmp_path: Path) -> None:
     write_rollouts(rollout_path(folder.rollouts, 2), 2, [group(0, ["c"], [0.0])])
     (folder.rollouts / "step-000003.parquet").write_bytes(b"PAR1 and nothing else")
     index.refresh()
-    assert [row["text"] for row in index.find(RolloutFilter(), 0, 9).rows] == ["c", "b", "a"]
+    assert texts(index) == ["c", "b", "a"]
     rollout_path(folder.rollouts, 2).unlink()
     write_rollouts(rollout_path(folder.rollouts, 1), 1, [group(0, ["d"], [0.5])])
     index.refresh()
-    assert [row["text"] for row in index.find(RolloutFilter(), 0, 9).rows] == ["d"]
+    assert texts(index) == ["d"]
 
 
 def test_file_that_is_deleted_while_the_folder_is_listed_is_left_out(

@@ -1,6 +1,5 @@
 """A trainer that takes groups in order of arrival: no deadlock, and the bound of the style `bounded`.
 
-A run in small, in any order of events. The explorer's steps give any number of groups, some of which are too
 Simulated runs in a random order of events. The explorer's steps write any number of groups, some of which are
 stale when they are taken; the buffer returns the oldest group first, or the newest.
 """

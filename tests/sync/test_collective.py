@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +39,7 @@ from strop.workers.address import Address
 from strop.workers.waiting import wait_until
 
 from .test_publish import Sampler, Trainer
-from .trainer_process import BUCKETS, WEIGHTS
+from .trainer_process import BUCKETS, WEIGHTS, explore, start, train
 
 CPU = torch.device("cpu")
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -154,7 +151,7 @@ def test_without_lead_a_checkpoint_needs_no_further_version(tmp_path):
     with sender_and_receiver(tmp_path) as (sender, receiver):
         publisher = Publisher(Trainer(), FixedStyleConfig(), sender)
         subscriber = Subscriber(
-            Sampler(), FixedStyleConfig(), receiver, timeout_seconds=5, check=lambda: None
+            Sampler(), FixedStyleConfig(), receiver, timeout_seconds=600, check=lambda: None
         )
         for step in (1, 2):
             subscriber.before_step(step)
@@ -217,12 +214,7 @@ class RecordingSampler:
 
 
 def make_subscriber(receiver, sampler, check=lambda: None) -> Subscriber:
-    return Subscriber(sampler, FixedStyleConfig(), receiver, timeout_seconds=60, check=check)
-
-
-def start_trainer(folder: Path, *limit: object) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.sync.trainer_process", str(folder), *map(str, limit)]
-    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return Subscriber(sampler, FixedStyleConfig(), receiver, timeout_seconds=600, check=check)
 
 
 class Engine:
@@ -310,16 +302,6 @@ def test_a_version_that_does_not_arrive_is_requested_again(tmp_path, caplog):
     assert engine.versions == [1] and "half of the weights are missing" in caplog.text
 
 
-KILLED = """
-import os, signal, sys, torch
-from pathlib import Path
-from strop.sync.collective.receiver import CollectiveReceiver
-receiver = CollectiveReceiver(Path(sys.argv[1]), "127.0.0.1", torch.device("cpu"), lambda: None)
-for _ in receiver.read(1):
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 @pytest.mark.slow
 def test_an_explorer_killed_during_a_transfer_does_not_block_others(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 80_000)
@@ -329,13 +311,14 @@ def test_an_explorer_killed_during_a_transfer_does_not_block_others(tmp_path, mo
 
     with sender_and_receiver(tmp_path) as (sender, receiver):
         sender.write(1, WEIGHTS.items())
-        process = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60)
-        assert process.returncode == -signal.SIGKILL
+        process = start(explore, tmp_path)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
         sampler = RecordingSampler()
         assert make_subscriber(receiver, sampler).load_newest(VersionWindow(1, 1)) == 1
         assert all(torch.equal(sampler.weights[name], tensor) for name, tensor in WEIGHTS.items())
         # The thread of the lost connection logs it when it is scheduled; closing the sender would end it before.
-        wait_until(said, "the warning", timeout_seconds=60, interval_seconds=0.01)
+        wait_until(said, "the warning", timeout_seconds=600, interval_seconds=0.01)
         sender.write(2, WEIGHTS.items())  # raises errors of the server's threads
     assert said() == [
         "The connection to the explorer was lost during the transfer of version 1 of the weights; the explorer "
@@ -347,11 +330,11 @@ def test_an_explorer_killed_during_a_transfer_does_not_block_others(tmp_path, mo
 def test_the_explorer_waits_for_a_trainer_killed_during_a_transfer(tmp_path, caplog):
     receiver = CollectiveReceiver(tmp_path, "127.0.0.1", CPU, lambda: None)
     sampler = RecordingSampler()
-    processes = [start_trainer(tmp_path, BUCKETS - 1)]
+    processes = [start(train, tmp_path, BUCKETS - 1)]
 
     def again() -> None:
-        processes[0].wait()
-        processes.append(start_trainer(tmp_path))
+        processes[0].join()
+        processes.append(start(train, tmp_path))
 
     thread = threading.Thread(target=again)
     thread.start()
@@ -362,7 +345,7 @@ def test_the_explorer_waits_for_a_trainer_killed_during_a_transfer(tmp_path, cap
         for process in processes:
             process.kill()
         receiver.close()
-    assert processes[0].returncode == -signal.SIGKILL
+    assert processes[0].exitcode == -signal.SIGKILL
     assert all(torch.equal(sampler.weights[name], tensor) for name, tensor in WEIGHTS.items())
     said = [record.message for record in caplog.records if record.name == "strop.sync"]
     assert said == [
@@ -375,7 +358,7 @@ def test_the_explorer_waits_for_a_trainer_killed_during_a_transfer(tmp_path, cap
 def test_a_stopped_trainer_times_out_and_stop_checks_continue(tmp_path, monkeypatch):
     monkeypatch.setattr(process_group, "BROADCAST_TIMEOUT_SECONDS", 2.0)
     checks: list[None] = []
-    process = start_trainer(tmp_path, 1, "stop")
+    process = start(train, tmp_path, 1, signal.SIGSTOP)
     receiver = CollectiveReceiver(tmp_path, "127.0.0.1", CPU, lambda: checks.append(None))
     try:
         while receiver.versions() != [1]:
@@ -385,7 +368,7 @@ def test_a_stopped_trainer_times_out_and_stop_checks_continue(tmp_path, monkeypa
             dict(receiver.read(1))
     finally:
         process.kill()
-        process.wait()
+        process.join()
     assert len(checks) > 2, "stop checks are called during the wait"
     assert receiver.versions() == []
 

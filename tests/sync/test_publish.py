@@ -16,6 +16,8 @@ from strop.sync.folder_store import FolderVersionStore
 from strop.sync.publish import Publisher
 from strop.sync.staleness_policy import VersionWindow
 from strop.sync.subscribe import Subscriber
+from strop.sync.transport import REQUESTED
+from strop.workers.waiting import wait_until
 
 CPU = torch.device("cpu")
 HERE = {"host": "127.0.0.1", "device": CPU}
@@ -58,7 +60,7 @@ class Pair:
             self.sampler,  # type: ignore[arg-type]
             self.section.style,
             self.receiver,
-            timeout_seconds=5.0,
+            timeout_seconds=600.0,
             check=check,
         )
         self.start_trainer()
@@ -103,7 +105,7 @@ def test_the_explorer_waits_for_the_required_version(pair) -> None:
     both = pair()
     for step in (1, 2):
         both.train(step)
-    later = threading.Timer(0.2, lambda: both.train(3))
+    later = threading.Timer(0.1, lambda: both.train(3))
     later.start()
     assert both.subscriber.load_newest(VersionWindow(3, 3)) == 3
     later.join()
@@ -142,33 +144,37 @@ def test_every_nth_version_and_the_last_are_published(pair) -> None:
     assert both.sender.versions() == [3, 6, 8]
 
 
-def test_a_request_is_served_between_two_steps(pair) -> None:
+@pytest.fixture
+def asking(pair) -> Iterator[tuple[Pair, threading.Thread]]:
+    """A pair whose explorer has asked for weights, and the thread in which it waits for them."""
     both = pair(type="on_request", every="2 steps")
     both.subscriber.before_step(1)
     both.train(1)
     both.subscriber.before_step(2)
     assert both.sender.versions() == [], "nothing was requested"
-    done = threading.Event()
-    thread = threading.Thread(target=lambda: (both.subscriber.before_step(3), done.set()))
-    thread.start()
-    assert not done.wait(0.2)
+    waiting = threading.Thread(target=both.subscriber.before_step, args=[3])
+    waiting.start()
+    assert wait_until(
+        lambda: both.sender.get_signal(REQUESTED) == 3, "request", timeout_seconds=600, interval_seconds=0.01
+    )
+    assert both.sender.versions() == []
+    yield both, waiting
+
+
+def test_a_request_is_served_between_two_steps(asking) -> None:
+    both, waiting = asking
     both.publisher.serve_request()
-    thread.join(5)
-    assert done.is_set() and both.subscriber.version == 1
+    waiting.join()
+    assert both.subscriber.version == 1
     both.publisher.serve_request()
     assert both.sender.versions() == [1]
 
 
-def test_a_request_is_served_at_the_end_of_a_step_if_the_trainer_never_waits(pair) -> None:
-    both = pair(type="on_request", every="2 steps")
-    both.train(1)
-    done = threading.Event()
-    thread = threading.Thread(target=lambda: (both.subscriber.before_step(3), done.set()))
-    thread.start()
-    assert not done.wait(0.2)
+def test_a_request_is_served_at_the_end_of_a_step_if_the_trainer_never_waits(asking) -> None:
+    both, waiting = asking
     both.train(2)
-    thread.join(5)
-    assert done.is_set() and both.subscriber.version == 2 and both.sender.versions() == [2]
+    waiting.join()
+    assert both.subscriber.version == 2 and both.sender.versions() == [2]
 
 
 def test_a_timeout_names_the_published_versions(pair) -> None:

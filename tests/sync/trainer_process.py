@@ -1,43 +1,63 @@
-"""A trainer process that holds version 1 of some weights, to be killed by tests.
-
-python -m tests.sync.trainer_process FOLDER [BROADCASTS]: after that many broadcasts it kills itself, or with
-`stop` as a third argument stops itself, in the middle of the next one.
-"""
+"""Processes of a transfer that break off in its middle. They start from a process that has torch loaded."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from strop.config.schema.synchronizer import CollectiveSyncConfig
 from strop.inference.weight_transfer import buckets
 from strop.inference.weight_transfer.process_group import WeightProcessGroup
+from strop.sync.collective.receiver import CollectiveReceiver
 from strop.sync.collective.sender import CollectiveSender
 
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload([__name__])
 WEIGHTS = {f"w{number}": torch.arange(5000) + number for number in range(6)}
 BUCKETS = 3
+CPU = torch.device("cpu")
 
 
-def main() -> None:
-    folder, *limit = sys.argv[1:]
+def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """A process that runs a function of this module."""
+    process = SERVER.Process(target=target, args=arguments)
+    # Otherwise the process would import the main module of pytest again.
+    with patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):
+        process.start()
+    return process
+
+
+def train(folder: Path, broadcasts: int | None = None, how: signal.Signals = signal.SIGKILL) -> None:
+    """A trainer with version 1 of the weights; after that many broadcasts it gets a signal in the next one."""
     buckets.BUCKET_BYTES = 80_000
-    if limit:
-        _break_off(int(limit[0]), signal.SIGSTOP if limit[1:] else signal.SIGKILL)
-    cpu = torch.device("cpu")
-    sender = CollectiveSender(Path(folder), CollectiveSyncConfig(), "127.0.0.1", cpu, None)
+    if broadcasts is not None:
+        _break_off(broadcasts, how)
+    sender = CollectiveSender(folder, CollectiveSyncConfig(), "127.0.0.1", CPU, None)
     sender.write(1, WEIGHTS.items())
     sender.announce_start()
     assert len(sender._store.versions()[1]) == BUCKETS
-    time.sleep(120)
+    time.sleep(3600)
 
 
-def _break_off(after: int, how: int) -> None:
+def explore(folder: Path) -> None:
+    """An explorer that is killed after the first weight of version 1."""
+    receiver = CollectiveReceiver(folder, "127.0.0.1", CPU, lambda: None)
+    for _ in receiver.read(1):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _break_off(after: int, how: signal.Signals) -> None:
     broadcast, done = WeightProcessGroup.broadcast, 0
 
     def counted(self: WeightProcessGroup, content: torch.Tensor, check: Callable[[], None]) -> None:
@@ -49,7 +69,3 @@ def _break_off(after: int, how: int) -> None:
         broadcast(self, content, check)
 
     WeightProcessGroup.broadcast = counted  # type: ignore[method-assign,assignment]
-
-
-if __name__ == "__main__":
-    main()

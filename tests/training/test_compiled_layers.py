@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
 from strop.models import compiled_layers
 from strop.models.compiled_layers import compile_layers
 from strop.models.packed_attention.forward import enable_packed_attention
+from tests.cases import nightly
 from tests.models.models import distance, make, packed, packed_gradient, some_experiences
 
 COMPILED = ModelConfig(path="none", compile=True)
 
 
 @pytest.mark.slow
-def test_compiled_layers_learn_the_same_and_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", *nightly("inductor")])
+def test_compiled_layers_learn_the_same_and_are_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """Without code in C++ in CI, which torch's default takes long to compile."""
+    compile_module = nn.Module.compile
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda layer, **options: compile_module(layer, backend=backend, **options)
+    )
     plain, compiled = make("qwen2", num_hidden_layers=1), make("qwen2", num_hidden_layers=1)
     for model in (plain, compiled):
         enable_packed_attention(model)
@@ -24,10 +34,10 @@ def test_compiled_layers_learn_the_same_and_are_compiled_once(monkeypatch: pytes
     experiences = some_experiences()
     for number, count in enumerate((10, 3, 5, 7)):
         # The first length may be compiled; any later compilation is an error.
-        monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", number > 0)
-        micro_batches = packed(experiences[:count], share_prompts=True)
-        expected, gradient = packed_gradient(plain, micro_batches)
-        found, compiled_gradient = packed_gradient(compiled, micro_batches)
+        with torch._dynamo.config.patch(error_on_recompile=number > 0):
+            micro_batches = packed(experiences[:count], share_prompts=True)
+            expected, gradient = packed_gradient(plain, micro_batches)
+            found, compiled_gradient = packed_gradient(compiled, micro_batches)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
         assert distance(compiled_gradient, gradient) < 1e-4
 

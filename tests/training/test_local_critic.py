@@ -23,12 +23,6 @@ from strop.types import GlobalCounts, MicroBatch, TrainingBatch
 from tests.training.test_local_engine import SETTINGS, experiences, make_run
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "model"
-    return make_model(path, ["one and one is two"], vocab_size=280, hidden_size=32)
-
-
 def make_engine(folder: Path, policy: dict[str, object] = {}, **critic: object) -> CriticModel:  # noqa: B006
     """A critic of the policy's model, unless `critic` says otherwise."""
     values = {"type": "ppo", "critic": {"optimizer": {"lr": 0.01}, **critic}}

@@ -17,7 +17,6 @@ from strop.config.schema import Run
 from strop.config.units import Amount
 from strop.data.packing import pack
 from strop.errors import CheckpointError, PlacementError, TrainingError
-from strop.models.tiny import make_model
 from strop.training.device import find_device
 from strop.training.parallel.parallelize import single_device
 from strop.training.policy_model import PolicyModel
@@ -26,12 +25,6 @@ from strop.types import Experience, GlobalCounts, LossOutput, MicroBatch, TokenO
 from tests.models.models import experience
 
 KL = {"type": "grpo", "kl_loss": {"coef": 0.1}}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "model"
-    return make_model(path, ["one and one is two"], vocab_size=280, hidden_size=32)
 
 
 def make_run(folder: Path, model: Mapping[str, object] = {}, **sections: object) -> Run:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,18 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
+from transformers import Trainer
 
 from strop.config.schema import Run
+from strop.config.schema.model import LoraConfig
 from strop.config.schema.optimizer import OptimizerConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.errors import CheckpointError, MissingExtraError, PlacementError, TrainingError
-from strop.models.tiny import make_model
-from strop.training.optimizers.build import build_optimizer
+from strop.models.lora import add_lora
+from strop.training.optimizers.build import build_optimizer, undecayed_parameters
 from strop.training.optimizers.fused_backward import FusedBackward
 from strop.training.policy_model import PolicyModel
+from tests.models.models import make
 from tests.training.test_local_engine import accumulate, make_policy, make_run, micro_batches, same, weights
 
 pytest.importorskip("pytorch_optimizer", reason="comes with strop[optimizers]")
@@ -31,7 +35,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch_fused": {"type": "adamw"},
     "adafactor": {"type": "adafactor", "beta1": 0.9, "scale_parameter": True},
     "ademamix": {"type": "ademamix", "ramp_updates": 4},
-    "sgd": {"type": "sgd", "momentum": 0.9, "nesterov": True},
+    "sgd": {"type": "sgd", "momentum": 0.9, "nesterov": True, "decay_norms_and_biases": False},
     "adagrad": {"type": "adagrad", "lr_decay": 0.1, "initial_accumulator": 0.1},
     "rmsprop": {"type": "rmsprop", "momentum": 0.9, "centered": True},
     "galore_adamw": {"type": "galore_adamw", "rank": 4, "update_every": 4, "scale": 1.0},
@@ -51,12 +55,6 @@ MODELS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "model"
-    return make_model(path, ["one and one is two"], vocab_size=280, hidden_size=32)
-
-
 def run_with(folder: Path, name: str, model: Mapping[str, object] = {}) -> Run:
     clip = None if name in ("lomo", "adalomo") else 1.0
     trainer = {"optimizer": {**SLOW, **OPTIMIZERS[name]}, "max_grad_norm": clip, "engine": {"device": "cpu"}}
@@ -69,15 +67,17 @@ def update(engine: PolicyModel, number: int) -> tuple[dict[str, float], float]:
     return accumulate(engine, micro_batches(engine, 10_000, seed=number)), engine.step()
 
 
+def resumed_cases() -> Iterator[Any]:
+    """Each optimizer with one kind of model in CI, and with the others at night."""
+    for number, (optimizer, model) in enumerate(product(OPTIMIZERS, MODELS)):
+        in_ci = number % len(MODELS) == (number // len(MODELS)) % len(MODELS)
+        yield pytest.param(
+            optimizer, MODELS[model], marks=() if in_ci else pytest.mark.nightly, id=f"{optimizer}, {model}"
+        )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(model, id=name, marks=() if name in ("float32", "mixed lora") else pytest.mark.slow)
-        for name, model in MODELS.items()
-    ],
-)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "model"), list(resumed_cases()))
 def test_a_resumed_optimizer_equals_the_uninterrupted_one_bit_for_bit(
     folder: Path, tmp_path: Path, name: str, model: dict[str, object]
 ) -> None:
@@ -165,15 +165,46 @@ def test_moments_of_8_bits_are_near_adamw() -> None:
     assert 0 < (quantized - exact).norm() < 0.05 * (exact - start).norm()
 
 
+@pytest.mark.parametrize("family", ["qwen2", "gpt2", "phi", "cohere", "mamba", "qwen3"])
+def test_norms_and_biases_are_those_of_transformers_trainer(family: str) -> None:
+    options = {"use_qk_norm": True} if family == "cohere" else {}
+    for model in (
+        make(family, **options),
+        add_lora(make(family, **options), LoraConfig(rank=2), torch.float32),
+    ):
+        decayed = Trainer.get_decay_parameter_names(None, model)  # type: ignore[arg-type]
+        assert undecayed_parameters(model) == {name for name, _ in model.named_parameters()} - set(decayed)
+
+
+# The rate of GrokAdamW depends on a tensor's place in a group.
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "grokadamw"])
+def test_the_decay_leaves_out_norms_and_biases(name: str) -> None:
+    section = TypeAdapter(OptimizerConfig).validate_python({**SLOW, **OPTIMIZERS[name], "weight_decay": 0.5})
+    parameters = sample_parameters()
+    optimizer = build_optimizer(section, parameters, {"layers.0.norm.weight"})
+    *others, norm = descend(optimizer, parameters.values(), 3)
+    *decayed, decayed_norm = ours(name, 3, weight_decay=0.5)
+    close(others, decayed)
+    close([norm], ours(name, 3, weight_decay=0.0)[-1:])
+    assert not torch.equal(norm, decayed_norm)
+
+
+def test_a_changing_decay_leaves_out_norms_and_biases(folder: Path) -> None:
+    model = make_policy(run_with(folder, "sgd"))
+    model.set_weight_decay(0.3)
+    names = {p: name for name, p in model._parameters.items()}
+    found = {
+        names[p]: group["weight_decay"] for group in model._optimizer.param_groups for p in group["params"]
+    }
+    assert found.keys() == model._parameters.keys()
+    assert {name for name, decay in found.items() if decay == 0} == undecayed_parameters(model.master)
+    assert {0.0, 0.3} == set(found.values())
+
+
 def test_paged_moments_need_a_gpu() -> None:
     section = TypeAdapter(OptimizerConfig).validate_python({"type": "adamw_bnb", "paged": True})
     with pytest.raises(PlacementError, match="Write paged: false"):
         build_optimizer(section, sample_parameters())
-
-
-def test_moments_of_32_bits_are_refused_unless_paged() -> None:
-    with pytest.raises(ValidationError, match="write type: adamw, or bits: 8"):
-        TypeAdapter(OptimizerConfig).validate_python({"type": "adamw_bnb", "bits": 32})
 
 
 def test_ademamix_matches_the_paper() -> None:
@@ -301,14 +332,6 @@ def test_fused_backward_refuses_a_partial_update_before_any_change(folder: Path)
     assert same(weights(engine), before)
 
 
-@pytest.mark.parametrize("name", ["lomo", "adalomo"])
-def test_clipping_with_fused_backward_is_refused(name: str) -> None:
-    with pytest.raises(
-        ValidationError, match=f"{name} updates the weights during the backward pass.*max_grad_norm: null"
-    ):
-        TrainerConfig.model_validate({"optimizer": name})
-
-
 @pytest.mark.parametrize("model", [MODELS["float32"], MODELS["mixed"]], ids=["float32", "mixed"])
 def test_schedule_free_publishes_its_average(folder: Path, model: dict[str, object]) -> None:
     """After an update weights and log-probs are the average's; gradients are taken at another point."""
@@ -356,6 +379,19 @@ def test_a_missing_library_names_the_install_command(monkeypatch: pytest.MonkeyP
         ours("galore_adamw")
 
 
-def test_nesterov_without_momentum_is_refused() -> None:
-    with pytest.raises(ValidationError, match="nesterov requires a momentum above 0"):
-        TrainerConfig.model_validate({"optimizer": {"type": "sgd", "nesterov": True}})
+CLIPPED = "{} updates the weights during the backward pass.*max_grad_norm: null"
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("lomo", CLIPPED.format("lomo")),
+        ("adalomo", CLIPPED.format("adalomo")),
+        ({"type": "adamw_bnb", "bits": 32}, "write type: adamw, or bits: 8"),
+        ({"type": "sgd", "nesterov": True}, "nesterov requires a momentum above 0"),
+    ],
+    ids=["lomo with clipping", "adalomo with clipping", "32 bits unless paged", "nesterov without momentum"],
+)
+def test_settings_that_do_not_fit_are_refused(section: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainerConfig.model_validate({"optimizer": section})

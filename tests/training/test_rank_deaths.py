@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import subprocess
-import sys
-from pathlib import Path
+from itertools import product
 
 import psutil
 import pytest
 
-from strop.workers.child_process import child_environment
-from tests.further_cases import further_cases
+from strop.workers.child_process import ChildProcess, start_module
+from tests.cases import nightly
 from tests.kill_log import kills, record_kill
 
-SCRIPT = """
-import sys
-from contextlib import closing
-from strop.errors import StropError
-from strop.training.ranks import remote_rank
-from strop.training.ranks.group import RankGroup
-from tests.training import dying_ranks
-
-remote_rank.run_rank_worker = getattr(dying_ranks, sys.argv[1])
-try:
-    with closing(RankGroup(int(sys.argv[2]), "cpu")) as group:
-        assert group.run(dying_ranks.Collective(False)) == [float(sys.argv[2])] * int(sys.argv[2])
-        group.run(dying_ranks.Collective(True))
-except StropError as error:
-    print(error)
-    sys.exit(error.exit_code)
-"""
+pytestmark = pytest.mark.slow
 MOMENTS = (
     "before_it_connects",
     "between_store_and_process_group",
@@ -41,95 +23,71 @@ MOMENTS = (
 ROUNDS = range(kills(1, sources=len(MOMENTS) * 2))
 
 
-def start(moment: str, ranks: int, script: str = SCRIPT) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", script, moment, str(ranks)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=child_environment(),
-        cwd=Path(__file__).parents[2],
+def start(*arguments: object) -> ChildProcess:
+    """A process of a first rank, since one that has left others while they joined cannot join again."""
+    words = map(str, arguments)
+    imports = ["strop.training.ranks.group", "strop.training.ranks.rank_worker"]
+    return start_module(
+        "tests.training.first_rank", *words, imports=imports, has_children=True, stdout=subprocess.PIPE
     )
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    """The output; both pipes also wait for every child process that has inherited them."""
-    out, err = process.communicate()
-    assert process.returncode in (1, 75), err
-    return out
+def finish(process: ChildProcess) -> tuple[str, int]:
+    """The output and the exit code; the pipe also waits for every child process that has inherited it."""
+    assert process.stdout is not None
+    with process.stdout:
+        return process.stdout.read().decode(), process.wait()
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize(
     ("moment", "ranks", "number"),
-    [*itertools.product(MOMENTS, (2,), ROUNDS), *further_cases(*itertools.product(MOMENTS, (3,), ROUNDS))],
+    [
+        ("before_it_connects", 2, 0),
+        ("in_a_later_collective", 2, 0),
+        *nightly(*product(MOMENTS, (2, 3), ROUNDS)),
+    ],
 )
-def test_a_killed_rank_is_named(moment, ranks, number):
+def test_a_killed_rank_is_named(moment: str, ranks: int, number: int) -> None:
     """And not one whose collective operation fails as a consequence."""
-    process = start(moment, ranks)
-    assert re.match(rf"Rank {ranks - 1} of the trainer ended by signal 9 \(Killed\)", finish(process))
-    assert process.returncode == 75
+    output, code = finish(start("lose", moment, ranks))
+    assert re.match(rf"Rank {ranks - 1} of the trainer ended by signal 9 \(Killed\)", output), output
+    assert code == 75
     record_kill("a rank that joins, or is in a collective")
 
 
-HANGS = """
-import os, signal, sys
-from contextlib import closing
-from strop.errors import StropError
-from strop.training.ranks.group import RankGroup
-from tests.training import dying_ranks
-
-how, ranks = sys.argv[1], int(sys.argv[2])
-try:
-    with closing(RankGroup(ranks, "cpu", hang_timeout_seconds=6.0)) as group:
-        group.run(dying_ranks.Collective(False))
-        if how == "between":
-            os.kill(group._remote[-1]._worker.pid, signal.SIGSTOP)
-            group.run_each([dying_ranks.Large(bytes(1 << 22))] * ranks)
-        group.run(dying_ranks.Hang(how))
-except StropError as error:
-    print(error)
-    sys.exit(error.exit_code)
-"""
+def test_a_rank_that_cannot_join_says_why() -> None:
+    output, code = finish(start("lose", "refused", 2))
+    assert re.match(r"Rank 1 of the trainer failed:\n(.|\n)*is neither a file nor an address", output), output
+    assert code == 1
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize(
     ("how", "ranks"),
     [
-        ("stopped", 2),
         ("in", 2),
-        ("after", 2),
         ("between", 2),
-        *further_cases(("stopped", 3), ("in", 3), ("between", 3)),
+        *nightly(("stopped", 2), ("after", 2), ("stopped", 3), ("in", 3), ("between", 3)),
     ],
 )
 def test_a_rank_that_hangs_is_named(how: str, ranks: int) -> None:
     """In a collective operation or outside of one; a stopped process can also block a message to it."""
-    process = start(how, ranks, HANGS)
-    output = finish(process)
+    output, code = finish(start("hang", how, ranks))
     assert re.match(rf"Rank {ranks - 1} of the trainer hangs: .*hang_timeout_seconds", output), output
-    assert output.count("\n") == 1 and process.returncode == 75
+    assert output.count("\n") == 1 and code == 75
 
 
-@pytest.mark.faults
-def test_a_rank_that_cannot_join_says_why():
-    process = start("refused", 2)
-    assert re.match(
-        r"Rank 1 of the trainer failed:\n(.|\n)*is neither a file nor an address", finish(process)
-    )
-    assert process.returncode == 1
-
-
-@pytest.mark.faults
-def test_the_other_ranks_end_with_the_first():
+def test_the_other_ranks_end_with_the_first() -> None:
     """Even while they join, which they would try for half an hour."""
-    process = start("never", 3)
+    process = start("lose", "never", 3)
     assert process.stdout is not None
-    assert process.stdout.readline() == "joining\n"
-    children = psutil.Process(process.pid).children()
-    assert len(children) == 2
+    assert process.stdout.readline() == b"joining\n"
+    ranks = [
+        each
+        for each in psutil.Process(process.pid).children(recursive=True)
+        if "".join(each.cmdline()[-1:]).startswith("rank-")
+    ]
+    assert len(ranks) == 2
     process.kill()
-    process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=60)
+    process.wait()
+    _, alive = psutil.wait_procs(ranks, timeout=600)
     assert not alive

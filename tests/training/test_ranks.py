@@ -1,384 +1,332 @@
-"""Training on several ranks gives the results of one process, and each rank holds only its shard."""
+"""Training on several ranks gives the results of one process on every layout, and each rank holds only its shard.
+
+CI runs each layout with some kinds of training; the nightly run has every kind on every layout, and every pair of
+layouts that write and read a checkpoint. With `STROP_GAPS` the gaps of each are appended to that file as JSON lines.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
-import pickletools
-import re
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from strop.algorithms.loss_spec import LossSpec
-from strop.algorithms.losses.value_losses import ValueLoss
-from strop.config.schema import Run
-from strop.config.schema.algorithm import SftConfig
-from strop.config.schema.data import ImagesConfig
-from strop.config.schema.model import ModelConfig
-from strop.config.units import Amount
-from strop.data.packing import pack, plan_micro_batches
 from strop.errors import CheckpointError, TrainingError
-from strop.models.meta_loading import MetaLoadingUnsupported, build_on_meta
 from strop.models.tiny import make_model
-from strop.models.vision.model_images import ModelImages
 from strop.protocols import TrainingEngine
-from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine
-from strop.training.backends.local import LocalCriticEngine, LocalEngine
-from strop.training.ranks.group import RankGroup
-from strop.training.ranks.messages import (
-    POLICY,
-    BuildPolicy,
-    ComputeTokenValues,
-    CriticForwardBackward,
-    PolicyForwardBackward,
-    Rank,
-)
-from strop.training.ranks.share import interleave, plan_rank_shares
-from strop.training.specs import PolicySpec
-from strop.types import GlobalCounts, MicroBatch, TrainingBatch
-from tests.models.families import family_folder
+from strop.training.backends.fsdp2 import Fsdp2Engine
+from strop.training.backends.local import LocalEngine
+from strop.training.ranks.messages import Rank
 from tests.run.zero_advantages import update_on_groups
-from tests.training.test_local_engine import batch_of, make_run
+from tests.training.backends import (
+    FAMILY_JOBS,
+    JOBS,
+    LAYOUTS,
+    LORA,
+    MIXED,
+    WHOLE_VOCABULARY,
+    Job,
+    PolicyTrainee,
+    Values,
+    alone,
+    assert_divided,
+    folder_of,
+    gap,
+    make_runs,
+    on_ranks,
+)
+from tests.training.conftest import RankPool
 
-LIMIT = Amount(60, "tokens")
-KL = {"type": "grpo", "kl_loss": {"coef": 0.1}}
-FULL_KL = {"type": "grpo", "kl_loss": {"coef": 0.1, "estimator": "full"}}
-LORA = {"lora": {"rank": 4, "alpha": 8}}
-CASES = {
-    "full": ({}, {"type": "grpo"}),
-    "reference": ({}, KL),
-    "full kl": ({}, FULL_KL),
-    "lora": (LORA, KL),
-    "lora, full kl": (LORA, FULL_KL),
-    "mixed": ({"compute_dtype": "bfloat16"}, {"type": "grpo"}),
+pytestmark = pytest.mark.slow
+TORCH_LINEAR = functional.linear
+"""The function that ZeRO-3 replaces while its ranks run."""
+ALONE = "one process"
+IN_CI: Mapping[str, Sequence[str]] = {
+    "2 shards": ("full KL", "SFT", "RMSprop", "teacher, sampled", "bfloat16", "gemma2", "images in tiles"),
+    "2 shards kept": ("KL", "images in a grid", "lfm2, LoRA", "mixtral, LoRA", "mamba"),
+    "2 shards offloaded": ("LoRA, full KL", "Adagrad"),
+    "2 replicas": ("recomputed", "critic", "gradient"),
+    "sp 2": ("full KL", "GSPO", "LoRA", "SFT", "DPO", "critic", "teacher", "images, adapter in the tower"),
+    "tp 2": ("LoRA", "critic", "SFT", "qwen3, full KL", WHOLE_VOCABULARY),
+    "ZeRO-1": ("SGD with momentum",),
+    "ZeRO-2": ("bfloat16, LoRA",),
+    "ZeRO-2 offloaded": ("KL",),
+    "ZeRO-3": ("critic, LoRA",),
+    "ZeRO-3 offloaded": ("LoRA, full KL",),
+    "ZeRO-3, sp 2": ("DPO",),
+    "2 x 2": ("full KL",),
+    "sp 2 x 2": ("recomputed selectively, LoRA",),
+    "tp 2, sp 2": ("KL",),
 }
+"""Kinds of training of each layout in CI."""
+PLAIN_LAYOUTS = ("2 shards", "2 shards kept", "sp 2", "tp 2")
+"""Layouts that train the other families; those with images not on "tp 2"."""
+CONVERTED_IN_CI = (
+    (ALONE, "2 shards offloaded"),
+    (ALONE, "ZeRO-3 offloaded"),
+    ("2 shards", "ZeRO-3"),
+    ("ZeRO-3 offloaded", "sp 2"),
+    ("ZeRO-2", "ZeRO-3, sp 2"),
+    ("tp 2", "ZeRO-1"),
+    ("2 replicas", "tp 2"),
+)
+"""Layouts of as many ranks, by which a checkpoint is written and read."""
+
+
+def marked(ranks: int, layouts: Sequence[str], *values: str, in_ci: bool = True) -> Any:
+    """A case for a number of ranks, which is skipped without the library of its layouts."""
+    needs_library = any("ZeRO" in name for name in layouts)
+    marks: list[Any] = [pytest.mark.xdist_group(f"{ranks} ranks{' of DeepSpeed' * needs_library}")]
+    if needs_library:
+        marks.append(pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed"))
+    if not in_ci:
+        marks.append(pytest.mark.nightly)
+    return pytest.param(*values, marks=marks, id=" | ".join(values))
+
+
+def trainings() -> Iterator[Any]:
+    """Each layout with each kind of training."""
+    wanted = {(layout, name) for layout, names in IN_CI.items() for name in names}
+    for layout, section in LAYOUTS.items():
+        families = FAMILY_JOBS if layout in PLAIN_LAYOUTS else {}
+        for name in (*JOBS, *(name for name, job in families.items() if fits(job, layout))):
+            yield marked(section["ranks"], [layout], layout, name, in_ci=(layout, name) in wanted)
+            wanted.discard((layout, name))
+    assert not wanted, wanted
+
+
+def fits(job: Job, layout: str) -> bool:
+    """Whether a family can be divided in this way."""
+    if layout.startswith("2 shards"):
+        return True
+    if layout == "tp 2":
+        return job.family in ("qwen3", "gemma2", "phi3", "cohere", WHOLE_VOCABULARY)
+    return job.has_images or job.family in ("qwen3", "gemma2", "phi3", "cohere", "mixtral")
+
+
+def conversions() -> Iterator[Any]:
+    """Each layout's checkpoint for each other layout of as many ranks."""
+    for count in (2, 4):
+        names = [ALONE, *(name for name, section in LAYOUTS.items() if section["ranks"] == count)]
+        for pair in permutations(names, 2):
+            if pair[1] != ALONE:  # the other test resumes each layout in one process
+                yield marked(count, pair, *pair, in_ci=count == 2 and pair in CONVERTED_IN_CI)
+
+
+Expected = tuple[list[dict[str, float]], dict[str, Any], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "model"
-    return make_model(path, ["one and one is two"], vocab_size=280, hidden_size=32)
+def expected_of() -> Callable[[str, Any, Job], Expected]:
+    """A function that computes a job in one process, once: its updates, its weights and what it computes then."""
+    found: dict[str, Expected] = {}
+
+    def compute(name: str, run: Any, job: Job) -> Expected:
+        if name not in found:
+            trainee = alone(run, job)
+            found[name] = (trainee.learn(range(2)), trainee.weights(), trainee.outputs())
+        return found[name]
+
+    return compute
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[RankGroup]:
-    with closing(RankGroup(2, "cpu")) as group:
-        yield group
-
-
-def the_run(folder: Path, model: Any = None, algorithm: Any = "grpo", **engine: Any) -> Run:
-    trainer = {
-        "optimizer": {"type": "adamw", "lr": 0.01},
-        "engine": {"type": "fsdp2", "device": "cpu", **engine},
-        "microbatch": "60 tokens",
+@pytest.mark.parametrize(("layout", "name"), list(trainings()))
+def test_ranks_learn_what_one_process_learns(
+    ranks: RankPool, folder: Path, teacher: Path, tmp_path: Path, expected_of: Any, layout: str, name: str
+) -> None:
+    """Metrics, norms of gradients, weights, log-probs; then a checkpoint that the same ranks resume exactly, and one
+    process up to rounding."""
+    job, section = (JOBS | FAMILY_JOBS)[name], LAYOUTS[layout]
+    run, single = make_runs(folder_of(job, folder, tmp_path), teacher, job, section)
+    updates, weights, outputs = expected_of(name, single, job)
+    group = ranks(section["ranks"])
+    ranked = on_ranks(group, run, job)
+    gaps = {
+        "updates": gap(ranked.learn(range(2)), updates),
+        "weights": gap(ranked.weights(), _same_types(weights, ranked.weights())),
+        "outputs": gap(ranked.outputs(), outputs),
     }
-    return make_run(folder, model or {}, trainer=trainer, algorithm=algorithm)
+    if name != WHOLE_VOCABULARY:
+        assert_divided(group, ranked.model, run)
+    assert ranked.engine.supports_shared_prompts or not job.has_images
+
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    ranked.engine.snapshot().begin_write(saved)()
+    assert not any(path.suffix in (".pt", ".bin", ".pkl") for path in saved.rglob("*"))
+    resumed = ranked.learn(range(2, 3)), ranked.weights()
+    ranked.engine.load(saved)
+    assert (ranked.learn(range(2, 3)), gap(ranked.weights(), resumed[1])) == (resumed[0], 0)
+    again = alone(single, job)
+    again.engine.load(saved)
+    gaps["resume"] = gap(again.learn(range(2, 3)), resumed[0])
+    record(layout, name, gaps)
+    tolerances = {"weights": job.weight_tolerance or job.tolerance}
+    assert not {key: value for key, value in gaps.items() if not value <= tolerances.get(key, job.tolerance)}
 
 
-def learn(engine: TrainingEngine, run: Run, seeds: range) -> list[dict[str, float]]:
-    """One update for each seed: its metrics and the norm of its gradient."""
-    loss, rows = LossSpec(run.algorithm, 64), []
-    for seed in seeds:
-        batch = batch_of(seed)
-        if run.algorithm.kl_loss is not None and run.algorithm.kl_loss.estimator != "full":
-            batch = replace(batch, ref_logprobs=engine.logprobs(batch.experiences, reference=True))
-        if run.algorithm.distillation is not None:
-            batch = replace(batch, teacher_logprobs=engine.teacher_logprobs(batch.experiences))
-        rows.append({**engine.forward_backward(batch, loss), "grad_norm": engine.step()})
-    return rows
+@pytest.mark.parametrize(("writer", "reader"), list(conversions()))
+def test_a_checkpoint_resumes_on_another_layout(
+    ranks: RankPool, folder: Path, teacher: Path, tmp_path: Path, writer: str, reader: str
+) -> None:
+    job = JOBS["KL"]
+    run, single = make_runs(folder, teacher, job, LAYOUTS[reader])
+    expected = alone(single, job).learn(range(4))
+    if writer == ALONE:
+        first = alone(single, job)
+    else:
+        written, _ = make_runs(folder, teacher, job, LAYOUTS[writer])
+        first = on_ranks(ranks(written.trainer.engine.ranks), written, job)
+    found = first.learn(range(2))
+    first.engine.snapshot().begin_write(tmp_path)()
+    weights = first.weights()
+    group = ranks(run.trainer.engine.ranks)
+    second = on_ranks(group, run, job)
+    second.engine.load(tmp_path)
+    assert_divided(group, second.model, run)
+    assert gap(second.weights(), weights) == 0
+    found += second.learn(range(2, 4))
+    record(f"{writer} -> {reader}", "KL", {"resume": gap(found, expected)})
+    assert gap(found, expected) <= job.tolerance
 
 
-def weights(engine: TrainingEngine) -> dict[str, Tensor]:
-    return {name: weight.clone() for name, weight in engine.iter_weights()}
+def _same_types(weights: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """DeepSpeed publishes weights in the compute dtype."""
+    return {name: weight.to(like[name].dtype) for name, weight in weights.items()}
 
 
-def close(first: Any, second: Any, tolerance: float = 1e-4) -> None:
-    torch.testing.assert_close(first, second, rtol=tolerance, atol=tolerance)
+def record(layout: str, job: str, gaps: Mapping[str, float]) -> None:
+    """Append the gaps to the file of `STROP_GAPS`, if set."""
+    if path := os.environ.get("STROP_GAPS"):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"layout": layout, "job": job, **gaps}) + "\n")
 
 
-@dataclass(frozen=True, slots=True)
-class CountParameters:
-    """Count the numbers of the policy's trained parameters that a rank holds."""
-
-    def run(self, worker: Rank) -> int:
-        parameters = worker.model(POLICY).master.parameters()
-        return sum(p.to_local().numel() for p in parameters if p.requires_grad)
+def on_layouts(*layouts: str) -> Any:
+    """The parameter `layout`."""
+    return pytest.mark.parametrize(
+        "layout", [marked(LAYOUTS[layout]["ranks"], [layout], layout) for layout in layouts]
+    )
 
 
-@pytest.mark.parametrize(("model", "algorithm"), CASES.values(), ids=CASES)
-def test_two_ranks_learn_what_one_process_learns(pair, model_folder, model, algorithm):
-    run = the_run(model_folder, model, algorithm)
-    alone, ranked = LocalEngine(run), Fsdp2Engine(pair, run)
-    tolerance = 0.05 if "compute_dtype" in model else 1e-4
-    close(learn(ranked, run, range(3)), learn(alone, run, range(3)), tolerance)
-    close(weights(ranked), weights(alone), tolerance)
-    batch = batch_of()
-    close(ranked.logprobs(batch.experiences), alone.logprobs(batch.experiences), tolerance)
-    if algorithm is FULL_KL:
-        close(ranked.reference_kl(batch.experiences), alone.reference_kl(batch.experiences), tolerance)
-        close(ranked.entropies(batch.experiences), alone.entropies(batch.experiences), tolerance)
-        close(
-            ranked.squared_probabilities(batch.experiences),
-            alone.squared_probabilities(batch.experiences),
-            tolerance,
-        )
-        effects = [each.expected_entropy_effects(batch.experiences) for each in (ranked, alone)]
-        close(*effects, tolerance)
-    sft = LossSpec(SftConfig(), 64)
-    close(ranked.evaluate_loss(batch, sft), alone.evaluate_loss(batch, sft), tolerance)
-
-
-def test_two_ranks_skip_zero_advantages_as_one_process_computes_them(pair, model_folder):
+@on_layouts("2 shards")
+def test_ranks_skip_zero_advantages_as_one_process_computes_them(
+    ranks: RankPool, folder: Path, teacher: Path, layout: str
+) -> None:
     """Most updates have fewer micro-batches than ranks, and some only a sequence without a gradient."""
-    run = the_run(model_folder)
-    full, ranked = LocalEngine(run), Fsdp2Engine(pair, run)
-    expected = update_on_groups(full, run, skip=False)
+    job = JOBS["gradient"]
+    run, single = make_runs(folder, teacher, Job(), LAYOUTS[layout])
+    full, ranked = LocalEngine(single), Fsdp2Engine(ranks(2), run)
+    expected = update_on_groups(full, single, skip=False)
     found = update_on_groups(ranked, run, skip=True)
     assert found["skipped_sequences"] > 0
-    close(found["grad_norm"], expected["grad_norm"])
-    close(weights(ranked), weights(full))
+    assert gap(found["grad_norm"], expected["grad_norm"]) <= job.tolerance
+    assert gap(dict(ranked.iter_weights()), dict(full.iter_weights())) <= job.tolerance
 
 
-@pytest.mark.parametrize("divergence", ["reverse_kl", "sampled_kl"])
-def test_two_ranks_learn_from_a_teacher_what_one_process_learns(pair, model_folder, tmp_path, divergence):
-    """The teacher, which is larger, is sharded as the reference is."""
-    corpus = ["one and one is two"]
-    folder = make_model(tmp_path / "teacher", corpus, vocab_size=280, hidden_size=64, layers=3, seed=1)
-    teacher = {"path": str(folder), "dtype": "float32"}
-    section = {"teachers": [teacher], "loss": {"divergence": divergence}}
-    run = the_run(model_folder, algorithm={"type": "distillation", "distillation": section})
-    alone, ranked = LocalEngine(run), Fsdp2Engine(pair, run)
-    close(learn(ranked, run, range(2)), learn(alone, run, range(2)))
-    # Adam moves each weight by up to 0.01, also where the gradient is only rounding: on some CPUs two differ by 1.5e-4.
-    close(weights(ranked), weights(alone), 1e-3)
-    batch = batch_of()
-    close(ranked.teacher_logprobs(batch.experiences), alone.teacher_logprobs(batch.experiences))
+@on_layouts("2 shards", "ZeRO-3 offloaded")
+def test_an_export_is_the_model(
+    ranks: RankPool, folder: Path, teacher: Path, tmp_path: Path, layout: str
+) -> None:
+    job = JOBS["LoRA"]
+    run, _ = make_runs(folder, teacher, job, LAYOUTS[layout])
+    ranked = on_ranks(ranks(2), run, job)
+    ranked.learn(range(2))
+    export(ranked.engine, tmp_path / "out", folder)
+    held = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).state_dict())
+    weights = ranked.weights()
+    assert gap({name: held[name] for name in weights}, weights) <= job.tolerance
+    assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").is_file()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "model"),
-    [("mixtral", {}), ("mixtral", LORA), ("lfm2", LORA), ("mamba", {}), ("llama4_text", {}), ("gemma2", {})],
-)
-def test_two_ranks_learn_what_one_process_learns_in_other_families(pair, tmp_path, family, model):
-    run = the_run(family_folder(tmp_path, family), model)
-    alone, ranked = LocalEngine(run), Fsdp2Engine(pair, run)
-    close(learn(ranked, run, range(3)), learn(alone, run, range(3)), 1e-3)
-    close(weights(ranked), weights(alone), 1e-3)
+def export(engine: TrainingEngine, to: Path, folder: Path) -> dict[str, bytes]:
+    """The files of an exported model, by name."""
+    engine.export(to, AutoTokenizer.from_pretrained(folder).save_pretrained)
+    return {path.name: path.read_bytes() for path in to.rglob("*") if path.is_file()}
 
 
-def test_each_rank_holds_its_shard_of_the_parameters(pair, model_folder):
-    ranked = Fsdp2Engine(pair, the_run(model_folder))
-    whole = sum(weight.numel() for weight in weights(ranked).values())
-    own, other = pair.run(CountParameters())
-    assert own + other == whole
-    assert 0.4 < own / whole < 0.6
-
-
-def exported(engine: TrainingEngine, folder: Path, model_folder: Path) -> dict[str, Any]:
-    engine.export(folder, AutoTokenizer.from_pretrained(model_folder).save_pretrained)
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize("model", ({}, LORA), ids=("full", "lora"))
-@pytest.mark.parametrize("tied", (True, False))
-def test_a_model_read_by_shards_is_the_model_read_whole(pair, tmp_path, model, tied):
+@pytest.mark.parametrize("model", [{}, LORA, LORA | MIXED], ids=["full", "LoRA", "LoRA in bfloat16"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@on_layouts("2 shards")
+def test_a_model_read_by_shards_is_the_model_read_whole(
+    ranks: RankPool, teacher: Path, tmp_path: Path, layout: str, tied: bool, model: Values
+) -> None:
     """Its weights, its adapter's first weights, its buffers and its configuration."""
-    folder = make_model(tmp_path / "model", ["one and one"], vocab_size=280, hidden_size=32, tied=tied)
-    run = the_run(folder, model)
-    sharded, whole = Fsdp2Engine(pair, run), LocalEngine(run)
+    path = make_model(tmp_path / "model", ["one and one"], vocab_size=280, hidden_size=32, tied=tied)
+    run, single = make_runs(path, teacher, Job(model=model), LAYOUTS[layout])
+    sharded, whole = Fsdp2Engine(ranks(2), run), LocalEngine(single)
     assert "whole model" not in sharded.description
-    assert exported(sharded, tmp_path / "sharded", folder) == exported(whole, tmp_path / "whole", folder)
+    assert export(sharded, tmp_path / "sharded", path) == export(whole, tmp_path / "whole", path)
+    exported = load_file(tmp_path / "sharded" / "model.safetensors")
+    stored = load_file(path / "model.safetensors")
+    assert all(tensor.equal(stored[name]) for name, tensor in exported.items()), (
+        "nothing is trained or rounded"
+    )
     buffers = dict(whole.policy.master.named_buffers())
     for name, buffer in sharded.policy.master.named_buffers():
         assert torch.equal(buffer, buffers[name]), name
 
 
-def test_a_model_whose_files_have_other_names_is_not_read_by_shards(tmp_path):
-    folder = make_model(tmp_path / "model", ["one and one"], vocab_size=280, hidden_size=32, tied=False)
-    file = folder / "model.safetensors"
-    tensors = {f"x.{n}" if "norm" in n else n: t for n, t in load_file(file).items()}
-    with pytest.raises(MetaLoadingUnsupported, match=r"no tensor named model\.layers\.0\.input_layernorm"):
-        save_file(tensors, file, {"format": "pt"})
-        build_on_meta(the_run(folder).model)
+@on_layouts("2 shards")
+def test_each_rank_resumes_its_own_dropout_state(
+    ranks: RankPool, folder: Path, teacher: Path, tmp_path: Path, layout: str
+) -> None:
+    job = Job(model={"lora": {"rank": 4, "dropout": 0.3}})
+    run, _ = make_runs(folder, teacher, job, LAYOUTS[layout])
 
+    def start() -> PolicyTrainee:
+        return PolicyTrainee(Fsdp2Engine(ranks(2), run), run, job)
 
-@pytest.mark.parametrize("model", ({}, LORA), ids=("full", "lora"))
-def test_a_checkpoint_of_two_ranks_resumes_on_two_and_on_one(pair, model_folder, model, tmp_path):
-    run = the_run(model_folder, model)
-    ranked = Fsdp2Engine(pair, run)
-    learn(ranked, run, range(2))
-    ranked.snapshot().begin_write(tmp_path)()
-    expected = learn(ranked, run, range(2, 4))
-    again = Fsdp2Engine(pair, run)
-    again.load(tmp_path)
-    assert learn(again, run, range(2, 4)) == expected
-    alone = LocalEngine(run)
-    alone.load(tmp_path)
-    close(learn(alone, run, range(2, 4)), expected)
-
-
-def test_each_rank_resumes_its_own_dropout_state(pair, model_folder, tmp_path):
-    run = the_run(model_folder, {"lora": {"rank": 4, "dropout": 0.3}})
-    ranked = Fsdp2Engine(pair, run)
-    learn(ranked, run, range(1))
-    ranked.snapshot().begin_write(tmp_path)()
-    expected = learn(ranked, run, range(1, 2))
-    assert learn(Fsdp2Engine(pair, run), run, range(1, 2)) != expected
-    again = Fsdp2Engine(pair, run)
-    again.load(tmp_path)
-    assert learn(again, run, range(1, 2)) == expected
-
-
-def test_an_export_is_the_model(pair, model_folder, tmp_path):
-    run = the_run(model_folder, LORA)
-    ranked = Fsdp2Engine(pair, run)
-    learn(ranked, run, range(2))
-    ranked.export(tmp_path / "out", AutoTokenizer.from_pretrained(model_folder).save_pretrained)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-    held = dict(model.state_dict())
-    for name, weight in weights(ranked).items():
-        close(held[name], weight)
-    assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").is_file()
-
-
-def test_a_critic_on_two_ranks_learns_what_it_learns_on_one(pair, model_folder, tmp_path):
-    run = the_run(model_folder, algorithm="ppo")
-    critic, rows = run.algorithm.critic, []
-    engines = (LocalCriticEngine(run, critic), Fsdp2CriticEngine(pair, run, critic))
-    batch = batch_of()
-    shapes = [len(e.token_ids) for e in batch.experiences]
-    batch = TrainingBatch(
-        batch.experiences,
-        values=[np.zeros(n, np.float32) for n in shapes],
-        returns=[np.ones(n, np.float32) for n in shapes],
-    )
-    for engine in engines:
-        engine.set_lr(0.01)
-        for _ in range(2):
-            row = dict(engine.forward_backward(batch, ValueLoss(None)))
-            rows.append(row | {"grad_norm": engine.step()})
-    close(rows[:2], rows[2:])
-    local, ranked = engines
-    close(ranked.values(batch.experiences), local.values(batch.experiences))
-    ranked.snapshot().begin_write(tmp_path)()
-    local.load(tmp_path)
-    close(ranked.values(batch.experiences), local.values(batch.experiences), 1e-6)
-
-
-def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(pair, model_folder, tmp_path):
-    Fsdp2Engine(pair, the_run(model_folder)).snapshot().begin_write(tmp_path)()
-    with pytest.raises(CheckpointError, match="another model"):
-        Fsdp2Engine(pair, the_run(model_folder, LORA)).load(tmp_path)
-
-
-def test_an_optimizer_that_needs_full_parameters_is_refused(model_folder):
-    trainer = {"optimizer": "adafactor", "engine": {"type": "fsdp2"}}
-    with pytest.raises(ValidationError, match="adafactor needs complete parameters"):
-        make_run(model_folder, trainer=trainer)
+    first = start()
+    first.learn(range(1))
+    first.engine.snapshot().begin_write(tmp_path)()
+    expected = first.learn(range(1, 2))
+    assert start().learn(range(1, 2)) != expected
+    again = start()
+    again.engine.load(tmp_path)
+    assert again.learn(range(1, 2)) == expected
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
+    """An operation that ends with an error of the training."""
+
     def run(self, worker: Rank) -> None:
+        """Fail."""
         raise TrainingError("the loss of a micro-batch is nan")
 
 
-@dataclass(frozen=True, slots=True)
-class Stumble:
-    def run(self, worker: Rank) -> None:
-        raise KeyError("something")
+@pytest.mark.xdist_group("2 ranks, last")
+def test_the_error_of_another_rank_is_raised_by_the_first(
+    ranks: RankPool, folder: Path, teacher: Path
+) -> None:
+    """Even while the first rank is in a collective operation, which would wait for the other rank. This ends the ranks
+    of the tests before, after which torch has its own functions again."""
+    run, _ = make_runs(folder, teacher, Job(), LAYOUTS["2 shards"])
+    group = ranks(2)
+    engine = Fsdp2Engine(group, run)
+    with pytest.raises(TrainingError, match=r"^the loss of a micro-batch is nan$"), group.on_others(Fail()):
+        dict(engine.policy.iter_weights())
+    ranks.close()
+    assert functional.linear is TORCH_LINEAR
 
 
-@dataclass(frozen=True, slots=True)
-class Die:
-    def run(self, worker: Rank) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_each_rank_gets_its_own_experiences_and_makes_the_micro_batches_of_one_process():
-    batch = batch_of()
-    whole = pack(batch, LIMIT, share_prompts=True, device="cpu")
-    plans = plan_micro_batches(batch.experiences, LIMIT, share_prompts=True)
-    shares = plan_rank_shares(batch, plans, 3)
-    assert sorted(n for share in shares for n in share.numbers) == list(range(len(batch.experiences)))
-    images = ModelImages(ModelConfig(path="none"), ImagesConfig())
-    built = [list(share.micro_batches(torch.device("cpu"), images)) for share in shares]
-    assert len({len(each) for each in built}) == 1
-    for found, expected in zip(interleave(built), whole, strict=False):
-        for field in fields(MicroBatch):
-            one, other = getattr(found, field.name), getattr(expected, field.name)
-            assert np.array_equal(one, other), field.name
-
-
-def test_messages_carry_data_only():
-    """Messages to a rank contain no functions."""
-    run = the_run(Path("model"))
-    batch = batch_of()
-    plans = plan_micro_batches(batch.experiences, LIMIT, share_prompts=True)
-    share = plan_rank_shares(batch, plans, 2)[0]
-    counts = GlobalCounts.of(batch.experiences)
-    for message in (
-        PolicyForwardBackward(share, LossSpec(run.algorithm, 64), counts),
-        CriticForwardBackward(share, ValueLoss(0.2), counts),
-        ComputeTokenValues(share, "logprobs"),
-        BuildPolicy(PolicySpec.of(run)),
-    ):
-        opcodes = {argument for _, argument, _ in pickletools.genops(pickle.dumps(message))}
-        assert "partial" not in opcodes and "functools" not in opcodes
-        assert pickle.loads(pickle.dumps(message)) is not None
-
-
-FAULTS = {
-    "Fail": "^the loss of a micro-batch is nan$",
-    "Stumble": r"^Rank 1 of the trainer failed:(.|\n)*KeyError: 'something'",
-    "Die": r"^Rank 1 of the trainer ended by signal 9 \(Killed\)",
-}
-SCRIPT = """
-import sys
-from contextlib import closing
-from pathlib import Path
-from strop.errors import StropError
-from strop.training.backends.fsdp2 import Fsdp2Engine
-from strop.training.ranks.group import RankGroup
-from tests.training import test_ranks
-
-for fault in test_ranks.FAULTS:
-    with closing(RankGroup(2, "cpu")) as group:
-        engine = Fsdp2Engine(group, test_ranks.the_run(Path(sys.argv[1])))
-        try:
-            with group.on_others(getattr(test_ranks, fault)()):
-                dict(engine.policy.iter_weights())
-        except StropError as error:
-            print(error, end="|")
-"""
-
-
-@pytest.mark.slow
-def test_the_error_of_another_rank_is_raised_by_the_first(model_folder, tmp_path):
-    """Even while the first rank is in a collective operation, which would wait for the other rank.
-
-    In a process of its own, since a process joins one process group only.
-    """
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(model_folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    messages = done.stdout.split("|")[:-1]
-    assert len(messages) == len(FAULTS), done.stdout + done.stderr
-    for message, expected in zip(messages, FAULTS.values(), strict=True):
-        assert re.search(expected, message), message
+@pytest.mark.xdist_group("4 ranks, last")
+def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(
+    ranks: RankPool, folder: Path, teacher: Path, tmp_path: Path
+) -> None:
+    """Which ends the ranks."""
+    whole, adapter = (make_runs(folder, teacher, JOBS[name], LAYOUTS["2 x 2"])[0] for name in ("KL", "LoRA"))
+    Fsdp2Engine(ranks(4), whole).snapshot().begin_write(tmp_path)()
+    with pytest.raises(CheckpointError, match="another model"):
+        Fsdp2Engine(ranks(4), adapter).load(tmp_path)

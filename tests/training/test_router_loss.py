@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ from transformers import AutoModelForCausalLM
 from strop.algorithms.loss_spec import LossSpec
 from strop.config.schema import Run
 from strop.errors import ModelError
-from strop.models.tiny import make_model
 from strop.training.backends.fsdp2 import Fsdp2Engine
 from strop.training.backends.local import LocalEngine
 from strop.training.ranks.group import RankGroup
 from strop.types import TrainingBatch
-from strop.workers.cleanup import closing
 from tests.models.families import family_folder
 from tests.training.test_local_engine import batch_of, gradient, make_run
 
@@ -26,7 +23,8 @@ BOTH = {"balance_coef": 0.5, "balance_over": "model", "z_coef": 0.01}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with experts."""
     return family_folder(tmp_path_factory.mktemp("models"), "qwen3_moe")
 
 
@@ -49,13 +47,13 @@ def learn(engine: Any, run: Run) -> dict[str, float]:
     return dict(engine.forward_backward(silent(batch_of()), LossSpec(run.algorithm, 64)))
 
 
-def test_the_loss_is_that_of_transformers_on_the_whole_update(folder: Path) -> None:
+def test_the_loss_is_that_of_transformers_on_the_whole_update(experts: Path) -> None:
     """The sequences are computed one by one there, and in micro-batches with shared prompts here."""
-    run = the_run(folder, {"balance_coef": 1.0, "balance_over": "model"})
+    run = the_run(experts, {"balance_coef": 1.0, "balance_over": "model"})
     engine = LocalEngine(run)
     assert engine.supports_shared_prompts
     metrics = learn(engine, run)
-    model = AutoModelForCausalLM.from_pretrained(folder, output_router_logits=True)
+    model = AutoModelForCausalLM.from_pretrained(experts, output_router_logits=True)
     experiences = batch_of().experiences
     longest = max(len(e.token_ids) for e in experiences)
     tokens = torch.zeros(len(experiences), longest, dtype=torch.long)
@@ -73,10 +71,10 @@ def test_the_loss_is_that_of_transformers_on_the_whole_update(folder: Path) -> N
 
 
 @pytest.mark.parametrize("over", ["layer", "model"])
-def test_micro_batches_change_nothing(folder: Path, over: str) -> None:
+def test_micro_batches_change_nothing(experts: Path, over: str) -> None:
     found = []
     for size in ("60 tokens", "1 sequences", "10000 tokens"):
-        run = the_run(folder, BOTH | {"balance_over": over}, size)
+        run = the_run(experts, BOTH | {"balance_over": over}, size)
         engine = LocalEngine(run)
         found.append((learn(engine, run), gradient(engine.policy)))
     for metrics, gradients in found[1:]:
@@ -84,17 +82,12 @@ def test_micro_batches_change_nothing(folder: Path, over: str) -> None:
         torch.testing.assert_close(gradients, found[0][1], rtol=1e-3, atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[RankGroup]:
-    with closing(RankGroup(2, "cpu")) as group:
-        yield group
-
-
 @pytest.mark.slow
+@pytest.mark.xdist_group("2 ranks")
 @pytest.mark.parametrize("router_loss", [BOTH, {"z_coef": 0.1}])
-def test_two_ranks_learn_what_one_process_learns(pair: RankGroup, folder: Path, router_loss: Any) -> None:
-    one = the_run(folder, router_loss)
-    two = the_run(folder, router_loss, type="fsdp2")
+def test_two_ranks_learn_what_one_process_learns(pair: RankGroup, experts: Path, router_loss: Any) -> None:
+    one = the_run(experts, router_loss)
+    two = the_run(experts, router_loss, type="fsdp2")
     alone, ranked = LocalEngine(one), Fsdp2Engine(pair, two)
     for _ in range(2):
         first, second = ({**learn(engine, one), "norm": engine.step()} for engine in (alone, ranked))
@@ -102,7 +95,6 @@ def test_two_ranks_learn_what_one_process_learns(pair: RankGroup, folder: Path, 
         assert first["norm"] > 0
 
 
-def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "dense", ["one and one"], vocab_size=280, hidden_size=32)
+def test_a_model_without_experts_is_refused(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"Qwen2ForCausalLM is none of them"):
         LocalEngine(the_run(folder))

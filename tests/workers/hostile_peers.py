@@ -35,7 +35,7 @@ def framed(content: bytes) -> bytes:
 
 def open_socket(address: Address) -> socket.socket:
     """A socket that is connected to a server on this machine."""
-    return socket.create_connection(("127.0.0.1", address.port), timeout=20)
+    return socket.create_connection(("127.0.0.1", address.port), timeout=600)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from strop.workers.server import SocketServer
 def echo(connection: SocketConnection) -> None:
     """Return every message."""
     while True:
-        connection.send(connection.receive(), timeout_seconds=10)
+        connection.send(connection.receive(), timeout_seconds=600)
 
 
 def main() -> None:

@@ -20,6 +20,9 @@ from strop.workers.waiting import wait_until
 
 from .workers import check_silence, echo, fail
 
+NODE_TIMEOUT_SECONDS = 600.0
+"""Longer than any pause of a busy machine: here an agent is lost by the end of its connection."""
+
 
 class _AgentEnded(Exception):
     """Ends an agent of these tests as a lost node does: without a word to its controller."""
@@ -37,7 +40,12 @@ def agent(address: Address, rank: int = 1) -> Iterator[threading.Event]:
     def serve() -> None:
         with suppress(_AgentEnded):
             serve_controller(
-                address, rank=rank, local_rank=0, node="there", node_timeout_seconds=20.0, check=check
+                address,
+                rank=rank,
+                local_rank=0,
+                node="there",
+                node_timeout_seconds=NODE_TIMEOUT_SECONDS,
+                check=check,
             )
 
     thread = threading.Thread(target=serve)
@@ -48,14 +56,16 @@ def agent(address: Address, rank: int = 1) -> Iterator[threading.Event]:
 
 
 def placement(hub: AgentHub, agents: int = 1) -> AgentPlacement:
-    assert wait_until(lambda: len(hub.workers) == agents, "agents", timeout_seconds=60, interval_seconds=0.01)
+    assert wait_until(
+        lambda: len(hub.workers) == agents, "agents", timeout_seconds=600, interval_seconds=0.01
+    )
     workers = {f"rank-{number}": worker for number, worker in enumerate(hub.workers, 1)}
     return AgentPlacement(hub, workers, local_rank=0, local_ranks=1)
 
 
 @pytest.fixture
 def hub() -> Iterator[AgentHub]:
-    opened = AgentHub(LOOPBACK, 20.0)
+    opened = AgentHub(LOOPBACK, NODE_TIMEOUT_SECONDS)
     yield opened
     opened.close()
 
@@ -106,7 +116,7 @@ def test_a_lost_agent_is_a_lost_node(hub):
 
 
 def test_the_workers_end_with_their_controller():
-    hub = AgentHub(LOOPBACK, 20.0)
+    hub = AgentHub(LOOPBACK, NODE_TIMEOUT_SECONDS)
     with agent(hub.address, rank=2), agent(hub.address, rank=1):
         placed = placement(hub, 2)
         assert placed.ranks == 3
@@ -116,7 +126,7 @@ def test_the_workers_end_with_their_controller():
         assert wait_until(
             lambda: not any(map(psutil.pid_exists, pids)),
             "the end",
-            timeout_seconds=60,
+            timeout_seconds=600,
             interval_seconds=0.01,
         )
 

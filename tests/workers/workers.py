@@ -32,7 +32,7 @@ def check_silence(worker: Worker) -> None:
 
     def becomes(silent: bool) -> bool:
         return wait_until(
-            lambda: (worker.silent_seconds() > 3) == silent, "", timeout_seconds=120, interval_seconds=0.1
+            lambda: (worker.silent_seconds() > 3) == silent, "", timeout_seconds=600, interval_seconds=0.1
         )
 
     assert becomes(silent=False)

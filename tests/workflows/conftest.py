@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from strop.inference.endpoint.server import EndpointServer
 from strop.inference.native import NativeEngine
 from strop.models.tiny import make_model
 from strop.types import Completion, Rollout, SampleRequest, SamplingParams, Task
+from strop.workflows.experiences import rollout_to_experiences
 from strop.workflows.registry import load_workflow
 from strop.workflows.runner import WorkflowRunner
 from strop.workflows.services import WorkflowServices
@@ -59,6 +61,7 @@ class World:
     folder: Path
     tokenizer: PreTrainedTokenizerFast
     template: str
+    max_sequence_tokens: int = 400
 
     @property
     def encoder(self) -> TurnEncoder:
@@ -78,7 +81,7 @@ class World:
     def runner(
         self, engine: Any, workflow: str, args: dict[str, Any] | None = None, **section: Any
     ) -> WorkflowRunner:
-        limit = section.pop("max_sequence_tokens", 400)
+        limit = section.pop("max_sequence_tokens", self.max_sequence_tokens)
         bound = load_workflow(WorkflowConfig(name=workflow, args=args or {}))
         return WorkflowRunner(bound, engine, self.encoder, Section(**section), limit, self.services)
 
@@ -102,7 +105,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="session")
 def tool_world(world: World) -> World:
-    return World(world.folder, world.tokenizer, str(TOOLS_TEMPLATE))
+    return World(world.folder, world.tokenizer, str(TOOLS_TEMPLATE), max_sequence_tokens=6000)
+
+
+def trained_texts(world: World, rollout: Rollout) -> list[str]:
+    """The text that is trained on, of each sequence of a rollout; it may have no reward."""
+    experiences = rollout_to_experiences(replace(rollout, reward=1.0), "")
+    return [str(world.tokenizer.decode(e.token_ids[e.loss_mask])) for e in experiences]
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A tool call in the form of the template of `tool_world`."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @pytest.fixture

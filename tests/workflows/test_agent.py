@@ -15,6 +15,7 @@ from strop.inference.endpoint.server import EndpointServer
 from strop.types import SamplingParams
 from strop.workflows.experiences import rollout_to_experiences
 from strop.workflows.services import WorkflowServices
+from tests.workflows.conftest import call, trained_texts
 
 AGENTS = """
 import json, openai
@@ -81,6 +82,7 @@ def other_conversations(task, client):
     return 0.5
 
 def looks_round(task, client):
+    two_turns(task, client)
     assert [model.id for model in client.models.list()] == ["policy"]
     refused = []
     for client, model in ((client, "gpt-4"), (client.with_options(api_key="strop-guess"), "policy")):
@@ -89,10 +91,6 @@ def looks_round(task, client):
         except openai.APIStatusError as error:
             refused.append(f"{error.status_code} {error.code} {error.message}")
     return " | ".join(refused)
-
-def looks_round_after_a_call(task, client):
-    two_turns(task, client)
-    return looks_round(task, client)
 
 def runs_on(task, client):
     messages = list(task.messages)
@@ -122,6 +120,13 @@ def asks_for_more(task, client, **more):
     except openai.BadRequestError as error:
         client.chat.completions.create(model="policy", messages=list(task.messages))
         return error.message
+
+def reasons(task, client):
+    first = client.chat.completions.create(model="policy", messages=list(task.messages), tools=[TOOL]).choices[0]
+    (call,) = first.message.tool_calls
+    messages = [*task.messages, first.message, {"role": "tool", "tool_call_id": call.id, "content": "7"}]
+    client.chat.completions.create(model="policy", messages=messages, tools=[TOOL])
+    return f"{first.message.reasoning_content}|{first.message.content}|{call.function.name}"
 """
 
 
@@ -133,18 +138,21 @@ def closed(world, tool_world):
         del each.services
 
 
-def train_tokens(world, rollout):
-    experiences = rollout_to_experiences(replace(rollout, reward=1.0), "")
-    return [world.tokenizer.decode(e.token_ids[e.loss_mask]) for e in experiences]
+@pytest.fixture
+def run(world, user_file):
+    """One rollout of a function of `AGENTS`."""
+    file = user_file(AGENTS)
+
+    def rollout(engine, name, where=world, args=None, **section):
+        return where.run(engine, "agent", {"function": f"{file}:{name}", "args": args or {}}, **section)
+
+    return rollout
 
 
 @pytest.mark.parametrize("name", ["two_turns", "async_turns"])
-def test_continued_calls_are_one_sequence_of_the_sampled_tokens(world, user_file, name):
-    engine = world.native()
-    args = {"function": f"{user_file(AGENTS)}:{name}"}
-    rollout = world.run(engine, "agent", args, max_sequence_tokens=120, sampling=SamplingParams(max_tokens=3))
-    assert rollout.error is None
-    assert rollout.reward == 1.0
+def test_continued_calls_are_one_sequence_of_the_sampled_tokens(world, run, name):
+    rollout = run(world.native(), name, max_sequence_tokens=120, sampling=SamplingParams(max_tokens=3))
+    assert (rollout.error, rollout.reward) == (None, 1.0)
     first, second = rollout.turns
     shown = [*first.prompt_ids, *first.completion_ids]
     assert second.prompt_ids[: len(shown)].tolist() == shown
@@ -154,22 +162,18 @@ def test_continued_calls_are_one_sequence_of_the_sampled_tokens(world, user_file
     assert rollout.sampling.temperature == 1.0
 
 
-def test_calls_with_token_ids_are_recorded(world, user_file):
-    args = {"function": f"{user_file(AGENTS)}:by_token_ids"}
+def test_calls_with_token_ids_are_recorded(world, run):
     sampling = SamplingParams(max_tokens=3, ignore_eos=True)
-    rollout = world.run(world.native(), "agent", args, max_sequence_tokens=120, sampling=sampling)
+    rollout = run(world.native(), "by_token_ids", max_sequence_tokens=120, sampling=sampling)
     assert (rollout.error, rollout.text) == (None, "context_length_exceeded")
-    first, second = rollout.turns
-    assert (len(first.completion_ids), len(second.completion_ids)) == (4, 3)
+    assert [len(turn.completion_ids) for turn in rollout.turns] == [4, 3]
     (experience,) = rollout_to_experiences(replace(rollout, reward=1.0), "")
     assert experience.response_tokens == 7
 
 
-def test_stream_and_text_result(world, user_file):
-    args = {"function": f"{user_file(AGENTS)}:streams"}
-    rollout = world.run(world.says("two lines\nof text"), "agent", args)
-    assert rollout.error is None
-    assert (rollout.text, rollout.reward) == ("TWO LINES\nOF TEXT", None)
+def test_stream_and_text_result(world, run):
+    rollout = run(world.says("two lines\nof text"), "streams")
+    assert (rollout.error, rollout.text, rollout.reward) == (None, "TWO LINES\nOF TEXT", None)
 
 
 PICKS = """
@@ -188,67 +192,48 @@ def picks(task, chat):
 def test_workflow_selects_turns_to_train_on(world, user_file):
     rollout = world.run(world.says("one", "two", "three"), f"{user_file(PICKS)}:picks")
     assert (rollout.error, rollout.reward, rollout.turn_rewards) == (None, 3.0, (3.0,))
-    assert train_tokens(world, rollout) == ["two<|end|>"]
+    assert trained_texts(world, rollout) == ["two<|end|>"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls_in_the_openai_format(tool_world, user_file, stream):
-    call = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
-    engine = tool_world.says(f"let me add {call}", "it is 7")
-    args = {"function": f"{user_file(AGENTS)}:tools", "args": {"stream": stream}}
-    rollout = tool_world.run(engine, "agent", args, max_sequence_tokens=3000)
-    assert rollout.error is None
-    assert rollout.text == "it is 7"
+def test_tool_calls_in_the_openai_format(tool_world, run, stream):
+    said = f"let me add {call('add', a=3, b=4)}"
+    engine = tool_world.says(said, "it is 7")
+    rollout = run(engine, "tools", tool_world, {"stream": stream})
+    assert (rollout.error, rollout.text) == (None, "it is 7")
     shown = tool_world.tokenizer.decode(engine.requests[1].prompt_ids)
-    assert f"let me add {call}<|end|>\n<|user|>\n<tool_response>\n7\n</tool_response>" in shown
-    assert train_tokens(tool_world, rollout) == [f"let me add {call}<|end|>it is 7<|end|>"]
+    assert f"{said}<|end|>\n<|user|>\n<tool_response>\n7\n</tool_response>" in shown
+    assert trained_texts(tool_world, rollout) == [f"{said}<|end|>it is 7<|end|>"]
 
 
-REASONS = """
-def reasons(task, client):
-    first = client.chat.completions.create(model="policy", messages=list(task.messages), tools=[TOOL]).choices[0]
-    (call,) = first.message.tool_calls
-    messages = [*task.messages, first.message, {"role": "tool", "tool_call_id": call.id, "content": "7"}]
-    client.chat.completions.create(model="policy", messages=messages, tools=[TOOL])
-    return f"{first.message.reasoning_content}|{first.message.content}|{call.function.name}"
-"""
-
-
-def test_replies_are_split_by_the_parsers_of_the_run_file(tool_world, user_file):
+def test_replies_are_split_by_the_parsers_of_the_run_file(tool_world, run):
     text = '<think>\nadd them\n</think>\n\nLet me see.[TOOL_CALLS]add[ARGS]{"a": 3, "b": 4}'
     engine = tool_world.says(text, "it is 7")
-    parser = ChatReplyParser("mistral", "qwen3")
-    services = WorkflowServices(EndpointServer(), "policy", parser=parser)
+    services = WorkflowServices(EndpointServer(), "policy", parser=ChatReplyParser("mistral", "qwen3"))
     with closing(services._endpoint):
         world = replace(tool_world)
         world.__dict__["services"] = services
-        args = {"function": f"{user_file(AGENTS + REASONS)}:reasons"}
-        rollout = world.run(engine, "agent", args, max_sequence_tokens=3000)
+        rollout = run(engine, "reasons", world)
     assert (rollout.error, rollout.text) == (None, "add them|Let me see.|add")
-    assert train_tokens(world, rollout) == [f"{text}<|end|>it is 7<|end|>"]
+    assert trained_texts(world, rollout) == [f"{text}<|end|>it is 7<|end|>"]
 
 
-def test_separate_calls_are_separate_sequences(world, user_file):
-    args = {"function": f"{user_file(AGENTS)}:other_conversations"}
-    rollout = world.run(world.says("a", "b"), "agent", args)
-    assert train_tokens(world, rollout) == ["a<|end|>", "b<|end|>"]
+def test_separate_calls_are_separate_sequences(world, run):
+    rollout = run(world.says("a", "b"), "other_conversations")
+    assert trained_texts(world, rollout) == ["a<|end|>", "b<|end|>"]
 
 
-def test_wrong_key_and_unknown_model_are_rejected(world, user_file):
-    file = user_file(AGENTS)
-    rollout = world.run(world.says("a"), "agent", {"function": f"{file}:looks_round"})
-    assert "it did not call the model" in rollout.error
-    rollout = world.run(world.says("a"), "agent", {"function": f"{file}:looks_round_after_a_call"})
-    unknown, wrong = rollout.text.split(" | ")
+def test_wrong_key_and_unknown_model_are_rejected(world, run):
+    unknown, wrong = run(world.says("a"), "looks_round").text.split(" | ")
     assert unknown.startswith("404 model_not_found")
     assert "there is no model 'gpt-4'; available: policy" in unknown
     assert wrong.startswith("401 invalid_api_key")
 
 
-def test_key_is_invalid_after_its_rollout(world, user_file, tmp_path):
+def test_key_is_invalid_after_its_rollout(world, run, tmp_path):
     kept = tmp_path / "kept"
-    args = {"function": f"{user_file(AGENTS)}:keeps", "args": {"where": str(kept)}}
-    world.run(world.says("a"), "agent", args)
+    rollout = run(world.says("a"), "keeps", args={"where": str(kept)})
+    assert "it did not call the model" in rollout.error
     url, key = kept.read_text().split()
     assert url.startswith("http://127.0.0.1:")
     client = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
@@ -256,43 +241,34 @@ def test_key_is_invalid_after_its_rollout(world, user_file, tmp_path):
         client.models.list()
 
 
-def test_context_length_error_has_openais_code(world, user_file):
-    rollout = world.run(world.says("a"), "agent", {"function": f"{user_file(AGENTS)}:too_long"})
-    assert rollout.text == "context_length_exceeded"
+def test_context_length_error_has_openais_code(world, run):
+    assert run(world.says("a"), "too_long").text == "context_length_exceeded"
 
 
-def test_agent_at_the_token_limit_is_truncated(world, user_file):
-    args = {"function": f"{user_file(AGENTS)}:runs_on"}
-    rollout = world.run(world.says("four"), "agent", args, max_sequence_tokens=60)
+def test_agent_at_the_token_limit_is_truncated(world, run):
+    rollout = run(world.says("four"), "runs_on", max_sequence_tokens=60)
     assert (rollout.status, rollout.text) == ("truncated", "four")
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"n": 2}, "n: 2 is not supported here"),
-        ({"logprobs": True}, "logprobs: True is not supported"),
-        ({"extra_body": {"top_k": 3}}, "top_k is not supported here; leave it out"),
-        ({"temperature": -1}, "temperature is -1; it must be a number from 0 to 2"),
-    ],
-)
-def test_unsupported_parameters_are_rejected_by_name(world, user_file, more, words):
-    args = {"function": f"{user_file(AGENTS)}:asks_for_more", "args": more}
-    rollout = world.run(world.says("a"), "agent", args)
-    assert words in rollout.text
+def test_unsupported_parameters_are_rejected_by_name(world, run):
+    """`tests/inference/test_endpoint.py` has the table of them."""
+    rollout = run(world.says("a"), "asks_for_more", args={"extra_body": {"top_k": 3}})
+    assert "top_k is not supported here; leave it out" in rollout.text
 
 
 SCRIPT = """
 import json, os, sys
-from openai import OpenAI
 
 task = json.load(sys.stdin)
-client = OpenAI()
 if task["answer"] == "crash":
     sys.exit("no such answer")
 if task["answer"] == "hang":
     import time
     time.sleep(60)
+
+from openai import OpenAI
+
+client = OpenAI()
 answer = client.chat.completions.create(model="gpt-x", messages=task["messages"])
 print(answer.choices[0].message.content, os.environ.get("MOOD"))
 """
@@ -306,19 +282,12 @@ print(answer.choices[0].message.content, os.environ.get("MOOD"))
         ("hang", "took longer than 2 s"),
     ],
 )
-def test_script_that_does_not_use_strop(world, user_file, answer, outcome):
-    script = user_file(SCRIPT)
-    world.services._policy = "gpt-x"
-    try:
-        rollout = world.run(
-            world.says("four"),
-            "agent",
-            {"command": [sys.executable, str(script)]},
-            task=world.task(answer=answer),
-            timeout_seconds=2 if answer == "hang" else 100,
-        )
-    finally:
-        world.services._policy = "policy"
+def test_script_that_does_not_use_strop(world, user_file, monkeypatch, answer, outcome):
+    monkeypatch.setattr(world.services, "_policy", "gpt-x")
+    command = {"command": [sys.executable, str(user_file(SCRIPT))]}
+    limit = 2 if answer == "hang" else 100
+    task = world.task(answer=answer)
+    rollout = world.run(world.says("four"), "agent", command, task=task, timeout_seconds=limit)
     assert outcome in (rollout.error or rollout.text)
     assert (rollout.failure_cause == "timeout") == (answer == "hang")
 
@@ -332,15 +301,11 @@ def test_concurrent_rollouts_are_separate(world, user_file):
         return await asyncio.gather(*(runner.run(t, f"g{n}", 0, sampling, n) for n, t in enumerate(tasks)))
 
     for n, rollout in enumerate(asyncio.run(all_of_them())):
-        assert rollout.error is None
-        assert rollout.text == f"task {n}"
-        assert len(rollout.turns) == 2
+        assert (rollout.error, rollout.text, len(rollout.turns)) == (None, f"task {n}", 2)
         assert all(f"task {n}" in world.tokenizer.decode(turn.prompt_ids) for turn in rollout.turns)
 
 
 def test_the_workflow_tools_reads_marks_without_the_end_token(tool_world):
     text = '[TOOL_CALLS][{"name": "calculator", "arguments": {"expression": "3 + 4"}}]'
-    rollout = tool_world.run(
-        tool_world.says(text, "it is 7"), "tools", {"form": "mistral"}, max_sequence_tokens=3000
-    )
+    rollout = tool_world.run(tool_world.says(text, "it is 7"), "tools", {"form": "mistral"})
     assert (rollout.error, rollout.text, len(rollout.turns)) == (None, "it is 7", 2)

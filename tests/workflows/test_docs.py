@@ -33,6 +33,7 @@ def made(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["agent", "environment", "tools"])
 def test_an_example_runs(made, tmp_path, monkeypatch, name):
     monkeypatch.setenv("WORKFLOWS", str(made))
@@ -50,9 +51,8 @@ def test_the_workflow_of_the_page(world, user_file):
     task = world.task(answer="4")
     rollout = world.run(world.says("5", "4"), f"{file}:second_thoughts", task=task)
     assert (rollout.error, rollout.reward) == (None, 1.0)
-    rollout = world.run(
-        world.says("9", "2", "4"), "environment", {"environment": f"{file}:Higher"}, task=task
-    )
+    args = {"environment": f"{file}:Higher"}
+    rollout = world.run(world.says("9", "2", "4"), "environment", args, task=task)
     assert (rollout.error, rollout.turn_rewards) == (None, (0.0, 0.0, 1.0))
 
 
@@ -70,13 +70,8 @@ def test_the_tool_class_and_the_simulated_user_of_the_page(tool_world, user_file
     }
     task = tool_world.task(extra={"extra_info": extra_info})
     call = '<tool_call>{"name": "count", "arguments": {"n": 2}}</tool_call>'
-    rollout = tool_world.run(
-        tool_world.says("4", call, "7"),
-        "tools",
-        {**files, "scored": "response"},
-        task=task,
-        max_sequence_tokens=4000,
-    )
+    args = {**files, "scored": "response"}
+    rollout = tool_world.run(tool_world.says("4", call, "7"), "tools", args, task=task)
     assert rollout.error is None
     said = [message["content"] for message in rollout.response_messages]
     assert said == ["4", "Try again.", call, "The counter is 7.", "7"]

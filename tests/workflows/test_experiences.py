@@ -20,18 +20,8 @@ def turn(prompt, completion, version=0):
 
 
 def rollout(*turns, reward=1.0, status="ok", error=None, index=0):
-    return Rollout(
-        id=f"g-{index}",
-        task_id="t",
-        group="g",
-        index=index,
-        turns=turns,
-        text="",
-        status=status,
-        sampling=SamplingParams(temperature=0.7),
-        reward=reward,
-        error=error,
-    )
+    sampling = SamplingParams(temperature=0.7)
+    return Rollout(f"g-{index}", "t", "g", index, turns, "", status, sampling, reward=reward, error=error)
 
 
 def test_only_the_completion_of_a_turn_is_a_target():
@@ -42,6 +32,12 @@ def test_only_the_completion_of_a_turn_is_a_target():
     assert experience.policy_logprobs.tolist() == [0, 0, 0, -2, -4]
     assert (experience.temperature, experience.versions, experience.source) == (0.7, (7,), "gsm8k")
     assert (experience.prompt_tokens, experience.response_tokens) == (3, 2)
+
+
+def test_a_greedy_response_is_trained_at_the_temperature_of_the_policy():
+    greedy = replace(rollout(turn([1, 2], [3])), sampling=SamplingParams(temperature=0.0))
+    (experience,) = rollout_to_experiences(greedy, "")
+    assert experience.temperature == 1.0
 
 
 def test_continued_turns_are_one_sequence_and_environment_tokens_are_not_targets():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import yaml
 
 from strop.config.schema.workflow import WorkflowConfig
 from strop.errors import ConfigError, MissingExtraError
+from strop.workflows.mcp.client import EndlessAnswerError, bounded_result, listed_tools
 from strop.workflows.mcp.config_entry import read_mcp_entry
 from strop.workflows.mcp.rate_limit import RateLimit
 from strop.workflows.mcp.servers import read_servers
@@ -20,6 +22,7 @@ from strop.workflows.registry import load_workflow
 from strop.workflows.tools.config_file import check_classes
 from strop.workflows.verl_interface.mcp_tool import MCPBaseTool, MCPSearchTool
 from strop.workflows.verl_interface.schemas import OpenAIFunctionToolSchema
+from tests.workflows.conftest import call
 
 SERVER = Path(__file__).parent / "mcp_calculator.py"
 STDIO = {"command": sys.executable, "args": [str(SERVER)]}
@@ -80,7 +83,9 @@ def test_transports_and_prefixes_are_those_of_verl(entry):
         ({"a": {"args": []}}, "needs either `command`"),
         ({"a": {"command": "x", "url": "y"}}, "needs either `command`"),
         ({"a": {"command": "x", "arg": []}}, "unknown key 'arg'; did you mean 'args'"),
-        ({"a": {"command": "x", "args": "y"}}, "args is str; write a list"),
+        ({"a": {"command": "x", "args": "y"}}, "args: must be a valid list, got 'y'"),
+        ({"a": {"url": "x", "transport": ["http"]}}, "transport: expected a string"),
+        ({"a": {"command": "x", "cwd": {}}}, "cwd: expected a string"),
         ({"a": {"command": "x", "transport": "http"}}, "its transport is stdio"),
         ({"a": {"url": "x", "type": "stdio"}}, "its transport is http or sse"),
         ({"a": {"url": "x", "transport": "carrier pigeon"}}, "write stdio, sse or http"),
@@ -94,6 +99,12 @@ def test_wrong_files_of_servers(entry, servers, told):
     with pytest.raises(ConfigError, match=told) as raised:
         check_classes(file, None)
     assert file in str(raised.value)
+
+
+def test_a_file_of_servers_that_nests_without_end_is_refused(tmp_path):
+    (tmp_path / "servers.json").write_text('{"mcpServers": ' + "[" * 100_000)
+    with pytest.raises(ConfigError, match="is not JSON"):
+        read_servers(str(tmp_path / "servers.json"), "here")
 
 
 @pytest.mark.parametrize(
@@ -147,10 +158,6 @@ def test_results_become_text():
     assert metrics == {"queries": ["cats", ""], "query_count": 2, "total_results": 2}
 
 
-def call(name, **arguments):
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
 @pytest.mark.slow
 def test_a_rollout_calls_a_process_and_a_url(tool_world, entry, user_file):
     pytest.importorskip("mcp")
@@ -163,13 +170,9 @@ def test_a_rollout_calls_a_process_and_a_url(tool_world, entry, user_file):
             f"{user_file(LOUD)}:Loud",
             selected=["near_add", "near_fail", "far_add"],
         )
-        texts = [
-            call("near_add", a=1, b=2) + call("far_add", a=3),
-            call("near_fail") + call("far_fail"),
-            "done",
-        ]
-        engine = tool_world.says(*texts)
-        rollout = tool_world.run(engine, "tools", {"tool_config": file}, max_sequence_tokens=6000)
+        two = call("near_add", a=1, b=2) + call("far_add", a=3)
+        engine = tool_world.says(two, call("near_fail") + call("far_fail"), "done")
+        rollout = tool_world.run(engine, "tools", {"tool_config": file})
     finally:
         http.kill()
         http.wait()
@@ -182,19 +185,49 @@ def test_a_rollout_calls_a_process_and_a_url(tool_world, entry, user_file):
 
 
 @pytest.mark.slow
-def test_faults_of_real_servers(entry):
+@pytest.mark.parametrize(
+    ("servers", "selected", "told"),
+    [
+        ({"gone": {"command": "nonesuch"}}, None, r"'gone' \(nonesuch\) does not answer: FileNotFoundError"),
+        ({"ends": {"command": sys.executable, "args": ["-c", "pass"]}}, None, "does not answer: MCPError"),
+        ({"calc": STDIO}, ["ad"], "'ad', which no server has; did you mean 'add'. Their tools are add, fail"),
+    ],
+)
+def test_faults_of_real_servers(entry, servers, selected, told):
     pytest.importorskip("mcp")
+    file, _ = entry(servers, selected=selected)
+    with pytest.raises(ConfigError, match=told):
+        load_workflow(WorkflowConfig(name="tools", args={"tool_config": file}))
 
-    def told(servers, **options):
-        file, _ = entry(servers, **options)
-        with pytest.raises(ConfigError) as raised:
-            load_workflow(WorkflowConfig(name="tools", args={"tool_config": file}))
-        return str(raised.value)
 
-    assert "the MCP server 'gone' (nonesuch) does not answer: FileNotFoundError" in told(
-        {"gone": {"command": "nonesuch"}}
-    )
-    assert "does not answer: MCPError" in told({"ends": {"command": sys.executable, "args": ["-c", "pass"]}})
-    assert "has 'ad', which no server has; did you mean 'add'? Their tools are add, fail" in told(
-        {"calc": STDIO}, selected=["ad"]
-    )
+class Pages:
+    """A client whose server's list of tools has a number of pages, of one tool each."""
+
+    def __init__(self, pages, description=""):
+        self.pages, self.asked = pages, 0
+        self.tool = SimpleNamespace(model_dump_json=lambda: description)
+
+    async def list_tools(self, cursor):
+        assert cursor == (str(self.asked) if self.asked else None)
+        self.asked += 1
+        return SimpleNamespace(
+            tools=[self.tool], next_cursor=str(self.asked) if self.asked < self.pages else None
+        )
+
+
+def test_a_list_of_tools_has_a_limit_of_pages_and_of_characters():
+    assert len(asyncio.run(listed_tools(Pages(3)))) == 3
+    endless = Pages(10**9)
+    with pytest.raises(EndlessAnswerError, match="on more than 100 pages"):
+        asyncio.run(listed_tools(endless))
+    assert endless.asked == 100
+    with pytest.raises(EndlessAnswerError, match="in more than 4,000,000 characters"):
+        asyncio.run(listed_tools(Pages(10**9, "x" * 2_000_001)))
+
+
+def test_the_text_of_a_result_has_a_limit():
+    image = SimpleNamespace(type="image")
+    fits, too_long = (SimpleNamespace(content=[text("x" * size), image]) for size in (9, 4_000_001))
+    assert bounded_result(fits) is fits
+    with pytest.raises(EndlessAnswerError, match="4,000,001 characters"):
+        bounded_result(too_long)

@@ -49,23 +49,20 @@ def test_class_or_function_in_a_user_file(user_file):
 @pytest.mark.parametrize(
     ("name", "args", "words"),
     [
-        ("Mien", {}, "Did you mean 'Mine'"),
-        ("Mine", {"tims": 3}, r"unexpected keyword argument 'tims'.*Supported args: times\."),
-        ("Lame", {}, "the class Lame has no method `run`"),
-        ("alone", {}, "too many positional arguments. A function, or the method `run` of a class, is called"),
-        ("plain", {"bonos": 1}, "unexpected keyword argument 'bonos'"),
+        ("FILE:Mien", {}, "Did you mean 'Mine'"),
+        ("FILE:Mine", {"tims": 3}, r"unexpected keyword argument 'tims'.*Supported args: times\."),
+        ("FILE:Lame", {}, "the class Lame has no method `run`"),
+        (
+            "FILE:alone",
+            {},
+            "too many positional arguments. A function, or the method `run` of a class, is called",
+        ),
+        ("FILE:plain", {"bonos": 1}, "unexpected keyword argument 'bonos'"),
+        ("single_trun", {}, "did you mean 'single_turn'"),
+        ("tools", {"max_turns": 0}, "max_turns is 0; write 1 or more"),
     ],
 )
 def test_invalid_workflows_are_rejected(user_file, name, args, words):
+    name = name.replace("FILE", str(user_file(MINE)))
     with pytest.raises(ConfigError, match=words):
-        load_workflow(WorkflowConfig(name=f"{user_file(MINE)}:{name}", args=args))
-
-
-def test_misspelled_name_gets_a_suggestion():
-    with pytest.raises(ConfigError, match="did you mean 'single_turn'"):
-        load_workflow(WorkflowConfig(name="single_trun"))
-
-
-def test_errors_of_a_constructor_are_reported():
-    with pytest.raises(ConfigError, match="max_turns is 0; write 1 or more"):
-        load_workflow(WorkflowConfig(name="tools", args={"max_turns": 0}))
+        load_workflow(WorkflowConfig(name=name, args=args))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 
 import pytest
@@ -19,6 +18,7 @@ from strop.workflows.tools.tool_session import OutputLimit
 from strop.workflows.verl_interface.agent_data import AgentData
 from strop.workflows.verl_interface.gsm8k_tool import Gsm8kTool
 from strop.workflows.verl_interface.schemas import OpenAIFunctionToolSchema, ToolResponse
+from tests.workflows.conftest import call
 
 
 def schema(name, **properties):
@@ -28,10 +28,6 @@ def schema(name, **properties):
         "type": "function",
         "function": {"name": name, "description": f"{name} something", "parameters": parameters},
     }
-
-
-def call(name, **arguments):
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 ADDER = """
@@ -74,27 +70,37 @@ class Adder(BaseTool):
 """
 
 
-@pytest.fixture
-def tool_file(tmp_path, user_file):
-    """Writes a configuration file of the user's `Adder`."""
+ADD = schema("add", n="integer")
 
-    def write(code=ADDER, **config):
-        entry = {
-            "class_name": f"{user_file(code)}:Adder",
-            "config": {"type": "native", **config},
-            "tool_schema": schema("add", n="integer"),
-        }
-        path = tmp_path / "tools.yaml"
-        path.write_text(yaml.safe_dump({"tools": [entry]}))
+
+@pytest.fixture
+def tools_yaml(tmp_path):
+    """Writes a file of one tool class, or of one interaction."""
+
+    def write(entry, section="tools"):
+        path = tmp_path / f"{section}.yaml"
+        path.write_text(yaml.safe_dump({section: [entry]}))
         return str(path)
 
     return write
 
 
-def run(world, texts, args, task=None, **section):
+@pytest.fixture
+def tool_file(tools_yaml, user_file):
+    """Writes a configuration file of the user's `Adder`."""
+
+    def write(code=ADDER, **config):
+        config = {"type": "native", **config}
+        entry = {"class_name": f"{user_file(code)}:Adder", "config": config, "tool_schema": ADD}
+        return tools_yaml(entry)
+
+    return write
+
+
+def run(world, texts, args, extra_info=None, **section):
     engine = world.says(*texts)
-    rollout = world.run(engine, "tools", args, task=task, max_sequence_tokens=6000, **section)
-    return rollout, engine
+    task = world.task(extra={"extra_info": extra_info}) if extra_info is not None else None
+    return world.run(engine, "tools", args, task=task, **section), engine
 
 
 def tool_messages(rollout):
@@ -113,10 +119,10 @@ def test_an_instance_of_the_rollout_keeps_its_state(tool_world, tool_file, pair)
         "calc_reward_kwargs": {"bonus": 100},
         "release_kwargs": None,
     }
-    task = tool_world.task(extra={"extra_info": {"tools_kwargs": {"add": kwargs, "other": None}}})
+    extra_info = {"tools_kwargs": {"add": kwargs, "other": None}}
     texts = [call("add", n=1) + call("add", n=2), call("add", n=-1), "done"]
     args = {"tool_config": tool_file(pair=pair), "scored": "response"}
-    rollout, _ = run(tool_world, texts, args, task)
+    rollout, _ = run(tool_world, texts, args, extra_info)
     assert rollout.error is None
     assert tool_messages(rollout) == ["sum 12", "sum 16", '{"error": "ValueError: only positive numbers"}']
     assert log() == ["create", "execute", "execute", "execute", "calc_reward", "release"]
@@ -131,24 +137,20 @@ def test_an_instance_of_the_rollout_keeps_its_state(tool_world, tool_file, pair)
 
 
 def test_an_instance_of_a_call_is_new_for_each(tool_world, tool_file):
-    task = tool_world.task(extra={"extra_info": {"tools_kwargs": {"add": {"create_kwargs": {"start": 5}}}}})
+    extra_info = {"tools_kwargs": {"add": {"create_kwargs": {"start": 5}}}}
     args = {"tool_config": tool_file(pair=True), "lifetime": "call"}
-    rollout, _ = run(tool_world, [call("add", n=1), call("add", n=-1), "done"], args, task)
+    rollout, _ = run(tool_world, [call("add", n=1), call("add", n=-1), "done"], args, extra_info)
     assert tool_messages(rollout) == ["sum 6", '{"error": "ValueError: only positive numbers"}']
     assert log() == ["create", "execute", "release"] * 2
     assert rollout.text == "done"
 
 
-def test_values_for_reward_functions_must_be_json(tool_world, tool_file):
-    code = ADDER.replace('LOG.append("execute")', 'kwargs["agent_data"].extra_fields["x"] = VALUE')
-    args = {"lifetime": "call", "scored": "response"}
-    for value, error in (("[1]", None), ("object()", "is not JSON")):
-        file = tool_file(code.replace("VALUE", value))
-        rollout, _ = run(tool_world, [call("add", n=1), "done"], {**args, "tool_config": file})
-        if error is None:
-            assert rollout.info["x"] == [1]
-        else:
-            assert error in rollout.error
+@pytest.mark.parametrize(("value", "error"), [("[1]", None), ("object()", "is not JSON")])
+def test_values_for_reward_functions_must_be_json(tool_world, tool_file, value, error):
+    code = ADDER.replace('LOG.append("execute")', f'kwargs["agent_data"].extra_fields["x"] = {value}')
+    args = {"lifetime": "call", "scored": "response", "tool_config": tool_file(code)}
+    rollout, _ = run(tool_world, [call("add", n=1), "done"], args)
+    assert error in rollout.error if error else rollout.info["x"] == [1]
 
 
 def test_a_failed_rollout_releases_its_instances(tool_world, tool_file):
@@ -158,29 +160,35 @@ def test_a_failed_rollout_releases_its_instances(tool_world, tool_file):
     assert log() == ["create", "release"]
 
 
-def test_the_task_selects_its_tools(tool_world, tool_file):
-    args = {"tool_config": tool_file(), "tools": ["calculator"]}
-    named = {"tools_kwargs": {"calculator": {"create_kwargs": {}}}}
-    for extra_info, lifetime, shown in [
-        (named, "rollout", {"calculator"}),
-        (named, "call", {"calculator", "add"}),
+NAMED = {"tools_kwargs": {"calculator": {"create_kwargs": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("extra_info", "lifetime", "shown"),
+    [
+        (NAMED, "rollout", {"calculator"}),
+        (NAMED, "call", {"calculator", "add"}),
         ({"tool_selection": ["add"]}, "call", {"add"}),
         ({}, "rollout", {"calculator", "add"}),
-    ]:
-        task = tool_world.task(extra={"extra_info": extra_info})
-        _, engine = run(tool_world, ["done"], {**args, "lifetime": lifetime}, task)
-        prompt = tool_world.tokenizer.decode(engine.requests[0].prompt_ids)
-        assert {name for name in ("calculator", "add") if f'"name": "{name}"' in prompt} == shown
+    ],
+)
+def test_the_task_selects_its_tools(tool_world, tool_file, extra_info, lifetime, shown):
+    args = {"tool_config": tool_file(), "tools": ["calculator"], "lifetime": lifetime}
+    _, engine = run(tool_world, ["done"], args, extra_info)
+    prompt = tool_world.tokenizer.decode(engine.requests[0].prompt_ids)
+    assert {name for name in ("calculator", "add") if f'"name": "{name}"' in prompt} == shown
 
 
-def test_limits_on_calls_and_turns(tool_world, tool_file):
-    args = {"tool_config": tool_file(), "max_calls": 1}
-    two = call("add", n=1) + call("add", n=2)
-    rollout, engine = run(tool_world, [two, "done"], args)
-    assert (tool_messages(rollout), len(engine.requests)) == (["sum 1"], 2)
-    rollout, engine = run(tool_world, [call("add", n=1)], {**args, "max_turns": 2})
-    assert (tool_messages(rollout), len(engine.requests)) == (["sum 1"], 2)
-    rollout, engine = run(tool_world, [call("add", n=1)], {**args, "max_user_turns": 1, "max_turns": None})
+@pytest.mark.parametrize(
+    ("texts", "limits"),
+    [
+        ([call("add", n=1) + call("add", n=2), "done"], {}),
+        ([call("add", n=1)], {"max_turns": 2}),
+        ([call("add", n=1)], {"max_user_turns": 1, "max_turns": None}),
+    ],
+)
+def test_limits_on_calls_and_turns(tool_world, tool_file, texts, limits):
+    rollout, engine = run(tool_world, texts, {"tool_config": tool_file(), "max_calls": 1, **limits})
     assert (tool_messages(rollout), len(engine.requests)) == (["sum 1"], 2)
 
 
@@ -218,14 +226,14 @@ def test_truncation(side, mark, text):
 
 
 def test_calls_of_one_reply_run_concurrently(tool_world, tool_file):
-    code = ADDER.replace(
+    """The first call waits for the second one."""
+    code = ADDER.replace("LOG = []", "import asyncio\nLOG = []\nSECOND = asyncio.Event()").replace(
         'LOG.append("execute")',
-        "import asyncio; LOG.append(f\"start {parameters['n']}\"); "
-        'await asyncio.sleep(0.2 / parameters["n"]); LOG.append(f"end {parameters[\'n\']}")',
+        "n = parameters['n']; LOG.append(f'start {n}'); "
+        "SECOND.set() if n == 4 else await SECOND.wait(); LOG.append(f'end {n}')",
     )
-    rollout, _ = run(
-        tool_world, [call("add", n=1) + call("add", n=4), "done"], {"tool_config": tool_file(code)}
-    )
+    texts = [call("add", n=1) + call("add", n=4), "done"]
+    rollout, _ = run(tool_world, texts, {"tool_config": tool_file(code)})
     assert log()[1:5] == ["start 1", "start 4", "end 4", "end 1"]
     assert tool_messages(rollout) == ["sum 5", "sum 4"]  # in the order of the calls
 
@@ -260,19 +268,16 @@ def test_the_gsm8k_tool_by_hand():
     assert asyncio.run(use("call"))[:2] == ([-0.05, 0.0, 0.0], None)
 
 
-def test_the_sandbox_tool_runs_programs(tool_world, tmp_path):
+def test_the_sandbox_tool_runs_programs(tool_world, tools_yaml):
     entry = {
         "class_name": "verl.tools.sandbox_fusion_tools.SandboxFusionTool",
-        "config": {"type": "native", "default_timeout": 5, "num_workers": 2, "rate_limit": 2},
+        "config": {"type": "native", "default_timeout": 60, "num_workers": 2, "rate_limit": 2},
         "tool_schema": schema("code_interpreter", code="string"),
     }
-    path = tmp_path / "tools.yaml"
-    path.write_text(yaml.safe_dump({"tools": [entry]}))
     texts = [call("code_interpreter", code="print(6 * 7)"), call("code_interpreter", code="1 / 0"), "42"]
-    rollout, _ = run(tool_world, texts, {"tool_config": str(path)})
+    rollout, _ = run(tool_world, texts, {"tool_config": tools_yaml(entry)})
     first, second = tool_messages(rollout)
-    assert first == "42\n"
-    assert "ZeroDivisionError" in second
+    assert first == "42\n" and "ZeroDivisionError" in second
 
 
 FUNCTIONS = '''
@@ -317,96 +322,78 @@ class Teacher(BaseInteraction):
 """
 
 
-def test_an_interaction_of_several_turns(tool_world, user_file, tmp_path):
-    path = tmp_path / "users.yaml"
+def test_an_interaction_of_several_turns(tool_world, user_file, tools_yaml):
     entry = {"class_name": f"{user_file(USERS)}:Teacher", "config": {"retry": "Try again."}}
-    path.write_text(yaml.safe_dump({"interaction": [entry]}))
-    kwargs = {"name": "teacher", "wanted": "four"}
-    task = tool_world.task(extra={"extra_info": {"interaction_kwargs": kwargs}})
-    args = {"interaction_config": str(path), "scored": "response"}
-    rollout, _ = run(tool_world, ["two", "three", "four"], args, task)
+    args = {"interaction_config": tools_yaml(entry, "interaction"), "scored": "response"}
+    extra_info = {"interaction_kwargs": {"name": "teacher", "wanted": "four"}}
+    rollout, _ = run(tool_world, ["two", "three", "four"], args, extra_info)
     assert rollout.error is None
     roles = [message["role"] for message in rollout.response_messages]
     assert roles == ["assistant", "user", "assistant", "user", "assistant"]
     assert rollout.response_messages[1]["content"] == "Try again."
     assert rollout.info["turn_scores"] == [0.0, 0.0, 1.0]
-    rollout, _ = run(tool_world, ["two"], {**args, "max_user_turns": 2}, task)
+    rollout, _ = run(tool_world, ["two"], {**args, "max_user_turns": 2}, extra_info)
     assert len(rollout.turns) == 3
     rollout, _ = run(tool_world, ["two"], args)  # a task without interaction_kwargs
     assert len(rollout.turns) == 1
-    other = tool_world.task(extra={"extra_info": {"interaction_kwargs": {"name": "pupil"}}})
-    rollout, _ = run(tool_world, ["two"], args, other)
+    rollout, _ = run(tool_world, ["two"], args, {"interaction_kwargs": {"name": "pupil"}})
     assert "'pupil'; the interactions are teacher" in rollout.error
 
 
-def test_the_gsm8k_interaction(tool_world, tmp_path):
-    path = tmp_path / "users.yaml"
-    entry = {
-        "name": "gsm8k",
-        "class_name": "verl.interactions.gsm8k_interaction.Gsm8kInteraction",
-        "config": {},
-    }
-    path.write_text(yaml.safe_dump({"interaction": [entry]}))
-    kwargs = {"name": "gsm8k", "query": "?", "ground_truth": "4"}
-    task = tool_world.task(extra={"extra_info": {"interaction_kwargs": kwargs}})
-    rollout, _ = run(tool_world, ["#### 5", "#### 4"], {"interaction_config": str(path)}, task)
+def test_the_gsm8k_interaction(tool_world, tools_yaml):
+    class_name = "verl.interactions.gsm8k_interaction.Gsm8kInteraction"
+    file = tools_yaml({"name": "gsm8k", "class_name": class_name, "config": {}}, "interaction")
+    extra_info = {"interaction_kwargs": {"name": "gsm8k", "query": "?", "ground_truth": "4"}}
+    rollout, _ = run(tool_world, ["#### 5", "#### 4"], {"interaction_config": file}, extra_info)
     assert len(rollout.turns) == 2
     assert rollout.response_messages[1]["content"].startswith("Your response is incorrect!")
 
 
-@pytest.mark.parametrize(
-    ("entry", "told"),
-    [
-        ({"class_name": "verl.tools.search_tool.SearchTool"}, "a class of verl, which is not installed"),
-        ({"class_name": "mine.py:T", "mcp": {}}, "the section mcp is for config.type mcp"),
-        ({"class_name": "mine.py:T", "config": {"type": "other"}}, "write native"),
-        ({"class_name": "mine.py:T", "schema": {}}, "unknown key 'schema'"),
-        ({"config": {}}, "needs a class_name"),
-        ({"class_name": "verl.tools.gsm8k_tool.Gsm8kTool"}, "has no schema"),
-        ({"class_name": "json.JSONDecoder", "tool_schema": {"type": "function"}}, "tool_schema.function"),
-        ({"class_name": "none.such.Tool"}, "there is no module 'none'"),
-    ],
+WRONG = (
+    ({"class_name": "verl.tools.search_tool.SearchTool"}, "a class of verl, which is not installed"),
+    ({"class_name": "mine.py:T", "mcp": {}}, "the section mcp is for config.type mcp"),
+    ({"class_name": "mine.py:T", "config": {"type": "other"}}, "write native"),
+    ({"class_name": "mine.py:T", "schema": {}}, "unknown key 'schema'"),
+    ({"config": {}}, "needs a class_name"),
+    ({"class_name": "mine.py:T", "config": [1]}, "config: expected a mapping"),
+    ({"class_name": "mine.py:T", "mcp": "servers.json"}, "mcp: expected a mapping"),
+    ({"class_name": "verl.tools.gsm8k_tool.Gsm8kTool"}, "has no schema"),
+    ({"class_name": "json.JSONDecoder", "tool_schema": {"type": "function"}}, "tool_schema.function"),
+    ({"class_name": "none.such.Tool"}, "there is no module 'none'"),
 )
-def test_wrong_configuration_files(tmp_path, entry, told):
-    path = tmp_path / "tools.yaml"
-    path.write_text(yaml.safe_dump({"tools": [entry]}))
+
+
+@pytest.mark.parametrize(("entry", "told"), WRONG)
+def test_wrong_configuration_files(tools_yaml, entry, told):
+    file = tools_yaml(entry)
     with pytest.raises(ConfigError, match=told) as raised:
-        load_workflow(WorkflowConfig(name="tools", args={"tool_config": str(path)}))
-    assert str(path) in str(raised.value)
+        load_workflow(WorkflowConfig(name="tools", args={"tool_config": file}))
+    assert file in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("entry", "told"),
-    [
-        ({"class_name": "verl.tools.search_tool.SearchTool"}, "a class of verl, which is not installed"),
-        ({"class_name": "mine.py:T", "config": {"type": "other"}}, "write native"),
-        ({"config": {}}, "needs a class_name"),
-    ],
-)
-def test_a_check_finds_what_cannot_be_used_and_imports_no_class_of_the_user(tmp_path, entry, told):
+@pytest.mark.parametrize("entry", [WRONG[0], WRONG[2], WRONG[4]])
+def test_a_check_finds_what_cannot_be_used_and_imports_no_class_of_the_user(tmp_path, entry):
+    wrong, told = entry
     path = tmp_path / "tools.yaml"
     known = {"class_name": "verl.tools.gsm8k_tool.Gsm8kTool"}
     path.write_text(yaml.safe_dump({"tools": [known, {"class_name": "none.such.Tool"}]}))
     check_classes(str(path), None)
-    path.write_text(yaml.safe_dump({"tools": [known, entry], "interaction": [entry]}))
+    path.write_text(yaml.safe_dump({"tools": [known, wrong], "interaction": [wrong]}))
     for files in ((str(path), None), (None, str(path))):
         with pytest.raises(ConfigError, match=told):
             check_classes(*files)
 
 
-def test_a_missing_module_of_verl_is_named(tmp_path, user_file):
-    path = tmp_path / "tools.yaml"
-    file = user_file("from verl.utils.dataset import RLHFDataset")
-    path.write_text(yaml.safe_dump({"tools": [{"class_name": f"{file}:T"}]}))
+def test_a_missing_module_of_verl_is_named(user_file, tools_yaml):
+    file = tools_yaml({"class_name": f"{user_file('from verl.utils.dataset import RLHFDataset')}:T"})
     with pytest.raises(ConfigError, match=r"no module verl\.utils\.dataset; it has verl\.tools\.base_tool"):
-        load_workflow(WorkflowConfig(name="tools", args={"tool_config": str(path)}))
+        load_workflow(WorkflowConfig(name="tools", args={"tool_config": file}))
 
 
-def test_modules_below_the_current_directory_are_found(tmp_path, monkeypatch, tool_world):
+def test_modules_below_the_current_directory_are_found(tmp_path, monkeypatch, tool_world, tools_yaml):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe_of_mine").mkdir()
     (tmp_path / "recipe_of_mine" / "adder.py").write_text(ADDER)
-    entry = {"class_name": "recipe_of_mine.adder.Adder", "tool_schema": schema("add", n="integer")}
-    (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
-    rollout, _ = run(tool_world, [call("add", n=1), "done"], {"tool_config": "tools.yaml"})
+    file = tools_yaml({"class_name": "recipe_of_mine.adder.Adder", "tool_schema": ADD})
+    rollout, _ = run(tool_world, [call("add", n=1), "done"], {"tool_config": file})
     assert tool_messages(rollout) == ["sum 1"]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import yaml
 
 from strop.config.schema.workflow import WorkflowConfig
 from strop.errors import ConfigError
-from strop.workflows.experiences import rollout_to_experiences
 from strop.workflows.registry import load_workflow
-from tests.workflows.test_tools import hermes
+from tests.workflows.conftest import call, trained_texts
 
-TOOLS = {"tools": ["calculator"]}
 LOOP = '''
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
@@ -43,26 +39,25 @@ SECOND = "[0] * len(first.token_ids + between) + [1] * len(second.token_ids)"
 WRONG = "[1] * len(first.token_ids + between + second.token_ids)"
 
 
-def test_the_column_agent_name_chooses(tool_world):
-    texts = [hermes("calculator", expression="1+1"), "2"]
-    for default, column, turns in [
-        ("single_turn_agent", None, 1),
-        ("tool_agent", None, 2),
-        ("single_turn_agent", "tool_agent", 2),
-        ("tool_agent", "single_turn_agent", 1),
-    ]:
-        task = tool_world.task(extra={} if column is None else {"agent_name": column})
-        args = {"default_agent": default, "tools": TOOLS}
-        rollout = tool_world.run(
-            tool_world.says(*texts), "verl_agents", args, task=task, max_sequence_tokens=4000
-        )
-        assert (rollout.error, len(rollout.turns)) == (None, turns)
+@pytest.mark.parametrize(
+    ("default", "column", "turns"),
+    [
+        ("single_turn_agent", {}, 1),
+        ("tool_agent", {}, 2),
+        ("single_turn_agent", {"agent_name": "tool_agent"}, 2),
+        ("tool_agent", {"agent_name": "single_turn_agent"}, 1),
+    ],
+)
+def test_the_column_agent_name_chooses(tool_world, default, column, turns):
+    args = {"default_agent": default, "tools": {"tools": ["calculator"]}}
+    engine = tool_world.says(call("calculator", expression="1+1"), "2")
+    rollout = tool_world.run(engine, "verl_agents", args, task=tool_world.task(extra=column))
+    assert (rollout.error, len(rollout.turns)) == (None, turns)
 
 
 def test_unknown_agents(tool_world):
-    rollout = tool_world.run(
-        tool_world.says("2"), "verl_agents", {}, task=tool_world.task(extra={"agent_name": "none"})
-    )
+    task = tool_world.task(extra={"agent_name": "none"})
+    rollout = tool_world.run(tool_world.says("2"), "verl_agents", {}, task=task)
     assert "agent_name is 'none'; the agent loops are single_turn_agent, tool_agent" in rollout.error
     with pytest.raises(ConfigError, match="default_agent is 'none'"):
         load_workflow(WorkflowConfig(name="verl_agents", args={"default_agent": "none"}))
@@ -77,19 +72,13 @@ def agent_loop(world, user_file, tmp_path, mask):
     return world.run(world.says("two", "three"), "verl_agents", args)
 
 
-def test_an_agent_loop_class(world, user_file, tmp_path):
-    rollout = agent_loop(world, user_file, tmp_path, BOTH)
-    assert rollout.error is None
-    assert rollout.text == "twofourthree"
+@pytest.mark.parametrize(("mask", "trained"), [(BOTH, "two<|end|>three<|end|>"), (SECOND, "three<|end|>")])
+def test_the_mask_of_an_agent_loop_class_selects_replies(world, user_file, tmp_path, mask, trained):
+    rollout = agent_loop(world, user_file, tmp_path, mask)
+    assert (rollout.error, rollout.text) == (None, "twofourthree")
     assert rollout.info == {"steps": 2, "num_turns": 4}
-    (experience,) = rollout_to_experiences(replace(rollout, reward=1.0), "")
-    trained = world.tokenizer.decode(experience.token_ids[experience.loss_mask], skip_special_tokens=True)
-    assert trained == "twothree"
+    assert trained_texts(world, rollout) == [trained]
 
 
-def test_the_mask_of_an_agent_loop_selects_replies(world, user_file, tmp_path):
-    rollout = agent_loop(world, user_file, tmp_path, SECOND)
-    assert [world.tokenizer.decode(t.completion_ids, skip_special_tokens=True) for t in rollout.turns] == [
-        "three"
-    ]
+def test_a_mask_of_more_than_replies_is_refused(world, user_file, tmp_path):
     assert "not complete replies" in agent_loop(world, user_file, tmp_path, WRONG).error

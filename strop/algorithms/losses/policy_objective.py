@@ -66,7 +66,7 @@ class PolicyObjective:
         loss = parts["policy_loss"]
         if self.config.kl_loss is not None:
             exact = None if outputs.divergence is None else targets.take(outputs.divergence)
-            parts["kl_loss"] = self._kl_loss(logprobs, reference, exact, ratio, weights)
+            parts["kl_loss"] = self._kl_loss(logprobs, reference, exact, ratio, weights, targets)
             loss = loss + parts["kl_loss"]
         distillation = self.config.distillation
         from_teacher = None
@@ -129,6 +129,7 @@ class PolicyObjective:
         exact: torch.Tensor | None,
         ratio: torch.Tensor,
         weights: torch.Tensor,
+        targets: TargetTokens,
     ) -> torch.Tensor:
         config = self.config.kl_loss
         assert config is not None
@@ -144,6 +145,8 @@ class PolicyObjective:
             )
         estimate = estimate_kl(logprobs, reference, config.estimator)
         if config.weight_by_ratio:
+            if config.ratio_level == "sequence":
+                ratio = targets.sequence_sum(ratio) / targets.tokens
             weight = ratio.exp()
             estimate = estimate * (weight if config.max_ratio is None else weight.clamp(max=config.max_ratio))
         return config.coef * (weights * estimate).sum()

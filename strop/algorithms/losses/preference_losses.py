@@ -1,61 +1,263 @@
-"""Losses on pairs of a chosen and a rejected response: DPO."""
+"""Losses on pairs of a chosen and a rejected response: DPO and its relatives, CPO with SimPO, and ORPO."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn.functional import logsigmoid
+from torch import Tensor
+from torch.nn.functional import logsigmoid, relu
 
 from strop.algorithms.log_ratios import bound_log_ratio
 from strop.algorithms.losses.aggregation import TargetTokens
-from strop.config.schema.algorithm import DpoConfig
+from strop.config.schema.preference import CpoConfig, DpoConfig, DpoLossName, OrpoConfig, PreferenceConfig
 from strop.transfers import to_device
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
+_MAX_EXPONENT = 80.0
+"""Largest exponent of e that is finite in float32, with room for a factor."""
+_MAX_MEAN_LOGPROB = -1e-6
+"""Largest mean log-prob whose odds are computed: of a certain response they are infinite."""
+
 
 @dataclass(frozen=True, slots=True)
-class DpoLoss:
-    """Direct preference optimization (Rafailov et al., arXiv 2305.18290, equation 7); a `LossFn`.
+class PreferenceLoss:
+    """The loss of an algorithm on pairs, averaged over all pairs of the update; a `LossFn`.
 
-        -log sigmoid(margin),  margin = r(chosen) - r(rejected),  r(y) = beta log(pi(y | x) / ref(y | x))
-
-    where a response's log-prob is the sum over its targets; averaged over all pairs of the update. With
-    label smoothing e the loss is (1 - e) times this plus e times -log sigmoid(-margin): conservative DPO
-    (Mitchell, 2023), as in TRL.
+    A cross entropy of the chosen responses (`sft`, `sft_weight`, ORPO's) is averaged over all their tokens in the
+    update. Neither depends on the split into micro-batches, where TRL's means over micro-batches do.
     """
 
-    config: DpoConfig
+    config: PreferenceConfig
 
     def __call__(self, micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
-        """Raises ValueError without the reference's log-probs, or where a pair is split."""
-        if micro_batch.ref_logprobs is None:
-            raise ValueError("dpo needs the reference's log-probs, which the micro-batch does not have")
-        chosen = _chosen(micro_batch)
-        targets = TargetTokens.of(micro_batch)
-        ratios = bound_log_ratio(targets.take(outputs.logprobs) - targets.take(micro_batch.ref_logprobs))
-        rewards = self.config.beta * ratios.new_zeros(targets.num_segments).index_add(
-            0, targets.segment, ratios
-        )
-        better, worse = rewards[chosen], rewards[chosen + 1]
-        margins = better - worse
-        smoothing = self.config.label_smoothing
-        losses = -(1 - smoothing) * logsigmoid(margins) - smoothing * logsigmoid(-margins)
+        """Raises ValueError without the reference's log-probs where the loss reads them, or where a pair is split."""
+        targets, chosen = TargetTokens.of(micro_batch), _chosen(micro_batch)
+        match self.config:
+            case DpoConfig() as config:
+                pairs = _against_reference(config, micro_batch, outputs, targets, chosen)
+                losses = sum(
+                    (
+                        weight * _DPO_LOSSES[name](pairs, config)
+                        for name, weight in config.losses.items()
+                        if name != "sft"
+                    ),
+                    torch.zeros_like(pairs.chosen),
+                )
+                sft_weight = config.losses.get("sft", 0.0)
+            case CpoConfig() as config:
+                pairs = _without_reference(
+                    micro_batch, outputs, targets, chosen, mean=config.loss in ("ipo", "simpo")
+                )
+                losses, sft_weight = _cpo(pairs, config), config.sft_weight
+            case OrpoConfig() as config:
+                pairs = _without_reference(micro_batch, outputs, targets, chosen, mean=True)
+                losses, sft_weight = (
+                    -config.beta * logsigmoid(_log_odds(pairs.chosen) - _log_odds(pairs.rejected)),
+                    1.0,
+                )
         loss = (micro_batch.weight[chosen] * losses).sum() / counts.pairs
+        metrics = {"preference_loss": loss.detach()}
+        if sft_weight:
+            imitated = _cross_entropy_of_chosen(micro_batch, outputs, targets, chosen) / counts.chosen_tokens
+            loss = loss + sft_weight * imitated
+            metrics["sft_loss"] = imitated.detach()
         with torch.no_grad():
+            better, worse = self.config.beta * pairs.chosen, self.config.beta * pairs.rejected
             means = {
-                "dpo/margin": margins,
-                "dpo/accuracy": (margins > 0).float(),
-                "dpo/chosen_reward": better,
-                "dpo/rejected_reward": worse,
+                "pairs/margin": better - worse,
+                "pairs/accuracy": (better > worse).float(),
+                "pairs/chosen_reward": better,
+                "pairs/rejected_reward": worse,
             }
-            shares = {name: each.sum() / counts.pairs for name, each in means.items()}
-        return LossOutput(loss, {"dpo_loss": loss.detach(), **shares})
+            metrics |= {name: each.sum() / counts.pairs for name, each in means.items()}
+        return LossOutput(loss, metrics)
 
 
-def _chosen(micro_batch: MicroBatch) -> torch.Tensor:
-    """[pairs] int64 Segments of the chosen responses, each of which its rejected one follows."""
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """The compared quantities, [P] each: log-ratios to the reference, or log-probs without one."""
+
+    chosen: Tensor
+    rejected: Tensor
+    chosen_tokens: Tensor
+    rejected_tokens: Tensor
+
+
+def _against_reference(
+    config: DpoConfig, micro_batch: MicroBatch, outputs: TokenOutputs, targets: TargetTokens, chosen: Tensor
+) -> _Pairs:
+    """log(policy / reference) of each response, summed over its targets."""
+    if micro_batch.ref_logprobs is None:
+        raise ValueError("dpo needs the reference's log-probs, which the micro-batch does not have")
+    ratios = bound_log_ratio(targets.take(outputs.logprobs) - targets.take(micro_batch.ref_logprobs))
+    if config.excess_token_weight != 1.0:
+        ratios = ratios * _excess_weights(micro_batch, targets, chosen, config.excess_token_weight)
+    return _pairs(ratios, targets, chosen)
+
+
+def _without_reference(
+    micro_batch: MicroBatch, outputs: TokenOutputs, targets: TargetTokens, chosen: Tensor, *, mean: bool
+) -> _Pairs:
+    """Log-prob of each response, as a sum over its targets or their mean."""
+    pairs = _pairs(targets.take(outputs.logprobs), targets, chosen)
+    if not mean:
+        return pairs
+    return _Pairs(
+        pairs.chosen / pairs.chosen_tokens,
+        pairs.rejected / pairs.rejected_tokens,
+        pairs.chosen_tokens,
+        pairs.rejected_tokens,
+    )
+
+
+def _pairs(values: Tensor, targets: TargetTokens, chosen: Tensor) -> _Pairs:
+    """Sums over the targets of each response, from [K] values."""
+    sums = values.new_zeros(targets.num_segments).index_add(0, targets.segment, values)
+    tokens = torch.bincount(targets.segment, minlength=targets.num_segments).clamp(min=1)
+    return _Pairs(sums[chosen], sums[chosen + 1], tokens[chosen], tokens[chosen + 1])
+
+
+def _excess_weights(micro_batch: MicroBatch, targets: TargetTokens, chosen: Tensor, weight: float) -> Tensor:
+    """[K] 1 for a response's first tokens, as many as the other response of its pair has, and `weight` for the rest."""
+    tokens = torch.bincount(targets.segment, minlength=targets.num_segments)
+    shorter = tokens.clone()
+    shorter[chosen] = shorter[chosen + 1] = torch.minimum(tokens[chosen], tokens[chosen + 1])
+    first = tokens.cumsum(0) - tokens
+    position = torch.arange(len(targets.segment), device=targets.segment.device) - first[targets.segment]
+    return torch.where(position < shorter[targets.segment], 1.0, weight)
+
+
+def _score(log_ratio: Tensor, config: DpoConfig) -> Tensor:
+    """f'(policy / reference) of the divergence, up to a constant: for the reverse KL divergence the log-ratio itself
+    (Wang et al., arXiv 2309.16240, table 1)."""
+    power = config.divergence_alpha - 1
+    match config.divergence:
+        case "forward_kl":
+            return 1 - (-log_ratio).clamp(max=_MAX_EXPONENT).exp()
+        case "jsd":
+            return math.log(2) + logsigmoid(log_ratio)
+        case "alpha" if abs(power) > 1e-6:
+            return ((power * log_ratio).clamp(max=_MAX_EXPONENT).exp() - 1) / power
+        case _:
+            return log_ratio
+
+
+def _margin(pairs: _Pairs, config: DpoConfig) -> Tensor:
+    return config.beta * (_score(pairs.chosen, config) - _score(pairs.rejected, config))
+
+
+def _mean_score_difference(pairs: _Pairs, config: DpoConfig) -> Tensor:
+    """Difference between the scores per token of the two responses."""
+    better, worse = _score(pairs.chosen, config), _score(pairs.rejected, config)
+    return better / pairs.chosen_tokens - worse / pairs.rejected_tokens
+
+
+def _smoothed(margin: Tensor, smoothing: float) -> Tensor:
+    """-log sigmoid(margin), with the weight `smoothing` for swapped labels (conservative DPO, Mitchell 2023)."""
+    return -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
+
+
+def _robust(pairs: _Pairs, config: DpoConfig) -> Tensor:
+    margin, e = _margin(pairs, config), config.label_smoothing
+    return (-(1 - e) * logsigmoid(margin) + e * logsigmoid(-margin)) / (1 - 2 * e)
+
+
+def _exo_pair(pairs: _Pairs, config: DpoConfig) -> Tensor:
+    margin, e = _margin(pairs, config), config.label_smoothing
+    of_chosen = margin.sigmoid() * (logsigmoid(margin) - math.log1p(-e))
+    return of_chosen + (-margin).sigmoid() * (logsigmoid(-margin) - math.log(e))
+
+
+def _nca_pair(pairs: _Pairs, config: DpoConfig) -> Tensor:
+    better, worse = config.beta * pairs.chosen, config.beta * pairs.rejected
+    return -logsigmoid(better) - 0.5 * logsigmoid(-better) - 0.5 * logsigmoid(-worse)
+
+
+def _discopop(pairs: _Pairs, config: DpoConfig) -> Tensor:
+    margin = _margin(pairs, config)
+    share = (margin / config.discopop_temperature).sigmoid()
+    return -logsigmoid(margin) * (1 - share) + (-margin).clamp(max=_MAX_EXPONENT).exp() * share
+
+
+_DPO_LOSSES: Mapping[DpoLossName, Callable[[_Pairs, DpoConfig], Tensor]] = {
+    # Rafailov et al., arXiv 2305.18290, equation 7
+    "sigmoid": lambda pairs, config: _smoothed(_margin(pairs, config), config.label_smoothing),
+    # the same per token: Meng et al., arXiv 2405.14734, and Lambert et al., arXiv 2411.15124
+    "sigmoid_norm": lambda pairs, config: _smoothed(
+        config.beta * _mean_score_difference(pairs, config), config.label_smoothing
+    ),
+    # Zhao et al., arXiv 2305.10425
+    "hinge": lambda pairs, config: relu(1 - _margin(pairs, config)),
+    # Azar et al., arXiv 2310.12036, equation 17, per token as its authors and TRL compute it
+    "ipo": lambda pairs, config: (_mean_score_difference(pairs, config) - 1 / (2 * config.beta)).square(),
+    # Chowdhury et al., arXiv 2403.00409
+    "robust": _robust,
+    # Ji et al., arXiv 2402.00856, equation 16
+    "exo_pair": _exo_pair,
+    # Chen et al., arXiv 2402.05369
+    "nca_pair": _nca_pair,
+    # Jung et al., arXiv 2404.04656, without its shift of the reward
+    "bco_pair": lambda pairs, config: (
+        -logsigmoid(config.beta * pairs.chosen) - logsigmoid(-config.beta * pairs.rejected)
+    ),
+    # Wu et al., arXiv 2405.00675, equation 4.7 with certain preferences
+    "sppo_hard": lambda pairs, config: (
+        (pairs.chosen - 0.5 / config.beta).square() + (pairs.rejected + 0.5 / config.beta).square()
+    ),
+    # D'Oosterlinck et al., arXiv 2408.06266, equations 7 and 8
+    "apo_zero": lambda pairs, config: (
+        1 - (config.beta * pairs.chosen).sigmoid() + (config.beta * pairs.rejected).sigmoid()
+    ),
+    "apo_down": lambda pairs, config: (
+        (config.beta * pairs.chosen).sigmoid() + 1 - (config.beta * (pairs.chosen - pairs.rejected)).sigmoid()
+    ),
+    # Lu et al., arXiv 2406.08414, equation 5
+    "discopop": _discopop,
+}
+
+
+def _cpo(pairs: _Pairs, config: CpoConfig) -> Tensor:
+    """Xu et al., arXiv 2401.08417, equation 3; SimPO, arXiv 2405.14734, equation 6; others as under DPO."""
+    difference = _shaped(pairs.chosen, config) - _shaped(pairs.rejected, config)
+    match config.loss:
+        case "hinge":
+            return relu(1 - config.beta * difference)
+        case "ipo":
+            return (difference - 1 / (2 * config.beta)).square()
+        case "simpo":
+            return _smoothed(config.beta * difference - config.margin, config.label_smoothing)
+        case "sigmoid":
+            return _smoothed(config.beta * difference, config.label_smoothing)
+
+
+def _shaped(logprob: Tensor, config: CpoConfig) -> Tensor:
+    """AlphaPO's reward of a response (Gupta et al., arXiv 2501.03884)."""
+    if config.reward_shape == 0:
+        return logprob
+    return (1 - (-config.reward_shape * logprob).clamp(max=_MAX_EXPONENT).exp()) / config.reward_shape
+
+
+def _log_odds(mean_logprob: Tensor) -> Tensor:
+    """log(p / (1 - p)) of the mean probability p per token (Hong et al., arXiv 2403.07691, equation 4)."""
+    logprob = mean_logprob.clamp(max=_MAX_MEAN_LOGPROB)
+    return logprob - (-torch.expm1(logprob)).log()
+
+
+def _cross_entropy_of_chosen(
+    micro_batch: MicroBatch, outputs: TokenOutputs, targets: TargetTokens, chosen: Tensor
+) -> Tensor:
+    """Sum over the targets of the chosen responses, in nats."""
+    logprobs = targets.take(outputs.logprobs)
+    sums = logprobs.new_zeros(targets.num_segments).index_add(0, targets.segment, logprobs)
+    return -(micro_batch.weight[chosen] * sums[chosen]).sum()
+
+
+def _chosen(micro_batch: MicroBatch) -> Tensor:
+    """[P] int64 Segments of the chosen responses, each of which its rejected one follows."""
     chosen = [segment for segment, role in enumerate(micro_batch.role) if role == "chosen"]
     rejected = [segment for segment, role in enumerate(micro_batch.role) if role == "rejected"]
     if rejected != [segment + 1 for segment in chosen]:

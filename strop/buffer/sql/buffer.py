@@ -61,7 +61,8 @@ class SqlBuffer:
         self._lease_numbers = itertools.count()
         self._finished = False
         self._closed = False
-        engine = make_engine(section.url, folder)
+        is_own = section.url is None or section.relative_to == "run"
+        engine = make_engine(section.url, folder if is_own else Path.cwd())
         self._database = Database(
             engine, reconnect_timeout_seconds=section.reconnect_timeout_seconds, check=check
         )

@@ -39,6 +39,18 @@ def make_engine(url: str | None, folder: Path) -> sa.Engine:
     """
     if url is None:
         return _sqlite_engine(folder / "buffer.db")
+    parsed = parse_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return _postgresql_engine(postgresql_url(parsed))
+    named = Path(str(parsed.database)).expanduser()
+    file = folder / named
+    if not named.is_absolute():
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return _sqlite_engine(file)
+
+
+def parse_url(url: str) -> sa.URL:
+    """The URL of a database that processes can share: a SQLite file, or PostgreSQL. Raises `ConfigError` for others."""
     try:
         parsed = sa.make_url(url)
     except ArgumentError:
@@ -46,9 +58,9 @@ def make_engine(url: str | None, folder: Path) -> sa.Engine:
         raise ConfigError(f"`buffer.url` is not a database URL. Write {_EXAMPLES}.") from None
     match parsed.get_backend_name():
         case "sqlite" if parsed.database and parsed.database != ":memory:":
-            return _sqlite_engine(folder / Path(parsed.database).expanduser())
+            return parsed
         case "postgresql" | "postgres":
-            return _postgresql_engine(postgresql_url(parsed))
+            return parsed
         case "sqlite":
             raise ConfigError(
                 "`buffer.url` is a SQLite database in memory, which other processes cannot use. Write a "

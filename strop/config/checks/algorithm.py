@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from strop.config.checks.stream import arriving_row_faults, stream_faults
 from strop.config.schema.algorithm import (
-    DpoConfig,
+    OfflineAlgorithmConfig,
     OnlineDpoConfig,
     PpoConfig,
     PrimeConfig,
@@ -17,6 +17,7 @@ from strop.config.schema.algorithm import (
 from strop.config.schema.batch_selection import DefaultSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.policy_loss import GvpoLossConfig, SelfPlayLossConfig
+from strop.config.schema.preference import CpoConfig, DpoConfig, OrpoConfig, PreferenceConfig
 from strop.config.schema.rollout import RolloutConfig
 from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
@@ -45,7 +46,7 @@ def algorithm_faults(run: Run) -> Iterator[str]:
                 elif taskset.response is None:
                     where = f"data.eval ({taskset.name})"
                     yield from _column_faults(taskset, where, kind, needs=(), hint="")
-        case DpoConfig():
+        case DpoConfig() | CpoConfig() | OrpoConfig():
             pair = ("chosen", "rejected")
             for field, trained in data.training_tasksets().items():
                 yield from _column_faults(trained, field, kind, needs=pair, hint=_PAIR)
@@ -63,13 +64,14 @@ def algorithm_faults(run: Run) -> Iterator[str]:
     yield from _online_dpo_faults(run)
     yield from _prime_faults(run)
     yield from _demonstration_faults(run)
+    yield from _packing_faults(run)
     yield from _teacher_faults(run)
     yield from _selection_faults(run)
     if data.queue is not None:
         yield from _queue_faults(run)
     if data.stream is not None:
         yield from stream_faults(run)
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         yield from _rollout_key_faults(run)
 
 
@@ -84,6 +86,8 @@ def _column_faults(
             yield f"{where}.{column} has no effect under algorithm {kind}; remove it"
     if taskset.trained_turns != "all" and "response" not in needs:
         yield f"{where}.trained_turns has no effect without a column `response`; remove it"
+    if taskset.train_on_prompt and "response" not in needs:
+        yield f"{where}.train_on_prompt has no effect without a column `response`; remove it"
     if taskset.reply_prefix and needs:
         yield (
             f"{where}.reply_prefix has no effect under algorithm {kind}: it starts sampled responses, and "
@@ -95,7 +99,7 @@ def _column_faults(
 def _queue_faults(run: Run) -> Iterator[str]:
     """Faults of a run that reads its tasks from a queue, which has neither an end nor a fixed order."""
     train = run.data.train
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         yield (
             f"data.queue has no effect under algorithm {run.algorithm.type}, which samples no tasks; remove "
             "it"
@@ -118,7 +122,7 @@ def _queue_faults(run: Run) -> Iterator[str]:
 def _aggregation_faults(run: Run) -> Iterator[str]:
     """Faults of an aggregation that does not give the loss its meaning."""
     algorithm = run.algorithm
-    if isinstance(algorithm, SftConfig | DpoConfig):
+    if isinstance(algorithm, OfflineAlgorithmConfig):
         return
     loss = algorithm.policy_loss
     if (
@@ -196,9 +200,31 @@ def _demonstration_faults(run: Run) -> Iterator[str]:
             )
 
 
+def _packing_faults(run: Run) -> Iterator[str]:
+    """Faults of packed sequences in what they require of algorithm and data."""
+    data, packing = run.data, run.data.packing
+    if packing is None:
+        return
+    if not isinstance(run.algorithm, SftConfig):
+        yield f"data.packing applies to sft; remove it under algorithm {run.algorithm.type}"
+        return
+    for field, value in (
+        ("order", data.order),
+        ("mixture", data.mixture),
+        ("train.images", data.train.images),
+    ):
+        if value:
+            yield f"data.packing puts rows of text from one taskset into sequences; remove it, or data.{field}"
+    if packing.strategy != "bfd" and data.overlong != "error":
+        yield (
+            f"data.overlong has no effect under data.packing.strategy {packing.strategy}, which cuts rows that are too "
+            "long into pieces; remove it, or write strategy: bfd"
+        )
+
+
 def _teacher_faults(run: Run) -> Iterator[str]:
     """Faults of teachers for tasks of some data sources, in a run whose tasks have none."""
-    if isinstance(run.algorithm, SftConfig | DpoConfig) or run.algorithm.distillation is None:
+    if isinstance(run.algorithm, OfflineAlgorithmConfig) or run.algorithm.distillation is None:
         return
     for number, teacher in enumerate(run.algorithm.distillation.teachers):
         without = [where for where, each in run.data.training_tasksets().items() if each.source is None]
@@ -222,7 +248,7 @@ def _selection_faults(run: Run) -> Iterator[str]:
     selection, algorithm = run.trainer.batch_selection, run.algorithm
     if isinstance(selection, DefaultSelectionConfig):
         return
-    if isinstance(algorithm, SftConfig | DpoConfig):
+    if isinstance(algorithm, OfflineAlgorithmConfig):
         yield (
             f"trainer.batch_selection.type: {selection.type} selects rollouts, and algorithm "
             f"{algorithm.type} "
@@ -263,7 +289,7 @@ def _rollout_key_faults(run: Run) -> Iterator[str]:
             "one "
             "process; remove it"
         )
-    refused = ("middle", "left") if isinstance(run.algorithm, DpoConfig) else ("middle",)
+    refused = ("middle", "left") if isinstance(run.algorithm, PreferenceConfig) else ("middle",)
     if run.data.overlong in refused:
         yield (
             f"data.overlong: {run.data.overlong} has no meaning under algorithm {kind}; write error, filter, or "

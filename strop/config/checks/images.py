@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strop.config.image_families import IMAGE_FAMILIES, TILE_FAMILIES, read_model_file
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.inference_engine import (
     ServerConnectionConfig,
     ServingEngineConfig,
@@ -23,7 +23,7 @@ def image_engine_fault(run: Run) -> str | None:
     """
     config = read_model_file(run.model.path, "config.json")
     family, engine = config.get("model_type"), run.rollout.engine
-    if family not in IMAGE_FAMILIES or isinstance(run.algorithm, SftConfig | DpoConfig):
+    if family not in IMAGE_FAMILIES or isinstance(run.algorithm, OfflineAlgorithmConfig):
         return None
     if isinstance(engine, ServerConnectionConfig):
         return (

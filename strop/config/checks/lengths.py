@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.run import Run
 
 
@@ -20,7 +20,7 @@ def length_faults(run: Run) -> Iterator[str]:
                 f"{where}.min_response_tokens ({sampling.min_response_tokens}) must be below "
                 f"data.max_response_tokens ({data.max_response_tokens})"
             )
-    penalty = None if isinstance(run.algorithm, SftConfig | DpoConfig) else run.algorithm.overlong_penalty
+    penalty = None if isinstance(run.algorithm, OfflineAlgorithmConfig) else run.algorithm.overlong_penalty
     if penalty is not None and penalty.buffer_tokens > data.max_response_tokens:
         yield (
             f"algorithm.overlong_penalty.buffer_tokens ({penalty.buffer_tokens}) must not exceed "

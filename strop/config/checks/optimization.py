@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.run import Run
 from strop.config.schema.schedule import ReduceOnPlateauScheduleConfig
 
@@ -59,7 +59,7 @@ def _stop_faults(run: Run) -> Iterator[str]:
 def _metric_faults(run: Run, key: str, metric: str | None) -> Iterator[str]:
     """Faults in the evaluation metric that `key` names."""
     names = [taskset.name for taskset in run.data.eval]
-    if metric is None and isinstance(run.algorithm, SftConfig | DpoConfig):
+    if metric is None and isinstance(run.algorithm, OfflineAlgorithmConfig):
         yield (
             f"{key}: missing. Algorithm {run.algorithm.type} has no default metric; write one, such as "
             f"`metric: eval/{names[0]}/loss` with `mode: min`"

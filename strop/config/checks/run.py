@@ -12,6 +12,7 @@ from strop.config.checks.optimization import optimization_faults
 from strop.config.checks.task_order import task_order_faults
 from strop.config.checks.topology import topology_faults
 from strop.config.deepspeed.agreement import deepspeed_faults
+from strop.config.schema.algorithm import RemaxConfig
 from strop.config.schema.run import Run
 from strop.config.schema.tracking import TRACKING_SERVICES
 
@@ -20,6 +21,7 @@ def run_faults(run: Run) -> Iterator[str]:
     """Every fault between sections, one sentence each, which names the key and what to write instead."""
     yield from _evaluation_faults(run)
     yield from _sampling_faults(run)
+    yield from _text_prompt_faults(run)
     yield from algorithm_faults(run)
     yield from optimization_faults(run)
     yield from task_order_faults(run)
@@ -48,8 +50,26 @@ def _monitor_faults(run: Run) -> Iterator[str]:
 
 
 def _sampling_faults(run: Run) -> Iterator[str]:
-    if run.rollout.sampling.temperature == 0:
+    if run.rollout.sampling.temperature > 0:
+        return
+    rollouts = getattr(run.algorithm, "rollouts_per_task", 1)
+    if rollouts > 1 or isinstance(run.algorithm, RemaxConfig):
+        others = "the greedy response of remax" if rollouts == 1 else f"its {rollouts} rollouts"
         yield (
-            "rollout.sampling.temperature is 0: all rollouts of a task would be identical, and nothing could "
-            "be learned; write a temperature above 0"
+            f"rollout.sampling.temperature is 0: a task's rollout would be identical to {others}, and nothing could be "
+            "learned; write a temperature above 0"
         )
+
+
+def _text_prompt_faults(run: Run) -> Iterator[str]:
+    """Workflows that continue a conversation, next to prompts that are in none."""
+    workflows = {"rollout.workflow": run.rollout.workflow}
+    workflows |= {
+        f"data.eval.{i}.workflow": each.workflow for i, each in enumerate(run.data.eval) if each.workflow
+    }
+    for field, workflow in workflows.items():
+        if run.data.text_prompts == "raw" and workflow.name != "single_turn":
+            yield (
+                f"data.text_prompts: raw encodes text without a chat template, and {field} ({workflow.name}) continues "
+                "conversations; write data.text_prompts: template, or the workflow single_turn"
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.data import GENERATORS
 from strop.config.schema.language_model import EngineModelConfig
 from strop.config.schema.run import Run
@@ -15,7 +15,7 @@ from strop.config.schema.task_pipeline import ROW_OPERATORS, TaskPipelineConfig
 def stream_faults(run: Run) -> Iterator[str]:
     """Faults of a run that reads its tasks from a source of unknown length."""
     data, train = run.data, run.data.train
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         yield f"data.stream has no effect under algorithm {run.algorithm.type}, which reads all rows; remove it"
     if run.trainer.duration.unit == "epochs":
         yield "trainer.duration: a stream has no known length; write steps or updates, such as `100 steps`"

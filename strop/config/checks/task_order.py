@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
 from strop.config.schema.task_order import ColumnOrderConfig
@@ -19,7 +19,7 @@ def task_order_faults(run: Run) -> Iterator[str]:
         yield "data.order: a task queue is first in, first out; remove the order, or order the rows in the table"
     if isinstance(order, ColumnOrderConfig):
         return
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         yield (
             f"data.order: {order.type} needs the success rates of rollouts, which algorithm {run.algorithm.type} "
             "does not sample; write `order: {type: column, column: ...}`"

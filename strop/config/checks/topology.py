@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.batch_selection import StalenessSelectionConfig
 from strop.config.schema.bench import BenchConfig
 from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
@@ -31,7 +31,7 @@ def topology_faults(run: Run) -> Iterator[str]:
         )
     if run.mode != "bench" and run.bench != BenchConfig():
         yield f"bench has no effect in mode {run.mode}; write `mode: bench`, or remove it"
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         yield from _offline_faults(run)
     elif isinstance(run.synchronizer, DistributedSyncConfig):
         yield from _distributed_faults(run, run.synchronizer)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.config.deepspeed.sections import section_faults
-from strop.config.deepspeed.settings import AUTO, offload_device, read_config
+from strop.config.deepspeed.settings import offload_device, read_config
+from strop.config.deepspeed.value_types import AUTO
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.optimizer import AdagradConfig, AdamWConfig, SgdConfig
@@ -47,7 +48,7 @@ def deepspeed_faults(run: Run) -> Iterator[str]:
     try:
         config = read_config(section)
     except ConfigError as error:
-        yield str(error).rstrip(".")
+        yield from (fault.message.rstrip(".") for fault in error.faults)
         return
     faults = list(section_faults(config))
     if not faults:

@@ -16,7 +16,7 @@ from strop.errors import ConfigError
 def read_deepspeed_file(path: str | Path) -> dict[str, Any]:
     """The sections of a file. Raises ConfigError unless it is a JSON object."""
     try:
-        values = json.loads(read_bounded(expand_user(path)))
+        values = json.loads(read_bounded(expand_user(path), regular=True))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}.") from None
     if is_deeper(values, MAX_DEPTH):

@@ -9,10 +9,10 @@ from typing import Any
 
 from strop.config.deepspeed.file import read_deepspeed_file
 from strop.config.deepspeed.sections import without_inert
+from strop.config.deepspeed.value_types import AUTO, type_faults
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.errors import ConfigError
 
-AUTO = "auto"
 LOGGING = ("steps_per_print", "wall_clock_breakdown", "dump_state", "memory_breakdown", "log_level")
 """Keys of DeepSpeed's own messages, which Strop does not show."""
 _DROPPED = ("train_batch_size", "gradient_clipping", "optimizer", "scheduler", *LOGGING)
@@ -36,15 +36,17 @@ class ZeroSettings:
 
 
 def read_config(section: DeepSpeedEngineConfig) -> dict[str, Any]:
-    """The user's DeepSpeed configuration; empty for none. Raises ConfigError for a file that cannot be read."""
+    """The user's DeepSpeed configuration; empty for none. Raises ConfigError for a file that cannot be read, and for
+    values of another type than DeepSpeed reads."""
     if section.config is None:
         return {}
-    if isinstance(section.config, dict):
-        return copy.deepcopy(section.config)
     try:
-        return read_deepspeed_file(section.config)
+        found = section.config if isinstance(section.config, dict) else read_deepspeed_file(section.config)
     except ConfigError as error:
         raise ConfigError(f"trainer.engine.config: {error}") from None
+    if faults := [f"trainer.engine.config: {fault}." for fault in type_faults(found)]:
+        raise ConfigError(*faults)
+    return copy.deepcopy(found)
 
 
 def zero_settings(section: DeepSpeedEngineConfig, config: Mapping[str, Any]) -> ZeroSettings:

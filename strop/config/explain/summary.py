@@ -9,10 +9,11 @@ from strop.config.explain.images import describe_images
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import redact_text
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, SftConfig, demonstrations_field
+from strop.config.schema.algorithm import DistillationOnlyConfig, OfflineAlgorithmConfig, demonstrations_field
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.data import TasksetConfig
+from strop.config.schema.preference import PreferenceConfig
 from strop.config.schema.synchronizer import (
     BoundedStyleConfig,
     DistributedSyncConfig,
@@ -90,7 +91,7 @@ def _training(run: Run) -> str:
     lora = run.model.lora
     part = f"a LoRA adapter of rank {lora.rank} on" if lora else "all weights of"
     text = f"Trains {part} {run.model.path} by {run.algorithm.type.upper()} on {_trained_paths(run)}"
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         return f"{text}."
     reward = effective_reward(run)
     functions = [part.name or part.function for part in reward.functions]
@@ -107,7 +108,7 @@ def _training(run: Run) -> str:
 
 def _teachers(run: Run) -> str:
     """Return the teachers, and where the divergence from them has its effect."""
-    if isinstance(run.algorithm, SftConfig | DpoConfig) or run.algorithm.distillation is None:
+    if isinstance(run.algorithm, OfflineAlgorithmConfig) or run.algorithm.distillation is None:
         return ""
     section = run.algorithm.distillation
     names = _and([teacher.path for teacher in section.teachers])
@@ -147,9 +148,10 @@ def _step(run: Run) -> str:
     tasks = run.trainer.tasks_per_step
     updates = tasks // (run.trainer.tasks_per_update or tasks) * run.trainer.epochs_per_step
     longest = run.data.max_prompt_tokens + run.data.max_response_tokens
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
-        pairs = isinstance(run.algorithm, DpoConfig)
-        rows = _count(tasks, "preference pair" if pairs else "demonstration")
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+        pairs = isinstance(run.algorithm, PreferenceConfig)
+        kind = "demonstration" if run.data.packing is None else "packed sequence"
+        rows = _count(tasks, "preference pair" if pairs else kind)
         work = f"trains on {rows} ({_tokens(longest, tasks * (2 if pairs else 1))})"
     else:
         each = run.algorithm.rollouts_per_task
@@ -173,13 +175,14 @@ def _duration(run: Run) -> str:
     text = f"The run lasts {duration}" + ("" if limit is None else f", but at most {limit}")
     if duration.unit == "epochs":
         rest = "make a smaller step" if run.data.incomplete_batch == "keep" else "are skipped"
-        each = _count(run.trainer.tasks_per_step, "training task")
-        return f"{text}; an epoch has a step for every {each}, and the remaining tasks {rest}."
+        kind = "task" if run.data.packing is None else "sequence"
+        each = _count(run.trainer.tasks_per_step, f"training {kind}")
+        return f"{text}; an epoch has a step for every {each}, and the remaining {kind}s {rest}."
     if steps is None or steps.unit != "steps":
         return f"{text}."
     if duration.unit == "updates":
         text = f"{text}, which are {steps}"
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         return f"{text}."
     total = int(steps.count) * run.trainer.tasks_per_step * run.algorithm.rollouts_per_task
     return f"{text}: {total} rollouts in total."

@@ -14,7 +14,7 @@ from strop.errors import ConfigError, FaultKind
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-_INTERPOLATION = re.compile(r"(?P<escape>\\*)\$\{(?P<dots>\.*)(?P<key>[A-Za-z_][\w.\[\]]*)\}")
+_INTERPOLATION = re.compile(r"(?P<escape>(?<!\\)\\*)\$\{(?P<dots>\.*)(?P<key>[A-Za-z_][\w.\[\]]*)\}")
 
 
 def replace_deprecated(tree: ConfigTree) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ _SAVE = "checkpoint.every='<10> steps'"
 _TEST = "evaluate.every='<10> steps'"
 _NO_VIDEO = "nothing: Strop trains on text and images, and not on video or audio"
 
-_EXAMPLE = re.compile(r"<(.*?)>")
+_EXAMPLE = re.compile(r"<([^<>]*)>")
 
 FAMILIAR_NAMES: Mapping[str, str] = {
     "r": "model.lora.rank=<16>",
@@ -36,6 +36,7 @@ FAMILIAR_NAMES: Mapping[str, str] = {
     "num_generations": _ROLLOUTS,
     "repeat_times": _ROLLOUTS,
     "group_size": _ROLLOUTS,
+    "continue_final_message": "data.train.final_assistant=continue, which continues a last message of the assistant",
     "beta": _KL,
     "kl_coef": _KL,
     "kl_loss_coef": _KL,

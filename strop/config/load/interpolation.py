@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from strop.config.environment_values import may_have_secret, remember_environment
-from strop.config.load.config_tree import KeyPath, Locate, iter_values, split_key
+from strop.config.load.config_tree import ConfigTree, KeyPath, Locate, iter_values, split_key
 from strop.config.load.value_limits import (
     check_interpolations,
     check_values,
@@ -15,8 +15,14 @@ from strop.config.load.value_limits import (
 )
 from strop.errors import ConfigError
 
-_UNSET = re.compile(r"Environment variable '(.*?)' not found")
-
+_UNSET = re.compile(r"Environment variable '([^']*)' not found")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}", re.ASCII)
+"""An interpolation that names a key from the top."""
+_OF_REFERENCES = re.compile(rf"(?:[^$\\]|{_REFERENCE.pattern})+", re.ASCII)
+"""A text whose interpolations all name a key from the top."""
+_OF_ENVIRONMENT = re.compile(r"(?:[^$\\]|\$\{oc\.env:[^${}\\]*\})+")
+"""A text whose interpolations all name an environment variable, so that it depends on no other value."""
+_PLAIN_TYPES = (str, int, float, bool, type(None))
 
 MISSING = "???"
 """OmegaConf's mark of a value that must be given."""
@@ -31,23 +37,87 @@ class UnresolvedError(ConfigError):
 
 
 def resolve_interpolations(values: dict[str, Any], locate: Locate) -> dict[str, Any]:
-    """Resolve all interpolations with OmegaConf. Raises UnresolvedError for one that cannot be resolved, and
+    """Resolve all interpolations as OmegaConf does. Raises UnresolvedError for one that cannot be resolved, and
     ConfigError for values beyond the limits."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     check_interpolations(values, locate)
     for _, value in iter_values(values):
         if isinstance(value, str):
             remember_environment(value)
     try:
-        resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        keys = split_key(re.sub(r"\[(\d+)\]", r".\1", error.full_key or ""))
-        raise UnresolvedError(f"{locate(keys)}: {_reason(error)}.", keys) from None
-    assert isinstance(resolved, dict)
+        resolved = _resolve(values, ConfigTree(values))
+    except _NeedsOmegaConfError:
+        resolved = _resolve_with_omegaconf(values, locate)
     check_values(resolved, locate)
     return {str(key): value for key, value in resolved.items()}
+
+
+class _NeedsOmegaConfError(Exception):
+    """A configuration with more than plain values and simple interpolations, or with an error."""
+
+
+def _resolve(value: Any, tree: ConfigTree) -> Any:
+    """A value with its interpolations resolved. OmegaConf would build a node for each of the many values without one.
+
+    Raises _NeedsOmegaConfError for all that only OmegaConf resolves or explains.
+    """
+    if type(value) is dict:
+        if not all(type(key) is str for key in value):
+            raise _NeedsOmegaConfError
+        return {key: _resolve(item, tree) for key, item in value.items()}
+    if type(value) is list:
+        return [_resolve(item, tree) for item in value]
+    if type(value) is str and "${" in value:
+        value = _resolve_text(value, tree)
+    elif type(value) not in _PLAIN_TYPES:
+        raise _NeedsOmegaConfError
+    if value == MISSING:
+        raise _NeedsOmegaConfError
+    return value
+
+
+def _resolve_text(text: str, tree: ConfigTree) -> Any:
+    if _OF_ENVIRONMENT.fullmatch(text):
+        return _to_container({"text": text})["text"]
+    if not _OF_REFERENCES.fullmatch(text):
+        raise _NeedsOmegaConfError
+
+    def target(match: re.Match[str]) -> Any:
+        keys = split_key(match[1])
+        if not tree.has(keys):
+            raise _NeedsOmegaConfError
+        return _resolve(tree.get(keys), tree)
+
+    def target_text(match: re.Match[str]) -> str:
+        value = target(match)
+        if isinstance(value, dict | list):
+            raise _NeedsOmegaConfError
+        return str(value)
+
+    whole = _REFERENCE.fullmatch(text)
+    return target(whole) if whole else _REFERENCE.sub(target_text, text)
+
+
+def _to_container(values: dict[str, Any]) -> dict[Any, Any]:
+    """The resolved values. Raises _NeedsOmegaConfError for an error, whose place these values may not know."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise _NeedsOmegaConfError from error
+    assert isinstance(resolved, dict)
+    return resolved
+
+
+def _resolve_with_omegaconf(values: dict[str, Any], locate: Locate) -> dict[Any, Any]:
+    """The values, all resolved by OmegaConf. Raises UnresolvedError."""
+    try:
+        return _to_container(values)
+    except _NeedsOmegaConfError as failure:
+        error: Any = failure.__cause__
+        keys = split_key(re.sub(r"\[(\d+)\]", r".\1", error.full_key or ""))
+        raise UnresolvedError(f"{locate(keys)}: {_reason(error)}.", keys) from None
 
 
 def environment_texts(values: dict[str, Any]) -> dict[KeyPath, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -43,6 +43,7 @@ from strop.config.schema.data import expand_train_list
 from strop.config.schema.reward import expand_reward
 from strop.config.schema.walk import field_at, leaves, section_types
 from strop.errors import ConfigError, Fault, config_error
+from strop.python_rewards import PythonReward
 
 _Replacements = dict[KeyPath, tuple[OverriddenKey, Any]]
 """Overridden placement keys, with the values that replace them."""
@@ -59,6 +60,13 @@ class LoadedRun:
     """Placement keys that `--here` overrides."""
     notes: tuple[str, ...] = ()
     """Deprecated names that were written, and values without effect, each with its source and the reason."""
+    rewards: tuple[PythonReward, ...] = ()
+    """Reward functions of the Python program that configures the run, besides those that the run names."""
+    callbacks: tuple[Any, ...] = ()
+    """Objects with methods of `strop.Callback` of that program, called during training."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment variables that the configuration sets for the run, such as the API key of a tracking service; no file
+    of the run has them."""
     stages: tuple[LoadedRun, ...] = ()
     """Stages of the file; `run` is then the run of the last stage. Empty for a file without stages."""
 
@@ -101,9 +109,13 @@ def load_values(
 def _load_draft(
     tree: ConfigTree, overrides: Sequence[str], origin: str, *, here: bool, key_owner: KeyOwner
 ) -> LoadedRun:
-    notices = (*replace_deprecated(tree), *_apply_overrides(tree, overrides, key_owner))
-    loaded = _load_tree(tree, origin, here=here_requested(here), key_owner=key_owner)
-    return _with_notes(loaded, tuple(dict.fromkeys(notices)))
+    notices = tuple(dict.fromkeys((*replace_deprecated(tree), *_apply_overrides(tree, overrides, key_owner))))
+    try:
+        loaded = _load_tree(tree, origin, here=here_requested(here), key_owner=key_owner)
+    except ConfigError as error:
+        error.notices = notices
+        raise
+    return _with_notes(loaded, notices)
 
 
 def _with_notes(loaded: LoadedRun, notes: tuple[str, ...]) -> LoadedRun:

@@ -33,7 +33,7 @@ _PLAIN = {
     "finite_number": "expected a finite number",
 }
 
-_COMPOUND = re.compile(r"[a-z]+(?:[._][a-z0-9]+)+")
+_COMPOUND = re.compile(r"(?<![a-z])[a-z]++(?:[._][a-z0-9]+)+")
 """A name of several words, which cannot be prose."""
 _GENERIC = frozenset({"args", "enable", "every", "function", "model", "name", "path", "type", "weight"})
 """Names of keys that mean something else in each section."""
@@ -227,6 +227,13 @@ def _reason(detail: ErrorDetails, keys: KeyPath, values: Any, key_owner: KeyOwne
     if kind == "value_error":
         return str(context["error"]).rstrip(".")
     return value_reason(detail, keys)
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first fault of a value in a small file, with its place in it: `config.args: expected a list, got 'x'.`"""
+    detail = error.errors()[0]
+    keys = tuple(map(str, detail["loc"]))
+    return f"{'.'.join(keys)}{': ' if keys else ''}{sentence(value_reason(detail, keys))}"
 
 
 def value_reason(detail: ErrorDetails, keys: KeyPath) -> str:

@@ -43,7 +43,10 @@ def is_deeper(value: Any, limit: int) -> bool:
     """Return whether more than `limit` lists and mappings are inside each other."""
     level = [value]
     for _ in range(limit + 1):
-        inside = (item.values() if isinstance(item, dict) else item for item in level)
+        inside = (
+            item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+            for item in level
+        )
         level = [item for items in inside for item in items if isinstance(item, dict | list)]
         if not level:
             return False

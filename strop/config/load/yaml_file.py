@@ -10,19 +10,22 @@ import yaml
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source
 from strop.config.load.yaml_parser import YamlLimitError, parse_yaml
 from strop.errors import ConfigError
+from strop.workers.regular_file import open_regular
 
 MAX_BYTES = 200_000
 """Maximum size of a configuration file."""
 
 
-def read_yaml(path: Path) -> ConfigTree:
+def read_yaml(path: Path, *, regular: bool = False) -> ConfigTree:
     """Read a YAML mapping as OmegaConf does (`1e-6` is a number, a duplicate key is an error).
+
+    A FIFO is read to its end, unless only `regular` files are wanted: those that another file names.
 
     Raises ConfigError for a file that is missing, empty or not a mapping, and for a syntax error,
     with its line and column.
     """
     try:
-        node, values = parse_yaml(read_bounded(path))
+        node, values = parse_yaml(read_bounded(path, regular=regular))
     except YamlLimitError as error:
         raise ConfigError(f"{path}:{error.line}: {error.problem}.") from None
     except yaml.MarkedYAMLError as error:
@@ -42,10 +45,13 @@ def read_yaml(path: Path) -> ConfigTree:
     return ConfigTree(values, sources)
 
 
-def read_bounded(path: Path) -> str:
-    """Read a text file of a configuration. Raises ConfigError if it is missing, too large, or not UTF-8."""
+def read_bounded(path: Path, *, regular: bool = False) -> str:
+    """Read a text file of a configuration. Raises ConfigError if it is missing, too large, or not UTF-8.
+
+    A FIFO is read to its end, unless only `regular` files are wanted: those that another file names.
+    """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) if regular else path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigError(

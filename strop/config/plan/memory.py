@@ -279,4 +279,5 @@ def _of_parts(parts: tuple[MemoryPart, ...]) -> MemoryNeed:
 
 def _adapter_parameters(size: ModelSize, lora: LoraConfig) -> int:
     """Parameters of an adapter on the seven projections of each layer, taken as hidden x 4 hidden at most."""
-    return size.layers * lora.rank * (4 * 2 * size.hidden + 3 * 5 * size.hidden)
+    rank = max((lora.rank, *(lora.rank_pattern or {}).values()))
+    return size.layers * rank * (4 * 2 * size.hidden + 3 * 5 * size.hidden)

@@ -15,7 +15,7 @@ from strop.config.plan.bundles import ranks_per_group
 from strop.config.plan.machine import Machine, described_machine
 from strop.config.plan.memory import MemoryNeed
 from strop.config.plan.model_size import ModelSize, read_model_size
-from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, PrimeConfig, SftConfig
+from strop.config.schema.algorithm import CustomConfig, OfflineAlgorithmConfig, PpoConfig, PrimeConfig
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.inference_engine import (
@@ -74,7 +74,7 @@ class PlacementRequest:
 def request_of(run: Run, machine: Machine) -> PlacementRequest:
     """The request of a run to a machine. Raises PlacementError for an engine that cannot be split as it says."""
     engine = _engine(run, machine)
-    offline = isinstance(run.algorithm, SftConfig | DpoConfig)
+    offline = isinstance(run.algorithm, OfflineAlgorithmConfig)
     samplers = () if offline else tuple(_samplers(run, engine))
     ranks = tuple(_ranks(run, engine, samples=not samplers and not offline))
     on_cpu = shares_host_memory(run, machine)
@@ -156,7 +156,7 @@ def _trained_models(run: Run) -> Iterator[tuple[str, MemoryNeed | None]]:
         yield "process reward", trained(model, process.optimizer.type, trainer.microbatch)
         if model.lora is None:
             yield "process reward's reference", _frozen(model, layout)
-    if isinstance(algorithm, SftConfig | DpoConfig):
+    if isinstance(algorithm, OfflineAlgorithmConfig):
         return
     needs_reference = algorithm.kl_loss is not None or algorithm.kl_reward is not None
     if isinstance(algorithm, CustomConfig) and algorithm.ref_logprobs:

@@ -30,6 +30,7 @@ from strop.config.schema.policy_gradient import (
     PolicyGradientConfig,
 )
 from strop.config.schema.policy_loss import GpgLossConfig, PolicyLossConfig, SelfPlayLossConfig
+from strop.config.schema.preference import PreferenceConfig
 from strop.config.schema.process_reward import OversamplingConfig, ProcessRewardConfig
 
 
@@ -276,16 +277,6 @@ class SftConfig(Section):
     2508.11408)."""
 
 
-class DpoConfig(Section):
-    """Direct preference optimization: prefers chosen over rejected responses (arXiv 2305.18290)."""
-
-    type: Literal["dpo"] = "dpo"
-    beta: float = Field(0.1, gt=0)
-    """Strength of the regularization towards the reference, which is the initial model."""
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Assumed fraction of pairs with swapped labels (conservative DPO)."""
-
-
 CriticFreeConfig = (
     GrpoConfig
     | GrpoPasskConfig
@@ -312,7 +303,7 @@ CriticFreeConfig = (
 """Algorithms that learn from sampled rollouts without a critic."""
 RolloutAlgorithmConfig = CriticFreeConfig | PpoConfig
 """Algorithms that learn from sampled rollouts."""
-OfflineAlgorithmConfig = SftConfig | DpoConfig
+OfflineAlgorithmConfig = SftConfig | PreferenceConfig
 """Algorithms that learn from demonstrations or pairs, without sampling."""
 AlgorithmConfig = Annotated[RolloutAlgorithmConfig | OfflineAlgorithmConfig, Field(discriminator="type")]
 

@@ -36,6 +36,10 @@ class BaseBufferConfig(Section):
 
     read_timeout_seconds: float = Field(1800.0, ge=0, le=MAX_SECONDS)
     """Maximum wait for a complete batch; after it the trainer reads an incomplete batch."""
+    on_timeout: Literal["stop", "train"] = "stop"
+    """Treatment of an incomplete batch by a trainer with a separate explorer. `stop` ends the run under the style
+    `fixed`, and if no group arrived; `train` trains on the groups that arrived, drops those of the step that come
+    later, and waits once more if none arrived. Other styles than `fixed` always train on an incomplete batch."""
     pipeline: tuple[ExperienceOperatorConfig, ...] = ()
     """Operators that change or remove scored rollouts before they enter the buffer, in order; none by default."""
 
@@ -85,8 +89,10 @@ class SqlBufferConfig(BaseBufferConfig):
 
     type: Literal["sql"] = "sql"
     url: str | None = None
-    """Database URL: `sqlite:///file.db` (a relative path is relative to the run's folder) or
+    """Database URL: `sqlite:///file.db` (`relative_to` says what a relative path is relative to) or
     `postgresql://user:password@host/database`; null is `buffer.db` in the run's folder."""
+    relative_to: Literal["run", "working_directory"] = "run"
+    """Folder that a relative path in `url` is relative to: the run's, or the one in which the command runs."""
     name: str | None = Field(None, min_length=1)
     """Name of the buffer in the database, which belongs to one run; null is `<project>/<name>` of the run."""
     capacity_groups: int = Field(4096, gt=0)

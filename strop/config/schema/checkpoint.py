@@ -1,4 +1,4 @@
-"""`checkpoint`: saving of checkpoints, and resuming from them."""
+"""`checkpoint` and `export`: saving of checkpoints, resuming from them, and exported models."""
 
 from __future__ import annotations
 
@@ -58,3 +58,13 @@ class CheckpointConfig(Section):
                 "export writes the weights in memory, which training changes during an async_save; write "
                 "export: false or async_save: false (`strop export` exports any checkpoint later)"
             )
+
+
+class ExportConfig(Section):
+    """Hugging Face folders that a run writes: `model` at its end, those of `checkpoint.export`, and those of
+    `strop export`."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Data type of the weights. If omitted, that of the trained parameters; with an adapter that of the base model's
+    files, whose weights are read again if the run holds them in a shorter type (`model.compute_dtype`). The adapter
+    in the folder `adapter` of a merged model keeps its own."""

@@ -47,3 +47,8 @@ class CriticConfig(Section):
     def faults(self) -> Iterator[str]:
         """Faults between the fields."""
         yield from clipping_faults(self.optimizer, self.max_grad_norm)
+        if self.model is not None and self.model.lora is not None and self.model.lora.adapter is not None:
+            yield (
+                "model.lora.adapter is of a policy, and the critic's adapter starts new; remove it, or write a model "
+                "with the adapter merged as model.path"
+            )

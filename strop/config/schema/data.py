@@ -42,9 +42,11 @@ class GeneratorConfig(Section):
     """Arguments of the dataset (reasoning_gym), or of `load_environment` (verifiers)."""
 
 
+ALPACA_PROMPTS = ("instruction", "query")
+"""Prompt columns of the rows of Alpaca and ms-swift, whose prompts have `input`, `history` and `system` too."""
 _UNREAD_NEXT_TO_TEXT = (
-    *("prompt", "images", "tools", "system", "system_column", "template_columns", "trained_turns", "dataset"),
-    *("workflow", "reward", "sampling", "rollouts_per_task"),
+    *("prompt", "images", "tools", "system", "system_column", "template_columns", "template_args_column"),
+    *("trained_turns", "train_on_prompt", "dataset", "workflow", "reward", "sampling", "rollouts_per_task"),
 )
 
 
@@ -88,6 +90,9 @@ class TasksetConfig(Section):
     conversation, whose prompt is the part that it shares with the rejected one."""
     rejected: str | None = None
     """Column of the rejected response, in the same form as `chosen`."""
+    equal_pairs: Literal["error", "filter"] = "error"
+    """Treatment of a pair whose responses are equal, as they are or after truncation, and so have no gradient: `error`
+    stops the run, `filter` drops and counts such pairs."""
     system: str | None = None
     """Text of a system message for prompts that have none; null for no system message."""
     system_column: str | None = None
@@ -98,10 +103,21 @@ class TasksetConfig(Section):
     template_columns: dict[str, str] = Field(default_factory=dict)
     """Columns of a row's own variables of the chat template, by variable, such as `enable_thinking: thinking`;
     `data.chat_template_args` applies to rows in which they are null. For demonstrations and preferences."""
+    template_args_column: str | None = None
+    """Column of all of a row's own variables of the chat template: a mapping, or its JSON text; `template_columns` take
+    precedence. For demonstrations and preferences."""
     optional_columns: tuple[str, ...] = ()
-    """Columns among `images`, `tools` and `template_columns` that rows may lack, as if they were null."""
+    """Columns among `images`, `tools`, `template_columns` and `template_args_column` that rows may lack, as if they
+    were null."""
+    final_assistant: Literal["error", "continue", "drop"] = "error"
+    """Treatment of a prompt whose last message is the assistant's: `error` refuses the row, `continue` samples the
+    rest of that message, `drop` removes it, as an answer that was left in. A message with `prefix: true` is always
+    continued."""
     trained_turns: Literal["all", "last"] = "all"
     """Assistant turns that are trained, if `response` is a conversation: all, or only the last one."""
+    train_on_prompt: bool = False
+    """Whether all tokens of a row with a `response` are trained after the first: the prompt, and messages of all roles,
+    as TRL trains conversations without `assistant_only_loss`."""
     few_shot: FewShotConfig | None = None
     """Solved examples in front of each prompt; null for none."""
     limit_tasks: int | None = Field(None, gt=0)
@@ -112,21 +128,44 @@ class TasksetConfig(Section):
         """Whether the rows have responses or texts to train on; otherwise they are prompts for sampling."""
         return self.response is not None or self.chosen is not None or self.text is not None
 
+    @property
+    def text_columns(self) -> frozenset[str]:
+        """Columns of which Strop reads the text; in CSV they are text, whatever their values look like."""
+        named = (
+            self.prompt,
+            self.response,
+            self.text,
+            self.chosen,
+            self.rejected,
+            self.system_column,
+            self.source,
+        )
+        others = ("input", "system") if self.prompt in ALPACA_PROMPTS else ()
+        return frozenset(column for column in (*named, *others) if column is not None)
+
     def faults(self) -> Iterator[str]:
         """Columns that have no meaning for this taskset."""
         if self.text is not None and (key := next(filter(self._is_changed, _UNREAD_NEXT_TO_TEXT), None)):
             yield f"{key} has no effect next to text, which is all that is read of a row; remove one of them"
-        if self.template_columns and self.response is None and self.chosen is None:
-            yield (
-                "template_columns applies to demonstrations and preferences; write response or chosen, or "
-                "data.chat_template_args for prompts"
-            )
+        for key in ("template_columns", "template_args_column"):
+            if getattr(self, key) and self.response is None and self.chosen is None:
+                yield (
+                    f"{key} applies to demonstrations and preferences; write response or chosen, or "
+                    "data.chat_template_args for prompts"
+                )
+        if self.final_assistant != "error" and self.is_offline:
+            yield "final_assistant applies to prompts whose responses are sampled; remove it, or response and chosen"
+        if self.equal_pairs != "error" and self.chosen is None:
+            yield "equal_pairs applies to preferences; remove it, or write chosen and rejected"
+        if self.train_on_prompt and self.trained_turns == "last":
+            yield "train_on_prompt trains all tokens, and trained_turns: last only the last turn; remove one of them"
         if self.few_shot is not None and self.is_offline:
             yield "few_shot applies to prompts whose responses are sampled; remove it, or response, chosen and text"
-        named = {self.images, self.tools, *self.template_columns.values()}
+        named = {self.images, self.tools, self.template_args_column, *self.template_columns.values()}
         if unknown := sorted({*self.optional_columns} - named):
             yield (
-                f"optional_columns names {unknown[0]!r}, which is not the column of images, tools or template_columns"
+                f"optional_columns names {unknown[0]!r}, which is not the column of images, tools, template_columns or "
+                "template_args_column"
             )
 
     def _is_changed(self, key: str) -> bool:
@@ -233,6 +272,18 @@ class ImagesConfig(Section):
             yield f"min_pixels ({self.min_pixels}) is more than max_pixels ({self.max_pixels})"
 
 
+class RowPackingConfig(Section):
+    """Sequences of several rows, for sft: each counts as one task, in `trainer.tasks_per_step` and in an epoch, and has
+    at most `max_prompt_tokens` + `max_response_tokens` tokens. The rows of a sequence are the same in every epoch."""
+
+    strategy: Literal["bfd", "bfd_split", "wrapped"] = "bfd"
+    """Choice of the rows of a sequence: `bfd` (best fit decreasing) puts each row, longest first, where it leaves the
+    least room, and rows do not attend to each other; `bfd_split` first cuts rows that are too long into pieces;
+    `wrapped` cuts the rows, one after another, into sequences of equal length, whose tokens attend to earlier rows."""
+    shuffle: bool = False
+    """Shuffle the rows by the run's `seed` before they are packed."""
+
+
 class DataConfig(Section):
     """Tasksets, and the encoding of their prompts."""
 
@@ -268,10 +319,17 @@ class DataConfig(Section):
     file with a Jinja template, or the template itself, which contains `{{` or `{%`."""
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Variables of the chat template, such as `enable_thinking: false`; none by default."""
+    text_prompts: Literal["template", "raw"] = "template"
+    """Encoding of a prompt that is plain text: `template` makes it one user message, `raw` encodes it and its answers
+    as they are, and the chat template renders only prompts that are messages (TRL's standard and conversational
+    formats)."""
     shuffle: bool = True
     """Shuffle the tasks in each epoch, by the run's `seed`; under `order`, the tasks that it ranks equally."""
     order: TaskOrderConfig | None = None
     """Order of the training tasks by a column, or an online curriculum; null for that of `shuffle`."""
+    packing: RowPackingConfig | None = None
+    """Sequences of several rows as the tasks of sft, in training and evaluation; null for one task per row. Memory is
+    never padded in either case."""
     incomplete_batch: Literal["drop", "keep"] = "drop"
     """Treatment of the tasks at an epoch's end that do not fill a step: `drop` skips them, `keep` trains on
     them in a smaller step."""
@@ -280,6 +338,12 @@ class DataConfig(Section):
         """A pipeline over rows that it cannot read."""
         if self.pipeline is not None and self.train.dataset is not None:
             yield "pipeline reads files, a Hub name or a database; it cannot read train.dataset, a class of the user"
+        for name in ("continue_final_message", "add_generation_prompt"):
+            if name in self.chat_template_args:
+                yield (
+                    f"chat_template_args.{name} is no variable of the template, but decides how a conversation ends; "
+                    "remove it, and write final_assistant: continue in the taskset to continue a last message"
+                )
         yield from self._mixture_faults()
 
     @model_validator(mode="before")

@@ -77,7 +77,7 @@ class JudgeCallsConfig(Section):
     backoff_seconds: float = Field(1.0, gt=0, le=MAX_SECONDS)
     """Wait before the first retry; it doubles with each further retry."""
     cache: str | None = None
-    """Folder of cached replies, so that no request is sent twice; null is a folder of the run."""
+    """Folder of cached replies, so that no answered request is sent again; null is a folder of the run."""
     max_calls: int | None = Field(None, gt=0)
     """Maximum number of replies in the cache; the run stops when another call is needed. Null for no
     limit."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -17,8 +18,17 @@ class LoraConfig(Section):
     """Rank of the two factors."""
     alpha: float = Field(32, gt=0)
     """Numerator of the adapter's scale, alpha / rank."""
+    use_rslora: bool | None = None
+    """Scale alpha / sqrt(rank) instead of alpha / rank (rank-stabilized LoRA, arXiv 2312.03732); if omitted, that of
+    `adapter`, and false for a new one."""
+    rank_pattern: dict[str, Annotated[int, Field(gt=0)]] | None = None
+    """Ranks of modules that differ from `rank`, by a regular expression for the end of a module's name, of which the
+    first that fits counts; if omitted, those of `adapter`."""
+    alpha_pattern: dict[str, Annotated[float, Field(gt=0)]] | None = None
+    """Alphas of modules that differ from `alpha`, written as `rank_pattern`; if omitted, those of `adapter`."""
     targets: str | tuple[str, ...] = "all-linear"
-    """Modules that get an adapter: `all-linear`, a list of names, or a regular expression."""
+    """Modules that get an adapter: `all-linear`, a list of names, or a regular expression. With `adapter`,
+    `all-linear` are the modules that it adapts."""
     exclude: str | tuple[str, ...] | None = None
     """Modules without an adapter even if `targets` matches them: a list of names or a regular expression. Null
     excludes the vision tower of a model with images; an empty list excludes none."""
@@ -26,7 +36,16 @@ class LoraConfig(Section):
     """Fraction of the adapter's inputs that dropout sets to zero in training."""
     adapter: str | None = None
     """PEFT folder of an adapter of the same rank, alpha and modules, whose weights the policy's adapter starts with;
-    null for a new adapter."""
+    null for a new adapter. The reference is the model without it."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults of the patterns."""
+        for name in ("rank_pattern", "alpha_pattern"):
+            for pattern in getattr(self, name) or ():
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    yield f"{name} has {pattern!r}, which is no regular expression ({error}); write a module's name"
 
 
 class ModelConfig(Section):
@@ -52,6 +71,8 @@ class ModelConfig(Section):
     freeze_vision: bool = False
     """Keep the weights of the vision tower of a model with images, including its projection to the decoder's width
     in the Qwen-VL families. With `lora` they are frozen anyway."""
+    freeze_router: bool = False
+    """Keep the weights of the routers of a mixture of experts. With `lora` they are frozen anyway."""
     gradient_checkpointing: bool | Literal["selective"] = False
     """Recompute each layer in the backward pass: less memory, about a third more computation. `selective` keeps the
     results of matrix products and of attention kernels and recomputes what is between them."""

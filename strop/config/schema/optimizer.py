@@ -24,6 +24,10 @@ class BaseOptimizerConfig(Section):
     """Peak learning rate of the schedule."""
     weight_decay: float = Field(0.0, ge=0)
     """Fraction of a weight, times the learning rate, that each update subtracts from it."""
+    decay_norms_and_biases: bool = True
+    """Apply the weight decay to the weights of norms and to biases too; false leaves them out, as transformers' trainer
+    does: modules `LayerNorm`, and parameters with `bias`, `layernorm`, `rmsnorm`, `norm` or `..._norm` in their
+    names."""
 
 
 class AdamWConfig(BaseOptimizerConfig):
@@ -261,4 +265,9 @@ def sharding_faults(engine: str, optimizer: OptimizerConfig) -> Iterator[str]:
         yield (
             f"engine.type {engine} divides the optimizer's state over the ranks, but optimizer {optimizer.type} needs "
             f"complete parameters; write one of {', '.join(SHARDABLE_OPTIMIZERS)}, or engine: local"
+        )
+    elif engine == "deepspeed" and optimizer.type == "adagrad" and not optimizer.decay_norms_and_biases:
+        yield (
+            "DeepSpeed makes one group of all parameters for adagrad, so that decay_norms_and_biases: false would have "
+            "no effect; write engine: fsdp2, another optimizer, or decay_norms_and_biases: true"
         )

@@ -33,6 +33,9 @@ class KlLossConfig(Section):
     KL(policy || reference) for tokens of the old policy (arXiv 2512.02556); `k1` and `k3` only."""
     max_ratio: float | None = Field(None, gt=0)
     """Maximum ratio of `weight_by_ratio`; null for no maximum."""
+    ratio_level: Literal["token", "sequence"] = "token"
+    """Ratio of `weight_by_ratio`: each token's own, or the geometric mean of the sequence's ratios, as that of `gspo`,
+    with its gradient."""
 
     def faults(self) -> Iterator[str]:
         """Faults between the fields."""
@@ -43,6 +46,8 @@ class KlLossConfig(Section):
             )
         if self.max_ratio is not None and not self.weight_by_ratio:
             yield "max_ratio has no effect without weight_by_ratio: true; write it, or take max_ratio out"
+        if self.ratio_level == "sequence" and not self.weight_by_ratio:
+            yield "ratio_level has no effect without weight_by_ratio: true; write it, or take ratio_level out"
 
 
 class AdaptiveKlConfig(Section):

@@ -40,6 +40,9 @@ class RewardModelConfig(Section):
     """Tokenizer folder, or a name on the Hub; the model's own if omitted."""
     chat_template: str = "tokenizer"
     """File with a Jinja template; `tokenizer` for the tokenizer's own."""
+    text_prompts: Literal["template", "raw"] = "template"
+    """Conversation of a prompt that is plain text: a user message in the chat template, or `raw`, the text with the
+    response after it (TRL's standard format)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights and matrix products."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -66,6 +69,8 @@ class RewardConfig(Section):
     """Parts that language models score as judges."""
     judge_calls: JudgeCallsConfig = JudgeCallsConfig()
     """Concurrency, retries, cache and budget of calls to judges."""
+    correct_at: float = 1.0
+    """Reward from which a response counts as correct in `pass@k`, up to the rounding of a weighted sum."""
     timeout_seconds: float = Field(30.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of a function on one response; after it the function is killed, and `on_timeout`
     applies."""

@@ -11,11 +11,11 @@ from pydantic import Field, PrivateAttr
 
 from strop.config.names import FileName
 from strop.config.paths import expand_user
-from strop.config.schema.algorithm import AlgorithmConfig, DpoConfig, PrimeConfig, SftConfig
+from strop.config.schema.algorithm import AlgorithmConfig, OfflineAlgorithmConfig, PrimeConfig
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.bench import BenchConfig
 from strop.config.schema.buffer import BufferConfig, PriorityBufferConfig, QueueBufferConfig, SqlBufferConfig
-from strop.config.schema.checkpoint import CheckpointConfig
+from strop.config.schema.checkpoint import CheckpointConfig, ExportConfig
 from strop.config.schema.cluster import ClusterConfig, LocalClusterConfig, RayClusterConfig
 from strop.config.schema.data import DataConfig
 from strop.config.schema.group_baselines import GrpoConfig
@@ -40,7 +40,7 @@ SINGLE_ROLE_MODES = ("train", "explore")
 
 def _default_synchronizer(values: dict[str, Any]) -> SynchronizerConfig:
     """The synchronizer of a run file without one: memory, except where the roles are separate processes."""
-    offline = isinstance(values.get("algorithm"), SftConfig | DpoConfig)
+    offline = isinstance(values.get("algorithm"), OfflineAlgorithmConfig)
     distributed = values.get("mode") in SINGLE_ROLE_MODES or isinstance(
         values.get("cluster"), RayClusterConfig
     )
@@ -100,6 +100,8 @@ class Run(Section):
     """Training on experiences."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Saving of checkpoints."""
+    export: ExportConfig = ExportConfig()
+    """Exported models."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation on the eval tasksets."""
     record: RecordConfig = RecordConfig()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from strop.config.schema.base import Section
-from strop.config.units import Amount, ScheduleLength, WarmupLength
+from strop.config.units import Amount, Rounding, ScheduleLength, WarmupLength
 
 
 class BaseScheduleConfig(Section):
@@ -15,6 +15,8 @@ class BaseScheduleConfig(Section):
 
     warmup: WarmupLength = Amount(0, "steps")
     """Length of the linear warm-up; `%` is of the whole run, 0 is no warm-up."""
+    warmup_rounding: Rounding = "down"
+    """Rounding of a warm-up in `%` to whole steps or updates: `down`, as verl, or `up`, as transformers' trainer."""
     start_ratio: float = Field(0.0, ge=0, le=1)
     """Learning rate at the start of the warm-up, as a fraction of the peak rate."""
     interval: Literal["steps", "updates"] = "steps"

@@ -32,7 +32,11 @@ def section_types_at(keys: tuple[str, ...], values: Any) -> tuple[type[Section],
             kinds = tuple(found for field in fields for found in section_types(field.annotation))
             values = values.get(key) if isinstance(values, dict) else None
         if isinstance(values, dict) and "type" in values and len(kinds) > 1:
-            kinds = tuple(kind for kind in kinds if kind.model_fields["type"].default == values["type"])
+            kinds = tuple(
+                kind
+                for kind in kinds
+                if "type" not in kind.model_fields or kind.model_fields["type"].default == values["type"]
+            )
     return kinds
 
 

@@ -7,18 +7,29 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strop.config.schema.data import is_template
+from strop.config.schema.data import DataConfig, is_template
+from strop.data.encoding.json_values import with_json_values
 from strop.data.encoding.messages import Tools
+from strop.data.encoding.model_tokens import ModelTokens
+from strop.data.encoding.plain_text import encode_plain
+from strop.data.encoding.rendered_text import RenderedText
 from strop.data.encoding.template_bound import TemplateBound, plain_roles
+from strop.data.encoding.template_limits import (
+    MAX_CHARACTERS,
+    MAX_SECONDS,
+    limited_rendering,
+    template_fault,
+)
 from strop.data.encoding.token_bound import TokenBound
 from strop.data.images.messages import media_of
 from strop.errors import ConfigError, DataError, ModelError
-from strop.printable import encodable
+from strop.printable import encodable, shorten
 from strop.types import IntArray, Message
 
 if TYPE_CHECKING:
@@ -28,6 +39,21 @@ if TYPE_CHECKING:
 
 _PROBE = "strop-probe-51c8e0"
 """Content that shows whether a template renders contents that are text."""
+_PROBE_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "strop_probe",
+        "description": _PROBE,
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+_PROBE_CALL: Mapping[str, Any] = {
+    "id": "strop0000",
+    "type": "function",
+    "function": {"name": "strop_probe", "arguments": {"strop": _PROBE}},
+}
+_SECONDS_EACH = 0.1
+"""CPU time of one of many prompts that are rendered together, in addition to that of a rendering."""
 NO_TEMPLATE_ARGS: Mapping[str, Any] = {}
 """No variables beyond those that every template gets."""
 
@@ -42,10 +68,18 @@ class ChatPrompt:
     tools: Tools = ()
     reply_prefix: str = ""
     """Text with which the answer begins."""
+    is_text: bool = False
+    """Whether the row has plain text, of which `messages` is the form for templates, rewards and records."""
 
 
 def require_encodable(text: str, where: str) -> None:
-    """Raise `DataError` for text with half of a surrogate pair, which no tokenizer accepts."""
+    """Raise `DataError` for text with half of a surrogate pair, which no tokenizer accepts, and for text that would
+    take too long to tokenize."""
+    if len(text) > MAX_CHARACTERS:
+        raise DataError(
+            f"{where}: the text has {len(text):,} characters, and Strop reads {MAX_CHARACTERS:,}, about a million "
+            "tokens. Shorten it, or remove the row."
+        )
     if encodable(text) != text:
         raise DataError(
             f"{where}: the text contains half of a surrogate pair (\\ud800 to \\udfff); remove it."
@@ -53,7 +87,7 @@ def require_encodable(text: str, where: str) -> None:
 
 
 class PromptEncoder:
-    """Encodes messages as the tokens of a prompt."""
+    """Encodes messages as the tokens of a prompt. A last message of the assistant is the beginning of the answer."""
 
     def __init__(
         self,
@@ -61,9 +95,14 @@ class PromptEncoder:
         chat_template: str,
         args: Mapping[str, Any] = NO_TEMPLATE_ARGS,
         images: ImageProcessor | None = None,
+        *,
+        raw_text: bool = False,
+        tokens: ModelTokens | None = None,
     ) -> None:
         """`chat_template` is `data.chat_template`: `tokenizer`, `none`, a Jinja file, or its text; `args` are
-        the template's variables; `images` is the processor of a model that reads images.
+        the template's variables; `images` is the processor of a model that reads images; with `raw_text`, prompts
+        that are plain text are encoded without the template; `tokens` are those of the model, to refuse others, and
+        None where its engine does that.
 
         Raises `ModelError` for a tokenizer without a template, `ConfigError` for a file that cannot be read.
         """
@@ -72,18 +111,50 @@ class PromptEncoder:
         self._plain = chat_template == "none"
         self._args = dict(args)
         self._images = images
+        self._raw_text = raw_text
         self._needs_parts = False
-        if chat_template == "tokenizer" and not tokenizer.chat_template:
-            raise ModelError(
-                f"The tokenizer of {tokenizer.name_or_path} has no chat template, so messages cannot be "
-                "converted to a prompt. Write data.chat_template: none if the prompts are plain text without "
-                "a template, or the path of a file with a Jinja template."
-            )
-        self._bound = TokenBound.of(tokenizer, adds_special_tokens=self._plain)
+        if chat_template == "tokenizer" and not tokenizer.chat_template and not raw_text:
+            raise ModelError(self._no_template)
+        self._require_usable_template(chat_template)
+        # A token that the model lacks is found by encoding only.
+        self._checked = tokens if tokens is not None and tokens.has_unknown(tokenizer) else None
+        adds_special_tokens = self._plain or raw_text
+        self._bound = (
+            None if self._checked else TokenBound.of(tokenizer, adds_special_tokens=adds_special_tokens)
+        )
         self._template_bound: TemplateBound | None = None
+        self._rendered: RenderedText | None = None
         # Templates of some models that read images render lists of parts only, and drop contents that are text.
         probe = ({"role": "user", "content": _PROBE},)
         self._needs_parts = images is not None and not self._plain and _PROBE not in self._render_probe(probe)
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        data: DataConfig,
+        images: ImageProcessor | None = None,
+        tokens: ModelTokens | None = None,
+    ) -> PromptEncoder:
+        """The encoder of a run's prompts. Raises like `__init__`."""
+        raw_text, args = data.text_prompts == "raw", data.chat_template_args
+        return cls(tokenizer, data.chat_template, args, images, raw_text=raw_text, tokens=tokens)
+
+    def _require_usable_template(self, chat_template: str) -> None:
+        if (template := self.template) is None or (fault := template_fault(template)) is None:
+            return
+        reason = f"is not a template that can be rendered: {fault.rstrip('.')}."
+        if chat_template == "tokenizer":
+            raise ModelError(f"the chat template of {self._tokenizer.name_or_path} {reason}")
+        raise ConfigError(f"data.chat_template: {shorten(chat_template)} {reason}")
+
+    @property
+    def _no_template(self) -> str:
+        return (
+            f"The tokenizer of {self._tokenizer.name_or_path} has no chat template, so messages cannot be "
+            "converted to a prompt. Write data.chat_template: none if the prompts are plain text without "
+            "a template, or the path of a file with a Jinja template."
+        )
 
     def encode(self, messages: Sequence[Message], tools: Tools = (), reply_prefix: str = "") -> IntArray:
         """[P] The tokens of the prompt, up to the start of the answer, or to the end of `reply_prefix`.
@@ -113,7 +184,9 @@ class PromptEncoder:
 
     def _is_short(self, prompt: ChatPrompt, limit: int, bound: TokenBound) -> bool:
         """Whether the prompt provably is valid text of at most `limit` tokens, by the lengths of its contents."""
-        if self._plain or prompt.tools or (roles := plain_roles(prompt.messages)) is None:
+        if self._is_plain(prompt) or prompt.tools or (roles := plain_roles(prompt.messages)) is None:
+            return False
+        if roles[-1] == "assistant" or (prompt.is_text and self._rendered_mark(prompt.messages)):
             return False
         if self._template_bound is None:
             self._template_bound = TemplateBound(
@@ -139,6 +212,9 @@ class PromptEncoder:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         facts = backend.to_str() if backend is not None else self._tokenizer.name_or_path
         settings = [facts, self.template, self._args, sorted(self._tokenizer.special_tokens_map.items())]
+        settings.append(self._raw_text)
+        if self._checked is not None:
+            settings.append(self._checked.vocab_size)
         text = json.dumps([type(self._tokenizer).__name__, *settings], default=str, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -146,41 +222,59 @@ class PromptEncoder:
         """The rendered prompts. Raises `DataError`, which names the row, also for text that cannot be encoded."""
         texts = self._rendered_together(prompts) or [self._text(prompt) for prompt in prompts]
         for prompt, text in zip(prompts, texts, strict=True):
-            if not text.isascii():
+            if not text.isascii() or len(text) > MAX_CHARACTERS:
                 require_encodable(text, prompt.where)
         return texts
 
     def _rendered_together(self, prompts: Sequence[ChatPrompt]) -> list[str] | None:
         """Prompts without tools, rendered by one call; None where each needs its own, or one fails."""
-        if self._plain or len(prompts) < 2 or any(prompt.tools for prompt in prompts):
+        if self._plain or len(prompts) < 2 or any(map(self._needs_own_rendering, prompts)):
             return None
         try:
-            rendered: Any = self._tokenizer.apply_chat_template(
-                [self._as_rendered(prompt.messages) for prompt in prompts],
-                chat_template=self._template,
-                add_generation_prompt=True,
-                tokenize=False,
-                **self._args,
-            )
+            with limited_rendering(MAX_SECONDS + _SECONDS_EACH * len(prompts)):
+                rendered: Any = self._tokenizer.apply_chat_template(
+                    [self._as_rendered(prompt.messages) for prompt in prompts],
+                    chat_template=self._template,
+                    add_generation_prompt=True,
+                    tokenize=False,
+                    **self._args,
+                )
         except Exception:  # noqa: BLE001  (the template is the user's code; rendered one by one, the row is named)
             return None
         written = map(self._write_images, rendered)
         return [text + prompt.reply_prefix for text, prompt in zip(written, prompts, strict=True)]
 
+    def _needs_own_rendering(self, prompt: ChatPrompt) -> bool:
+        if prompt.tools or self._is_plain(prompt) or prompt.messages[-1]["role"] == "assistant":
+            return True
+        return prompt.is_text and self._rendered_mark(prompt.messages) is not None
+
     def _encode_texts(self, prompts: Sequence[ChatPrompt], texts: Sequence[str]) -> list[IntArray]:
         if not prompts:
             return []
         # A template writes the special tokens itself; to plain text the tokenizer adds its own.
-        encoded = self._tokenizer(
-            list(texts), add_special_tokens=self._plain, return_attention_mask=False, verbose=False
-        )["input_ids"]
+        plain = [self._is_plain(prompt) for prompt in prompts]
+        encoded: list[list[int]] = [[] for _ in prompts]
+        for is_text in dict.fromkeys(plain):
+            chosen = [i for i, each in enumerate(plain) if each is is_text]
+            rendered = [texts[i] for i in chosen]
+            ids = (
+                encode_plain(self._tokenizer, rendered)
+                if is_text
+                else self._tokenizer(
+                    rendered, add_special_tokens=False, return_attention_mask=False, verbose=False
+                )["input_ids"]
+            )
+            for i, tokens in zip(chosen, ids, strict=True):
+                encoded[i] = tokens
+        found = []
         for prompt, ids in zip(prompts, encoded, strict=True):
             if not ids:
                 raise DataError(f"{prompt.where}: the prompt is empty: it has no tokens.")
-        return [
-            self.expand_images(np.array(ids, np.int32), prompt.messages, prompt.where)
-            for prompt, ids in zip(prompts, encoded, strict=True)
-        ]
+            found.append(self.expand_images(np.array(ids, np.int32), prompt.messages, prompt.where))
+            if self._checked is not None:
+                self._checked.require_known(found[-1], prompt.where, self._tokenizer)
+        return found
 
     def expand_images(self, token_ids: IntArray, messages: Sequence[Message], where: str) -> IntArray:
         """[L] The tokens of rendered messages, in which each image has all of its tokens. Raises `DataError`."""
@@ -192,24 +286,59 @@ class PromptEncoder:
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
 
+    def _is_plain(self, prompt: ChatPrompt) -> bool:
+        """Whether the prompt is encoded without the template."""
+        return self._plain or (self._raw_text and prompt.is_text)
+
     def _text(self, prompt: ChatPrompt) -> str:
-        if not self._plain:
-            shown = self.render(prompt.where, prompt.messages, prompt.tools, prompt=True)
-            return shown + prompt.reply_prefix
+        if not self._is_plain(prompt):
+            return self._templated(prompt)
         roles = [message["role"] for message in prompt.messages]
         if roles != ["user"] or not isinstance(prompt.messages[0]["content"], str) or prompt.tools:
             what = "tools" if prompt.tools else f"messages of {', '.join(roles)}"
             what = "content in parts" if roles == ["user"] and not prompt.tools else what
-            raise DataError(
-                f"{prompt.where}: data.chat_template: none encodes one plain text without a template, but "
-                f"this prompt has {what}. Write data.chat_template: tokenizer, or the path of a Jinja file."
-            )
+            setting = "data.chat_template: none encodes one plain text without a template"
+            advice = "Write data.chat_template: tokenizer, or the path of a Jinja file."
+            if not self._plain:
+                setting = "data.text_prompts: raw encodes a prompt that is plain text without the template"
+                advice = "Write data.text_prompts: template, or the prompts as messages."
+            raise DataError(f"{prompt.where}: {setting}, but this prompt has {what}. {advice}")
         return prompt.messages[0]["content"] + prompt.reply_prefix
+
+    def _templated(self, prompt: ChatPrompt) -> str:
+        where, messages, begun = prompt.where, prompt.messages, ""
+        if prompt.is_text:
+            self.require_unrendered(messages, where)
+        if messages[-1]["role"] == "assistant" and len(messages) > 1:
+            begun = messages[-1]["content"]
+            if not isinstance(begun, str) or messages[-1].get("tool_calls"):
+                raise DataError(
+                    f"{where}: the last message, of the assistant, has tool calls or images, and cannot be continued."
+                )
+            messages = messages[:-1]
+        return self.render(where, messages, prompt.tools, prompt=True) + begun + prompt.reply_prefix
+
+    def require_unrendered(self, messages: Sequence[Message], where: str) -> None:
+        """Raise `DataError` for a text, the user's message of a prompt, that the template has rendered before."""
+        if (mark := self._rendered_mark(messages)) is not None:
+            raise DataError(
+                f"{where}: the prompt is text with {mark!r}, which the chat template writes itself: it is rendered "
+                "already, and would be rendered twice. Write data.chat_template: none, which encodes text as it is "
+                "(data.text_prompts: raw where other rows have messages), or the messages of the prompt."
+            )
+
+    def _rendered_mark(self, messages: Sequence[Message]) -> str | None:
+        if self._rendered is None:
+            self._rendered = RenderedText.of(self._render_probe, self._tokenizer)
+        content = next(message["content"] for message in messages if message["role"] == "user")
+        return self._rendered.find(content) if isinstance(content, str) else None
 
     @property
     def template(self) -> str | None:
-        """The Jinja template that renders messages; None for plain text without a template."""
-        return None if self._plain else str(self._tokenizer.get_chat_template(self._template))
+        """The Jinja template that renders messages; None without one."""
+        if self._plain or not (self._template or self._tokenizer.chat_template):
+            return None
+        return str(self._tokenizer.get_chat_template(self._template))
 
     def render(
         self,
@@ -223,8 +352,10 @@ class PromptEncoder:
         """Render messages as text; with `prompt`, up to the start of the next answer.
 
         `args` are further variables of the template, which take precedence. Raises `DataError` if the template
-        cannot render the messages.
+        cannot render the messages, and `ModelError` without a template.
         """
+        if not (self._template or self._tokenizer.chat_template):
+            raise ModelError(self._no_template)
         with _rendering(where):
             text = self._tokenizer.apply_chat_template(
                 self._as_rendered(messages),
@@ -263,23 +394,55 @@ class PromptEncoder:
 
         return self._write_images(text), [(moved(start), moved(end)) for start, end in spans]
 
+    @cached_property
+    def renders_tools(self) -> bool:
+        """Whether a prompt differs with and without tools; also true for a template that refuses them by an error."""
+        messages = ({"role": "user", "content": _PROBE},)
+        return self._differs((messages, ()), (messages, (_PROBE_TOOL,)), prompt=True)
+
+    @cached_property
+    def renders_tool_calls(self) -> bool:
+        """Whether an assistant's message differs with and without tool calls; also true for a template that refuses
+        them by an error."""
+        user, reply = {"role": "user", "content": _PROBE}, {"role": "assistant", "content": ""}
+        calls = {**reply, "tool_calls": [_PROBE_CALL]}
+        tools = (_PROBE_TOOL,)
+        return self._differs(((user, reply), tools), ((user, calls), tools), prompt=False)
+
+    def _differs(
+        self,
+        first: tuple[tuple[Message, ...], Tools],
+        second: tuple[tuple[Message, ...], Tools],
+        *,
+        prompt: bool,
+    ) -> bool:
+        """Whether two conversations have different texts; true for one that cannot be rendered."""
+        try:
+            one, other = (
+                self.render("The chat template", messages, tools, prompt=prompt)
+                for messages, tools in (first, second)
+            )
+        except DataError:  # a row that needs this raises the error with its name
+            return True
+        return one != other
+
     def _write_images(self, text: str) -> str:
         return text if self._images is None else self._images.write_images(text)
 
-    def _render_probe(self, messages: Sequence[Message]) -> str:
+    def _render_probe(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
         """The rendered messages; empty for a template that refuses them."""
         try:
-            return self.render("The chat template", messages, (), prompt=False)
+            return self.render("The chat template", messages, (), prompt=prompt)
         except DataError:
             return ""
 
     def _as_rendered(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         if not self._needs_parts:
-            return [dict(message) for message in messages]
+            return [with_json_values(message) for message in messages]
         return [
-            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            {**with_json_values(message), "content": [{"type": "text", "text": message["content"]}]}
             if isinstance(message["content"], str)
-            else dict(message)
+            else with_json_values(message)
             for message in messages
         ]
 
@@ -287,7 +450,8 @@ class PromptEncoder:
 @contextmanager
 def _rendering(where: str) -> Iterator[None]:
     try:
-        yield
+        with limited_rendering():
+            yield
     except Exception as error:  # noqa: BLE001  (a template is the user's or the model's code)
         raise DataError(f"{where}: the chat template cannot render this prompt: {error}") from None
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strop.data.encoding.foreign_messages import standard_messages
 from strop.data.images.messages import IMAGE_PARTS
 from strop.errors import DataError
 from strop.types import Message
@@ -14,43 +16,143 @@ Tools = tuple[Mapping[str, Any], ...]
 """JSON schemas of tools, as chat templates take them."""
 
 
-def to_messages(value: Any, where: str, *, system: str | None = None) -> tuple[Message, ...]:
-    """Convert the value of a prompt column to messages; plain text becomes one user message.
+_TEXTLESS_ROLES = ("system", "developer", "tool", "function")
+"""Roles whose messages may say nothing: null is an empty content."""
+_OTHER_CONTENTS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+"""Keys of an assistant's message that it may have in place of a content."""
+_PYTHON_MESSAGES = re.compile(r"\s*(?:array\()?(?:\[\s*)?\{\s*'(?:role|content|from|value)':\s")
+_PYTHON_PARTS = re.compile(r"\s*(?:array\()?\[\s*\{\s*'type': '(?:text|image|image_url)'")
+_PYTHON_KEYS = (("'role':", "'content':"), ("'from':", "'value':"))
+"""Beginnings of messages and of content parts as Python prints them, which is no JSON, and keys of messages."""
+_LIST = '[{"role": "user", "content": "..."}]'
 
-    `system` is inserted before messages that have no system message. Keys with null values, which Parquet
-    adds, are removed. Raises `DataError` for a value that is neither text nor messages.
+
+def to_messages(value: Any, where: str, *, system: str | None = None) -> tuple[Message, ...]:
+    """Convert messages, or their JSON text, to those that templates render; plain text becomes one user message.
+
+    Parts of type text are joined to one text, and null is the empty content of a message that may have none.
+    `system` is inserted before messages that have no system message. Raises `DataError` for a value that is neither
+    text nor messages.
     """
+    if isinstance(value, str):
+        value = messages_in_text(value, where)
     if isinstance(value, str):
         messages = [{"role": "user", "content": value}]
     elif isinstance(value, Sequence) and value:
-        messages = [_message(message, f"{where}, message {i + 1}") for i, message in enumerate(value)]
+        standard = standard_messages(value, where)
+        messages = [_message(message, f"{where}, message {i + 1}") for i, message in enumerate(standard)]
     else:
         raise DataError(
             f"{where}: the prompt is {_brief(value)}. A prompt must be plain text, or a list of messages "
-            "such as "
-            '[{"role": "user", "content": "..."}].'
+            f"such as {_LIST}."
         )
     if system is not None and all(message["role"] != "system" for message in messages):
         messages.insert(0, {"role": "system", "content": system})
     return tuple(messages)
 
 
+def messages_in_text(text: str, where: str) -> Any:
+    """The messages of a column that holds them, or one of them, as JSON text; the unchanged text of any other column.
+
+    Raises `DataError` for messages as Python prints them.
+    """
+    if text.lstrip()[:1] in ("[", "{"):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        messages = value if isinstance(value, list) else [value]
+        if messages and all(map(_is_message, messages)):
+            return messages
+    is_python = _PYTHON_MESSAGES.match(text) and any(
+        all(key in text for key in keys) for keys in _PYTHON_KEYS
+    )
+    if (is_python or _PYTHON_PARTS.match(text)) and text.rstrip()[-1] in "]})":
+        raise DataError(_printed_by_python(text, where))
+    return text
+
+
+def _printed_by_python(text: str, where: str) -> str:
+    return (
+        f"{where}: the text is a list of messages or parts as Python prints it, {_brief(text)}, and no JSON. Write the "
+        f"messages themselves or their JSON text (json.dumps), such as {_LIST}."
+    )
+
+
+def listed(value: Any) -> Any:
+    """A value of a workflow as a list of messages; text is a message of the user, whatever it contains."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    return [value] if isinstance(value, Mapping) else value
+
+
+def _is_message(value: Any) -> bool:
+    """Whether a JSON value is a message, in OpenAI's or in ShareGPT's form."""
+    if not isinstance(value, Mapping):
+        return False
+    if isinstance(value.get("role"), str):
+        return "content" in value or "tool_calls" in value
+    return isinstance(value.get("from"), str) and "value" in value
+
+
 def _message(value: Any, where: str) -> dict[str, Any]:
-    calls = isinstance(value, Mapping) and value.get("tool_calls")
-    if calls and value.get("content") is None:
-        value = {**value, "content": ""}  # a message that calls tools may have no content
-    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str) or "content" not in value:
-        raise DataError(
-            f"{where} is {_brief(value)}. A message must have a role and a content, such as "
-            '{"role": "user", "content": "..."}.'
-        )
-    content = value["content"]
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        content = [_content_part(part, where) for part in content]
-    return {"role": value["role"], "content": content} | {
-        key: _without_nulls(item)
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        raise DataError(_no_message(value, where))
+    calls = value.get("tool_calls")
+    if calls is not None and not (
+        isinstance(calls, list | tuple) and all(isinstance(c, Mapping) for c in calls)
+    ):
+        raise DataError(f"{where} has the tool_calls {_brief(calls)}. Write a list of objects.")
+    return {"role": value["role"], "content": _content(value, where)} | {
+        key: [_without_null_keys(call) for call in item] if key == "tool_calls" else item
         for key, item in value.items()
         if key not in ("role", "content") and item is not None
+    }
+
+
+def _no_message(value: Any, where: str) -> str:
+    return (
+        f"{where} is {_brief(value)}. A message must have a role and a content, such as "
+        '{"role": "user", "content": "..."}.'
+    )
+
+
+def _content(message: Mapping[str, Any], where: str) -> Any:
+    """The content as text, as parts if there are images, or as the object that is a tool's result."""
+    content, role = message.get("content"), message["role"]
+    if isinstance(content, str):
+        if role == "user" and _PYTHON_PARTS.match(content):
+            raise DataError(_printed_by_python(content, where))
+        return content
+    if content is None or content == []:
+        if any(message.get(key) for key in _OTHER_CONTENTS):
+            return ""
+        if "content" not in message:
+            raise DataError(_no_message(message, where))
+        if role not in _TEXTLESS_ROLES:
+            raise DataError(
+                f"{where}, of the role {role}, has {_brief(content)} as its content. Write its text; a message of "
+                "the assistant may have tool_calls or reasoning_content instead. Remove a message without any."
+            )
+        return ""
+    if isinstance(content, Sequence):
+        parts = [_content_part(part, where) for part in content]
+        if all(part["type"] == "text" for part in parts):
+            return "".join(part["text"] for part in parts)
+        return parts
+    if role in ("tool", "function"):
+        return content if isinstance(content, Mapping) else json.dumps(content, default=str)
+    raise DataError(f"{where} has the content {_brief(content)}, which is neither text nor a list of parts.")
+
+
+def _without_null_keys(call: Any) -> Any:
+    """A tool call without the null keys of itself and of its function; the arguments keep theirs."""
+    if not isinstance(call, Mapping):  # a function that is no object, which the template refuses
+        return call
+    return {
+        key: _without_null_keys(item) if key == "function" else item
+        for key, item in call.items()
+        if item is not None
     }
 
 
@@ -81,16 +183,7 @@ def to_tools(value: Any, where: str) -> Tools:
             f"{where}: the tools are {_brief(value)}, not a list of objects such as "
             '{"type": "function", "function": {"name": ..., "parameters": {...}}}.'
         )
-    return tuple(_without_nulls(tool) for tool in value)
-
-
-def _without_nulls(value: Any) -> Any:
-    """The value without null keys: a Parquet column has the keys of all rows in every row, as nulls."""
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_without_nulls(item) for item in value]
-    return value
+    return tuple(dict(tool) for tool in value)
 
 
 def _brief(value: Any) -> str:

@@ -1,12 +1,18 @@
-"""Parsing of tool calls in a model's reply, in the format of its chat template."""
+"""Parsing of tool calls in a model's reply, in the format of its chat template.
+
+A call in the reply's reasoning is none, and neither is a mention of one: a call in a block or span of code or in
+quotation marks, or a mark in a sentence without what the format writes after it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
+
+from strop.data.encoding.reasoning import OPENING_MARK, first_content, reasoning_end
 
 ToolCallFormat = Literal["hermes", "json", "llama3_json", "qwen3_coder", "mistral", "deepseek", "gpt_oss"]
 """`hermes`: JSON inside <tool_call> tags, the format of Hermes, Qwen2.5 and Qwen3; `llama3_json` or `json`: only
@@ -14,25 +20,22 @@ JSON, the format of Llama 3; `qwen3_coder`: <function=name> and <parameter=name>
 of Qwen3-Coder and Qwen3.5; `mistral`: [TOOL_CALLS] before a list of JSON objects, or before each name with [ARGS]
 before its arguments; `deepseek`: the tokens of DeepSeek-V3 and V3.1 around each name and its JSON; `gpt_oss`: messages
 to functions.name in the Harmony format of gpt-oss, with its special tokens."""
-FORMATS_WITH_SPECIAL_TOKENS: tuple[ToolCallFormat, ...] = ("mistral", "deepseek", "gpt_oss")
-"""Formats whose marks may be special tokens, which a decoded reply lacks."""
-
-_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>\s*|$)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
-_HARMONY = re.compile(
-    r"(?:<\|start\|>)?([^<]*)(?:<\|channel\|>([^<]*))?(?:<\|constrain\|>[^<]*)?<\|message\|>(.*?)"
-    r"(?:<\|(?:call|end|return)\|>|$)",
-    re.DOTALL,
-)
-"""A message of the Harmony format: role and recipient, channel and recipient, content
-(cookbook.openai.com/articles/openai-harmony)."""
+_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
+_FUNCTION_END = re.compile(r"</function>\s*</tool_call>")
+_HARMONY = re.compile(r"<\|(start|channel|constrain|message|call|end|return)\|>")
+"""A special token of the Harmony format (cookbook.openai.com/articles/openai-harmony)."""
 _RECIPIENT = re.compile(r"to=functions\.(\S+)")
-_MISTRAL_CALL = re.compile(r"([^\s\[{]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
-_DEEPSEEK_CALLS = "<｜tool▁calls▁begin｜>"
+_MISTRAL_CALL = re.compile(r"([^\s\[{]+)\s*+(?:\[CALL_ID\][^\[{]*+)?(?:\[ARGS\])?\s*+(\{.*)", re.DOTALL)
+_MISTRAL_NAME = re.compile(r"[^\s\[{]+\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\]\s*|(?=\{))")
+_MISTRAL_LIST = re.compile(r'\s*\[\s*\{(?=.*"name"\s*:)(?=.*"arguments"\s*:)', re.DOTALL)
 _DEEPSEEK_CALL = re.compile(r"<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|$)", re.DOTALL)
 _DEEPSEEK_V3 = re.compile(r"function<｜tool▁sep｜>([^\n]+)\n```json\n(.*?)\n?```\s*", re.DOTALL)
 _DEEPSEEK_V31 = re.compile(r"([^<\n]+)<｜tool▁sep｜>(.*)", re.DOTALL)
+_NAMED = re.compile(r'"name"\s*:\s*(?:"([^"]*)")?')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:')
+_QUOTES = "\"'\u201c\u201d\u2018\u2019\u00ab\u00bb"
+_JSON = json.JSONDecoder()
 _LONGEST_QUOTE = 200
 
 
@@ -54,66 +57,195 @@ class ParsedReply:
     calls: tuple[ToolCall, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The calls after one mark of a format."""
+
+    end: int
+    """Position after them in the reply."""
+    calls: Sequence[ToolCall]
+    has_form: bool = True
+    """Whether what follows the mark begins as a call does; otherwise the mark may be a mention."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """A format whose calls follow a mark."""
+
+    mark: str
+    read: Callable[[str, int, Sequence[Mapping[str, Any]]], _Found]
+    """Reads the calls of a reply after a mark that ends at a position; gets the descriptions of the tools."""
+
+
 def tool_call_format(template: str | None) -> ToolCallFormat:
     """The format in which a chat template writes tool calls."""
-    if template is not None and "<|channel|>" in template:
+    text = template or ""
+    if "<|channel|>" in text:
         return "gpt_oss"
-    if template is None or "<tool_call>" not in template:
-        return "json"
-    return "qwen3_coder" if "<function=" in template else "hermes"
+    if "<tool_call>" in text:
+        return "qwen3_coder" if "<function=" in text else "hermes"
+    if "[TOOL_CALLS]" in text:
+        return "mistral"
+    return "deepseek" if "<｜tool▁calls▁begin｜>" in text else "json"
 
 
-def parse_reply(text: str, form: ToolCallFormat, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedReply:
-    """Split a reply into content and tool calls. Never raises: a call that cannot be parsed has a
-    `parse_error`.
+def parse_reply(
+    text: str, form: ToolCallFormat, tools: Sequence[Mapping[str, Any]] = (), *, in_reasoning: bool = False
+) -> ParsedReply:
+    """Split a reply with its special tokens into content and tool calls. Never raises: a call that cannot be parsed
+    has a `parse_error`.
 
-    `tools` are the descriptions of the tools, from which `qwen3_coder` takes the types of arguments. The text of
-    `gpt_oss` has its special tokens.
+    The reasoning stays in the content, except that of `gpt_oss`. `tools` are the descriptions of the tools, from which
+    `qwen3_coder` takes the types of arguments. `in_reasoning` says that the prompt opens the reply's reasoning.
     """
-    match form:
-        case "hermes":
-            return _tagged(text, _read)
-        case "qwen3_coder":
-            return _tagged(text, lambda call: _read_tagged(call, tools))
-        case "json" | "llama3_json":
-            return _parse_llama3(text)
-        case "mistral":
-            return _parse_mistral(text)
-        case "deepseek":
-            return _parse_deepseek(text)
-        case "gpt_oss":
-            return _parse_harmony(text)
-        case _:
-            assert_never(form)
+    if form == "gpt_oss":
+        return _parse_harmony(text)
+    marked = _FORMATS[form]
+    event = re.compile(rf"(?P<code>`+)|(?P<reasoning>{OPENING_MARK})|{re.escape(marked.mark)}")
+    position = kept = prose = first_content(text, is_open=in_reasoning)
+    if (found := _without_mark(text, position, form, tools)) is not None:
+        return ParsedReply(text[:position].strip(), tuple(found))
+    content = text[:position]
+    calls: list[ToolCall] = []
+    while (mark := event.search(text, position)) is not None:
+        if mark["code"]:
+            position = _code_end(text, mark.end(), mark["code"])
+        elif mark["reasoning"]:
+            end = reasoning_end(text, mark.start(), mark[0])
+            position, prose = (mark.end(), prose) if end is None else (end, end)
+        else:
+            call = marked.read(text, mark.end(), tools)
+            if _is_mention(text, prose, mark.start(), call):
+                position = mark.end()
+                continue
+            calls += call.calls
+            content += text[kept : mark.start()]
+            position = kept = prose = call.end
+    return ParsedReply((content + text[kept:]).strip(), tuple(calls)) if calls else ParsedReply(text, ())
 
 
-def _tagged(text: str, read: Callable[[str], ToolCall]) -> ParsedReply:
-    return ParsedReply(_TAGGED.sub("", text).strip(), tuple(map(read, _TAGGED.findall(text))))
+def _code_end(text: str, start: int, fence: str) -> int:
+    """Position after the code that a run of backticks opens before `start`: a block, or a span within a line; `start`
+    where nothing closes it."""
+    if len(fence) < 3:
+        line = text.find("\n", start)
+        close = text.find("`", start, len(text) if line < 0 else line)
+        return close + len(fence) if close > start and text.startswith(fence, close) else start
+    close = text.find(fence, start)
+    shorter = text.find("```", start) if close < 0 else -1
+    return max(close + len(fence) if close >= 0 else 0, shorter + 3 if shorter >= 0 else 0, start)
 
 
-def _parse_llama3(text: str) -> ParsedReply:
-    """JSON objects, separated by semicolons, perhaps after the token for code."""
-    stripped = text.strip().removeprefix("<|python_tag|>").strip()
-    if not stripped.startswith("{") or not re.search(r'"name"\s*:', stripped):
-        return ParsedReply(text, ())
-    calls = []
-    rest = stripped
-    while rest:
-        try:
-            value, end = json.JSONDecoder().raw_decode(rest)
-        except (ValueError, RecursionError):
-            calls.append(_read(rest))
-            break
-        calls.append(_to_call(value, rest))
-        rest = rest[end:].lstrip().removeprefix(";").lstrip()
-    return ParsedReply("", tuple(calls))
+def _is_mention(text: str, prose: int, start: int, call: _Found) -> bool:
+    """Whether a mark at `start`, with what was read after it, mentions a call in a sentence or in quotation marks.
+
+    `prose` is the position after the last call or reasoning.
+    """
+    if not call.calls:
+        return True
+    before = text[max(prose, text.rfind("\n", 0, start) + 1) : start]
+    after = text[call.end :].partition("\n")[0]
+    if before[-1:] in _QUOTES and after[:1] in _QUOTES and before and after:
+        return True
+    if not before.strip() or all(each.parse_error is None for each in call.calls):
+        return False
+    return not call.has_form or bool(after.strip())
+
+
+def _without_mark(
+    text: str, start: int, form: ToolCallFormat, tools: Sequence[Mapping[str, Any]]
+) -> list[ToolCall] | None:
+    """Calls that are the whole content, without a mark; None if there are none."""
+    content = text[start:].strip()
+    if form == "mistral" and _MISTRAL_LIST.match(content):
+        return _read_mistral(content)
+    if form in ("json", "llama3_json") and content.startswith("{") and (named := _NAMED.search(content)):
+        known = {tool.get("function", tool).get("name") for tool in tools}
+        if (
+            _ARGUMENTS.search(content) or named[1] in known
+        ):  # an object that is an answer may have a name, too
+            calls, end = _read_objects(content)
+            return [*calls, _read(content[end:])] if content[end:].strip() else calls
+    return None
+
+
+def _after_hermes(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> _Found:
+    inside, end = _tagged(text, start, _json_end(text, start))
+    return _Found(end, [_read(inside)], inside.lstrip()[:1] in ("{", "["))
+
+
+def _after_qwen3_coder(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> _Found:
+    has_form = text[start:].lstrip().startswith("<function=")
+    function_end = _FUNCTION_END.search(text, start) if has_form else None
+    following = text.find("<tool_call>", start)
+    if function_end is not None and (following < 0 or function_end.start() < following):
+        inside, end = text[start : function_end.end() - len("</tool_call>")], function_end.end()
+    else:
+        inside, end = _tagged(text, start, start)
+    return _Found(end, [_read_tagged(inside, tools)], has_form)
+
+
+def _tagged(text: str, start: int, search_from: int) -> tuple[str, int]:
+    """The text inside a tag, and the position after its closing tag, which may be missing."""
+    close, following = text.find("</tool_call>", search_from), text.find("<tool_call>", search_from)
+    if close >= 0 and (following < 0 or close < following):
+        return text[start:close], close + len("</tool_call>")
+    end = len(text) if following < 0 else following
+    return text[start:end], end
+
+
+def _after_mistral(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> _Found:
+    first = start + len(text[start:]) - len(text[start:].lstrip())
+    name = _MISTRAL_NAME.match(text, first)
+    value = first if name is None else name.end()
+    end = _json_end(text, value)
+    if end == value:
+        following = text.find("[TOOL_CALLS]", start)
+        end = len(text) if following < 0 else following
+    has_form = name is not None or text.startswith("[", first)
+    return _Found(end, _read_mistral(text[start:end].strip()), has_form)
+
+
+def _after_deepseek(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> _Found:
+    inside, mark, _ = text[start:].partition("<｜tool▁calls▁end｜>")
+    found = _DEEPSEEK_CALL.findall(inside)
+    has_form = inside.lstrip().startswith("<｜tool▁call▁begin｜>")
+    return _Found(start + len(inside) + len(mark), [*map(_read_deepseek, found)], has_form)
+
+
+def _after_llama3(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> _Found:
+    """The token before code stands before calls, too."""
+    inside = text[start:].lstrip()
+    if not inside.startswith("{") or _NAMED.search(inside) is None:
+        return _Found(start, ())
+    calls, end = _read_objects(inside)
+    return _Found(len(text) - len(inside) + end, calls)
+
+
+_FORMATS: Mapping[ToolCallFormat, _Marked] = {
+    "hermes": _Marked("<tool_call>", _after_hermes),
+    "qwen3_coder": _Marked("<tool_call>", _after_qwen3_coder),
+    "mistral": _Marked("[TOOL_CALLS]", _after_mistral),
+    "deepseek": _Marked("<｜tool▁calls▁begin｜>", _after_deepseek),
+    "llama3_json": _Marked("<|python_tag|>", _after_llama3),
+    "json": _Marked("<|python_tag|>", _after_llama3),
+}
+
+
+def _json_end(text: str, start: int) -> int:
+    """Position after a JSON value, whose texts may hold a mark; `start` if there is none."""
+    first = start + len(text[start:]) - len(text[start:].lstrip())
+    try:
+        return _JSON.raw_decode(text, first)[1]
+    except (ValueError, RecursionError):
+        return start
 
 
 def _parse_harmony(text: str) -> ParsedReply:
     """The calls and the content of a reply of gpt-oss; its channel `analysis`, the reasoning, is neither."""
     content, calls = [], []
-    for role, channel, message in _HARMONY.findall(text):
-        recipient = _RECIPIENT.search(f"{role} {channel}")
+    for header, channel, message in _harmony_messages(text):
+        recipient = _RECIPIENT.search(f"{header} {channel}")
         if recipient is not None:
             calls.append(_with_arguments(recipient[1], message))
         elif not channel.startswith("analysis"):
@@ -121,13 +253,40 @@ def _parse_harmony(text: str) -> ParsedReply:
     return ParsedReply("\n".join(content) if content or calls else text, tuple(calls))
 
 
-def _parse_mistral(text: str) -> ParsedReply:
-    """Text, and calls after [TOOL_CALLS]; a decoder that skips special tokens leaves the list of calls alone."""
-    content, *parts = text.split("[TOOL_CALLS]")
-    if not parts and re.match(r'\s*\[\s*\{\s*"name"', text):
-        content, parts = "", [text]
-    calls = [call for part in parts for call in _read_mistral(part.strip())]
-    return ParsedReply(content.strip() if parts else text, tuple(calls))
+def _harmony_messages(text: str) -> Iterator[tuple[str, str, str]]:
+    """Role with recipient, channel with recipient, and content of each message."""
+    first, *pieces = _HARMONY.split(text)
+    header, channel, content = first.rpartition("<")[2], "", None
+    for token, after in zip(pieces[::2], pieces[1::2], strict=True):
+        if content is not None and token not in ("call", "end", "return", "start"):
+            content += f"<|{token}|>{after}"
+            continue
+        if content is not None:
+            yield header, channel, content
+        if token == "message":
+            content = after
+        elif token == "channel":
+            channel = after.rpartition("<")[2]
+        elif token != "constrain":
+            header, channel, content = after.rpartition("<")[2], "", None
+    if content is not None:
+        yield header, channel, content.removesuffix("\n")
+
+
+def _read_objects(text: str) -> tuple[list[ToolCall], int]:
+    """JSON objects, separated by semicolons, and the position after the last."""
+    calls: list[ToolCall] = []
+    start = 0
+    while True:
+        try:
+            value, end = _JSON.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            return [*calls, _read(text[start:])], len(text)
+        calls.append(_to_call(value, text[start:end]))
+        rest = text[end:].lstrip()
+        if not rest.startswith(";") or not rest[1:].strip():
+            return calls, end
+        start = len(text) - len(rest[1:].lstrip())
 
 
 def _read_mistral(text: str) -> list[ToolCall]:
@@ -142,18 +301,11 @@ def _read_mistral(text: str) -> list[ToolCall]:
     return [_with_arguments(*found.groups())]
 
 
-def _parse_deepseek(text: str) -> ParsedReply:
-    content, begin, inside = text.partition(_DEEPSEEK_CALLS)
-    if not begin:
-        return ParsedReply(text, ())
-    calls = []
-    for call in _DEEPSEEK_CALL.findall(inside):
-        found = _DEEPSEEK_V3.fullmatch(call) or _DEEPSEEK_V31.fullmatch(call)
-        if found is None:
-            calls.append(ToolCall("", {}, f"a call must have a name and JSON arguments, not {_quoted(call)}"))
-        else:
-            calls.append(_with_arguments(*found.groups()))
-    return ParsedReply(content.strip(), tuple(calls))
+def _read_deepseek(text: str) -> ToolCall:
+    found = _DEEPSEEK_V3.fullmatch(text) or _DEEPSEEK_V31.fullmatch(text)
+    if found is None:
+        return ToolCall("", {}, f"a call must have a name and JSON arguments, not {_quoted(text)}")
+    return _with_arguments(*found.groups())
 
 
 def _read(text: str) -> ToolCall:

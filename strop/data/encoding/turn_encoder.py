@@ -7,13 +7,18 @@ that the chat template writes between one reply and the next is rendered and enc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strop.data.encoding.chat_template import NO_TEMPLATE_ARGS, PromptEncoder
 from strop.data.encoding.messages import Tools
+from strop.data.encoding.plain_text import encode_plain
+from strop.data.encoding.reasoning import ends_in_reasoning
+from strop.data.encoding.reply_text import ReplyDecoder
 from strop.errors import DataError, ModelError
 from strop.printable import encodable
 from strop.types import IntArray, Message
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
     from strop.data.images.prompt_images import RunImages
 
+log = logging.getLogger("strop.data")
 _REPLY = "strop-reply-2f6b41"
 """Placeholder of the last reply in a rendering, to find the text after it."""
 _NEW = "strop-new-9d07c3-{}"
@@ -38,17 +44,26 @@ class TurnEncoder:
         chat_template: str,
         args: Mapping[str, Any] = NO_TEMPLATE_ARGS,
         images: RunImages | None = None,
+        eos_ids: Iterable[int] = (),
+        *,
+        raw_text: bool = False,
     ) -> None:
-        """`chat_template` and `args` are those of `PromptEncoder`; `images` are those of a model that reads them.
+        """`chat_template`, `args` and `raw_text` are those of `PromptEncoder`; `images` are those of a model that reads
+        them; `eos_ids` are the end tokens of the model's files.
 
         Raises like `PromptEncoder`.
         """
         processor = None if images is None else images.processor
-        self.prompts = PromptEncoder(tokenizer, chat_template, args, processor)
+        self.prompts = PromptEncoder(tokenizer, chat_template, args, processor, raw_text=raw_text)
+        self.replies = ReplyDecoder(tokenizer, self.prompts, eos_ids)
         self._images = images
         self.tokenizer = tokenizer
-        self._added = frozenset({*tokenizer.added_tokens_decoder, tokenizer.eos_token_id})
+        added = tokenizer.added_tokens_decoder
+        self._added = frozenset({*added, tokenizer.eos_token_id})
+        special = [re.escape(str(token)) for token in added.values() if token.special]
+        self._special = re.compile("|".join(special) or "(?!)")
         self._checked: set[tuple[str, ...]] = set()
+        self._warned = False
 
     def read_images(self, messages: Sequence[Message], where: str) -> tuple[Message, ...]:
         """The messages with all their images read and stored; for a model that reads text, unchanged.
@@ -60,12 +75,22 @@ class TurnEncoder:
     def encode_prompt(
         self, messages: Sequence[Message], tools: Tools = (), reply_prefix: str = ""
     ) -> IntArray:
-        """[P] The tokens before the model's first reply, with the text that starts it. Raises `DataError`."""
+        """[P] The tokens before the model's first reply, with the text that starts it. Raises `DataError`.
+
+        Logs once that the template does not render tools, which for an agent only its requests name.
+        """
+        if tools and not self._warned and not self.prompts.renders_tools:
+            self._warned = True
+            log.warning(
+                "The chat template does not render tools, so the model is not told of those of a conversation (%s). "
+                "Write, under data.chat_template, a template that renders them.",
+                ", ".join(str(tool.get("function", tool).get("name")) for tool in tools),
+            )
         return self.prompts.encode(messages, tools, reply_prefix)
 
     def encode_text(self, text: str) -> IntArray:
         """[P] The tokens of a prompt that is plain text, with the tokenizer's own special tokens."""
-        return np.array(self.tokenizer(encodable(text), verbose=False)["input_ids"], np.int32)
+        return np.array(encode_plain(self.tokenizer, [encodable(text)])[0], np.int32)
 
     def encode_continuation(
         self, messages: Sequence[Message], new: Sequence[Message], tools: Tools, reply_ids: IntArray
@@ -91,14 +116,9 @@ class TurnEncoder:
             ids = self._encode(text)
         return self.prompts.expand_images(ids, new, "The conversation")
 
-    def decode(self, ids: IntArray) -> str:
-        """The text of a reply, without special tokens."""
-        return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
-
-    def decode_with_marks(self, ids: IntArray) -> str:
-        """The text of a reply, with its special tokens except the one at its end."""
-        text = str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=False))
-        return text.removesuffix(self._drawn_end(ids))
+    def opens_reasoning(self, prompt_ids: IntArray) -> bool:
+        """Whether a prompt ends inside reasoning, which its template or the given start of the reply opens."""
+        return ends_in_reasoning(self.replies.reply_start(prompt_ids))
 
     def _drawn_end(self, reply_ids: IntArray) -> str:
         """The text of the special token at the end of a reply; empty if there is none."""
@@ -137,8 +157,15 @@ class TurnEncoder:
             )
         reply = {"role": "assistant", "content": _REPLY}
         where = "The conversation"
+        # gpt-oss's template refuses special tokens in a content; only what follows the last reply is used.
+        earlier = [
+            {**message, "content": self._special.sub("", message["content"])}
+            if message["role"] == "assistant" and isinstance(message["content"], str)
+            else message
+            for message in messages[:-1]
+        ]
         try:
-            text = self.prompts.render(where, [*messages[:-1], reply, *new], tools, prompt=True)
+            text = self.prompts.render(where, [*earlier, reply, *new], tools, prompt=True)
         except DataError as error:
             roles = ", ".join(message["role"] for message in (*messages, *new))
             raise DataError(f"{error} (messages of {roles})") from None

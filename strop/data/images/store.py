@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from pathlib import Path
 
 from strop.data.images.files import check_image
 from strop.errors import DataError
 from strop.types import ImageReference
+from strop.workers.atomic_write import temporary_path
 
 _SUFFIXES = ("png", "jpg", "webp")
 
@@ -53,7 +53,7 @@ class ImageStore:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             # Not flushed to disk: a large dataset has many images, and a damaged one is written again.
-            temporary = self._folder / f".{digest}.{os.getpid()}.tmp"
+            temporary = temporary_path(path)
             temporary.write_bytes(image.data)
             temporary.replace(path)
         except OSError as error:

@@ -18,6 +18,7 @@ import numpy as np
 from strop.config.schema.data import TasksetConfig
 from strop.config.user_code import ImportPath
 from strop.data.encoding.conversation_encoder import EncodedSequence
+from strop.data.sources.columns import TableRow
 from strop.data.sources.rows import DatasetRows, Row
 from strop.errors import ConfigError, DataError
 from strop.types import IntArray
@@ -54,7 +55,7 @@ class CustomDataset:
 
     def __getitem__(self, index: int) -> Row:
         item = self._item(index)
-        row = {key: _plain(value) for key, value in item.items() if key not in _TOKENS}
+        row = TableRow({key: _plain(value) for key, value in item.items() if key not in _TOKENS})
         if self._section.prompt not in row:
             row[self._section.prompt] = self._messages(item, index)
         return row

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from strop.config.data_files import DataFileName
 from strop.data.progress_bar import with_progress_bar
 from strop.data.sources.cache import cache_key, find_entry, new_entry
+from strop.data.sources.csv_file import ROWS_PER_CHUNK, csv_schema, csv_tables, iterate_csv
 from strop.data.sources.data_path import DataPath
 from strop.data.sources.mapped_rows import (
     ROWS_PER_BATCH,
@@ -18,22 +20,23 @@ from strop.data.sources.mapped_rows import (
     MappedTable,
 )
 from strop.data.sources.rows import RowSource
-from strop.data.sources.streamed_file import iterate_csv, iterate_lines, open_parquet
+from strop.data.sources.streamed_file import iterate_lines, open_parquet
 
-_LAYOUT = 1
+_LAYOUT = 3
 """Version of the entries: those of another version are not read."""
 _FILE = "rows.arrow"
 
 
-def convert_file(
-    place: DataPath, kind: Literal["parquet", "csv", "json"], *, packed: str | None, delimiter: str
-) -> RowSource:
+def convert_file(place: DataPath, name: DataFileName, texts: frozenset[str]) -> RowSource:
     """The rows of a file, from the cache if this version of it was converted before.
+
+    `texts` are columns that are text in CSV, whatever their values look like.
 
     Raises `DataError` for a malformed file, and OSError for one that cannot be read.
     """
     version = place.version()
-    key = cache_key("rows", _LAYOUT, kind, delimiter, version)
+    kind = name.format
+    key = cache_key("rows", _LAYOUT, kind, name.delimiter, sorted(texts) if kind == "csv" else None, version)
     found = None if version is None else find_entry(key)
     if found is not None:
         entry, _ = found
@@ -41,9 +44,9 @@ def convert_file(
         with new_entry(key, temporary=version is None) as new:
             path = new.folder / _FILE
             if kind == "json":
-                _convert_lines(place, packed, path)
+                _convert_lines(place, name.packed, path)
             elif kind == "csv":
-                _convert_csv(place, delimiter, path)
+                _convert_csv(place, name, texts, path)
             else:
                 _convert_parquet(place, path)
         entry = new.entry
@@ -54,17 +57,24 @@ def convert_file(
 def _convert_lines(place: DataPath, packed: str | None, path: Path) -> None:
     import pyarrow as pa
 
-    schema = pa.schema([("line", pa.int64()), ("text", pa.binary())])
+    schema = pa.schema([("place", pa.string()), ("text", pa.binary())])
     lines = with_progress_bar(iterate_lines(place, packed), None, f"Reading {place.display_path}")
     _write_chunks(lines, schema, path)
 
 
-def _convert_csv(place: DataPath, delimiter: str, path: Path) -> None:
-    import pyarrow as pa
+def _convert_csv(place: DataPath, name: DataFileName, texts: frozenset[str], path: Path) -> None:
+    """Read the file twice: for the types of its columns, and for its rows."""
 
-    rows = iterate_csv(place, delimiter)
-    schema = pa.schema([(name, pa.string()) for name in next(rows)])
-    _write_chunks(with_progress_bar(rows, None, f"Reading {place.display_path}"), schema, path)
+    def rows(purpose: str) -> Iterator[list[str]]:
+        read = iterate_csv(place, name.packed, name.delimiter)
+        return with_progress_bar(read, None, f"{purpose} {place.display_path}")
+
+    schema = csv_schema(rows("Looking through"), texts)
+    writer = ArrowWriter(path, schema)
+    for table in csv_tables(rows("Reading"), texts, ROWS_PER_CHUNK, schema):
+        for batch in table.combine_chunks().to_batches():
+            writer.write(batch)
+    writer.close()
 
 
 def _write_chunks(rows: Iterable[Any], schema: Any, path: Path) -> None:
@@ -82,6 +92,7 @@ def _convert_parquet(place: DataPath, path: Path) -> None:
         batches: Iterator[Any] = file.iter_batches(ROWS_PER_BATCH)
         total = -(-file.metadata.num_rows // ROWS_PER_BATCH)
         for batch in with_progress_bar(batches, total, f"Reading {place.display_path}"):
+            batch.validate(full=True)
             writer.write(batch.cast(schema))
         writer.close()
 

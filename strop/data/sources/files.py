@@ -3,59 +3,41 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from typing import Literal
 
+from strop.config.data_files import DATA_FILE_PATTERNS, DataFileName, data_file_name
+from strop.data.sources.columns import TableRow
+from strop.data.sources.csv_file import ROWS_PER_CHUNK, csv_tables, iterate_csv
 from strop.data.sources.data_path import DataPath, first_line
 from strop.data.sources.file_conversion import convert_file
-from strop.data.sources.rows import JsonLinesRows, ParquetRows, Row, RowSource
-from strop.data.sources.streamed_file import iterate_csv, iterate_lines, open_bytes, open_parquet
+from strop.data.sources.json_list import list_items, may_be_list
+from strop.data.sources.rows import InMemoryRows, JsonLinesRows, ParquetRows, Row, RowSource
+from strop.data.sources.streamed_file import iterate_lines, open_bytes, open_parquet
 from strop.errors import DataError
 
-FileFormat = Literal["parquet", "json", "csv"]
-
-DATA_FILE_PATTERNS = (
-    "*.parquet, *.jsonl or *.json (one object per line; also packed, as *.jsonl.gz or *.jsonl.zst), "
-    "*.csv or *.tsv"
-)
-_SUFFIX = re.compile(
-    r"\.(?:(?P<parquet>parquet)|(?P<csv>csv|tsv)|(?:jsonl|ndjson|json)(?P<packed>\.gz|\.zst|\.bz2)?)$"
-)
 _STREAMED_ROWS = 256
 """Rows of a Parquet file that are read at once when it is streamed."""
 MAPPED_FROM_BYTES = 16 << 20
 """Size from which a file is converted into the cache and memory-mapped; smaller files stay in memory."""
 
 
-def file_format(path: str) -> FileFormat | None:
-    """The format of a data file, by its name or URL; None for other files."""
-    match = _SUFFIX.search(_name(path))
-    if match is None:
-        return None
-    return "parquet" if match["parquet"] else "csv" if match["csv"] else "json"
+def read_file(place: DataPath, texts: frozenset[str] = frozenset()) -> RowSource:
+    """All rows of a file; `texts` are columns that are text in CSV too, whatever their values look like.
 
-
-def read_file(place: DataPath) -> RowSource:
-    """All rows of a file. Raises `DataError` if it is not a data file, cannot be read, or is empty."""
-    match = _match(place)
+    Raises `DataError` if it is not a data file, cannot be read, or is empty.
+    """
+    name = _data_file(place)
     try:
         size = place.size_bytes()
-        delimiter = "\t" if match["csv"] == "tsv" else ","
         part: RowSource
-        if size is None or size >= (MAPPED_FROM_BYTES // 8 if match["packed"] else MAPPED_FROM_BYTES):
-            part = convert_file(
-                place,
-                "parquet" if match["parquet"] else "csv" if match["csv"] else "json",
-                packed=match["packed"],
-                delimiter=delimiter,
-            )
-        elif match["parquet"]:
+        if size is None or size >= (MAPPED_FROM_BYTES // 8 if name.packed else MAPPED_FROM_BYTES):
+            part = convert_file(place, name, texts)
+        elif name.format == "parquet":
             part = _read_parquet(place)
-        elif match["csv"]:
-            part = _read_csv(place, delimiter)
+        elif name.format == "csv":
+            part = _read_csv(place, name, texts)
         else:
-            part = _read_lines(place, match["packed"])
+            part = _read_lines(place, name.packed)
     except (OSError, EOFError) as error:
         raise DataError(f"{place.display_path} cannot be read: {first_line(error)}.") from None
     if not len(part):
@@ -63,56 +45,61 @@ def read_file(place: DataPath) -> RowSource:
     return part
 
 
-def stream_file(place: DataPath) -> Iterator[tuple[str, Row]]:
-    """Location and values of each row of a file, read from its beginning.
+def stream_file(place: DataPath, texts: frozenset[str] = frozenset()) -> Iterator[tuple[str, Row]]:
+    """Location and values of each row of a file, read from its beginning; the arguments are those of `read_file`.
 
     Raises `DataError` if it is not a data file or is malformed, and OSError if it cannot be read.
     """
-    match = _match(place)
-    if match["parquet"]:
+    name = _data_file(place)
+    if name.format == "parquet":
         with open_parquet(place) as file:
             rows = (row for batch in file.iter_batches(_STREAMED_ROWS) for row in batch.to_pylist())
-            for number, row in enumerate(rows):
-                yield f"{place.display_path} row {number} (counting from 0)", row
-    elif match["csv"]:
-        values = iterate_csv(place, "\t" if match["csv"] == "tsv" else ",")
-        header = next(values)
-        for number, row in enumerate(values):
-            yield f"{place.display_path} row {number} (counting from 0)", dict(zip(header, row, strict=True))
+            yield from _numbered(place, rows)
+    elif name.format == "csv":
+        values = iterate_csv(place, name.packed, name.delimiter)
+        tables = csv_tables(values, texts, ROWS_PER_CHUNK)
+        yield from _numbered(place, (row for table in tables for row in table.to_pylist()))
     else:
-        for number, line in iterate_lines(place, match["packed"]):
-            yield f"{place.display_path} line {number}", json.loads(line)
+        for where, line in iterate_lines(place, name.packed):
+            yield f"{place.display_path} {where}", json.loads(line)
 
 
-def _match(place: DataPath) -> re.Match[str]:
-    match = _SUFFIX.search(_name(place.path))
-    if match is None:
+def _numbered(place: DataPath, rows: Iterator[Row]) -> Iterator[tuple[str, Row]]:
+    return (
+        (f"{place.display_path} row {number} (counting from 0)", TableRow(row))
+        for number, row in enumerate(rows)
+    )
+
+
+def _data_file(place: DataPath) -> DataFileName:
+    name = data_file_name(place.path)
+    if name is None:
         raise DataError(
             f"{place.display_path} has no format that Strop reads. Data files are named {DATA_FILE_PATTERNS}."
         )
-    return match
+    return name
 
 
 def _read_parquet(place: DataPath) -> RowSource:
     with open_parquet(place) as file:
-        return ParquetRows(place.display_path, file.read(), place.parent)
+        table = file.read()
+        table.validate(full=True)
+    return ParquetRows(place.display_path, table, place.parent)
 
 
-def _read_csv(place: DataPath, delimiter: str) -> RowSource:
-    import pyarrow as pa
-
-    rows = iterate_csv(place, delimiter)
-    header = next(rows)
-    columns = list(zip(*rows, strict=True)) or [() for _ in header]
-    table = pa.table({name: list(values) for name, values in zip(header, columns, strict=True)})
+def _read_csv(place: DataPath, name: DataFileName, texts: frozenset[str]) -> RowSource:
+    rows = iterate_csv(place, name.packed, name.delimiter)
+    table = next(csv_tables(rows, texts, None), None)
+    if table is None:
+        return InMemoryRows(place.display_path, [])
     return ParquetRows(place.display_path, table, place.parent)
 
 
 def _read_lines(place: DataPath, packed: str | None) -> RowSource:
     with open_bytes(place, packed) as file:
-        return JsonLinesRows(place.display_path, file.read(), place.parent)
-
-
-def _name(path: str) -> str:
-    """The path without the query and fragment of a URL."""
-    return re.split(r"[?#]", path)[0] if "://" in path else path
+        text = file.read()
+    if may_be_list(text.lstrip().partition(b"\n")[0]):
+        items = list_items(place.display_path, text)
+        if items is not None:
+            return JsonLinesRows(place.display_path, b"\n".join(items), place.parent, unit="item")
+    return JsonLinesRows(place.display_path, text, place.parent)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from strop.config.redact import redact_text
+from strop.data.sources.columns import TableRow
 from strop.data.sources.rows import HfDatasetRows, Row
 from strop.data.sources.splits import choose_split_hint
 from strop.errors import DataError
@@ -25,13 +26,18 @@ def read_saved_dataset(url: str, shown: str, split: str | None, subset: str | No
     try:
         with _bars_on_terminals_only():
             loaded = load_from_disk(url)
+        found = _one_split(loaded, shown, split)
+        found.require_valid()
+    except DataError:
+        raise
     except IndexError:  # raised by this library for a dataset that was saved without rows
         raise _empty(shown) from None
-    except (OSError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001  (the library reads the values of damaged files without checks)
         raise DataError(
-            f"{shown} looks like a saved `datasets` folder but cannot be read: {_one_line(error)}"
+            f"{shown} looks like a saved `datasets` folder but cannot be read: {type(error).__name__}: "
+            f"{_one_line(error).rstrip('.')}. Save it again, or restore the folder."
         ) from None
-    return _one_split(loaded, shown, split)
+    return found
 
 
 def read_hub_dataset(name: str, split: str | None, subset: str | None) -> HfDatasetRows:
@@ -71,7 +77,7 @@ def stream_hub_dataset(name: str, split: str | None, subset: str | None) -> Iter
             raise DataError(f"{name} has the splits {', '.join(splits)}. {choose_split_hint(splits)}.")
         loaded = loaded[splits[0]]
     for number, row in enumerate(loaded):
-        yield f"{name} row {number} (counting from 0)", row
+        yield f"{name} row {number} (counting from 0)", TableRow(row)
 
 
 def _one_split(loaded: Dataset | DatasetDict, name: str, split: str | None) -> HfDatasetRows:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.data.sources.columns import top_level_columns
+from strop.data.sources.columns import TableRow, top_level_columns
 from strop.data.sources.rows import Row, decode_object
 
 if TYPE_CHECKING:
@@ -75,19 +75,19 @@ class _MappedRows:
 
 
 class MappedJsonLines(_MappedRows):
-    """JSON Lines: columns `line` (the number in the source) and `text` of an Arrow file."""
+    """JSON Lines: columns `place` (`line 3`, in the source) and `text` of an Arrow file."""
 
     def __getitem__(self, index: int) -> Row:
         row: Row = decode_object(self._file.row(index).column("text")[0].as_py())
         return row
 
     def where(self, index: int) -> str:
-        return f"{self._name} line {self._file.row(index).column('line')[0].as_py()}"
+        return f"{self._name} {self._file.row(index).column('place')[0].as_py()}"
 
     def locations(self) -> Iterator[str]:
         """The location of each row in order."""
-        for batch in self._file.batches(["line"]):
-            yield from (f"{self._name} line {number}" for number in batch.column("line").to_pylist())
+        for batch in self._file.batches(["place"]):
+            yield from (f"{self._name} {place}" for place in batch.column("place").to_pylist())
 
     def scan(self, paths: Sequence[str]) -> Iterator[Row]:
         for batch in self._file.batches(["text"]):
@@ -99,8 +99,7 @@ class MappedTable(_MappedRows):
     """Columns of an Arrow file."""
 
     def __getitem__(self, index: int) -> Row:
-        row: Row = self._file.row(index).to_pylist()[0]
-        return row
+        return TableRow(self._file.row(index).to_pylist()[0])
 
     def where(self, index: int) -> str:
         return f"{self._name} row {index} (counting from 0)"
@@ -108,7 +107,7 @@ class MappedTable(_MappedRows):
     def scan(self, paths: Sequence[str]) -> Iterator[Row]:
         columns = top_level_columns(paths, self._file.columns)
         for batch in self._file.batches(columns):
-            yield from batch.to_pylist()
+            yield from map(TableRow, batch.to_pylist())
 
 
 class ArrowWriter:

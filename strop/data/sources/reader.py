@@ -6,10 +6,11 @@ import posixpath
 import re
 from pathlib import Path
 
+from strop.config.data_files import DATA_FILE_PATTERNS, data_file_name
 from strop.config.redact import redact_text
 from strop.config.schema.data import GeneratorConfig, TasksetConfig
 from strop.data.sources.data_path import DataPath, resolve_path
-from strop.data.sources.files import DATA_FILE_PATTERNS, file_format, read_file
+from strop.data.sources.files import read_file
 from strop.data.sources.generators import generate_rows, is_generator
 from strop.data.sources.hub import read_hub_dataset, read_saved_dataset
 from strop.data.sources.rows import DatasetRows, RowSource
@@ -50,7 +51,7 @@ def _read_path(path: str, taskset: TasksetConfig) -> list[RowSource]:
         return [read_table(path, taskset.table)]
     files = find_files(path, taskset)
     if files is not None:
-        return [read_file(place) for place in files]
+        return [read_file(place, taskset.text_columns) for place in files]
     place = resolve_path(path)
     if place.kind() == "directory":
         url = place.filesystem.unstrip_protocol(place.path)
@@ -75,7 +76,7 @@ def find_files(path: str, taskset: TasksetConfig) -> list[DataPath] | None:
             return None
         case "directory":
             return _directory_files(place, taskset)
-    if _HUB_NAME.match(path) and not file_format(path):
+    if _HUB_NAME.match(path) and not data_file_name(path):
         return None
     raise DataError(f"There is no file or directory {place.display_path}{_hint(place)}.")
 
@@ -98,7 +99,7 @@ def _directory_files(place: DataPath, taskset: TasksetConfig) -> list[DataPath]:
             )
         place = folder
     names = files_of_split(_data_files(place), taskset.split, place.display_path)
-    if len({file_format(name) for name in names}) > 1:
+    if len({name and name.format for name in map(data_file_name, names)}) > 1:
         raise DataError(
             f"The directory {place.display_path} holds files of several formats, perhaps the same rows "
             "twice: "
@@ -110,7 +111,7 @@ def _directory_files(place: DataPath, taskset: TasksetConfig) -> list[DataPath]:
 def _data_files(place: DataPath) -> list[str]:
     entries = {posixpath.basename(path.rstrip("/")) for path in place.filesystem.ls(place.path, detail=False)}
     visible = sorted(name for name in entries if name[0] not in "._")
-    files = [name for name in visible if file_format(name) and name not in _METADATA]
+    files = [name for name in visible if data_file_name(name) and name not in _METADATA]
     if not files:
         folders = [name for name in visible if place.child(name).kind() == "directory"]
         hint = f" If they are in a subdirectory, write its path: {', '.join(folders)}." if folders else ""

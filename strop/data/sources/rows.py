@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from strop.config.load.value_limits import is_deeper
-from strop.data.sources.columns import top_level_columns
+from strop.data.sources.columns import TableRow, top_level_columns
 from strop.errors import DataError
 
 if TYPE_CHECKING:
@@ -53,15 +53,17 @@ class RowSource(Protocol):
 class JsonLinesRows:
     """JSON Lines: the text of a file, and the offsets of its objects. Blank lines are ignored."""
 
-    def __init__(self, name: str, text: bytes, folder: str = "") -> None:
+    def __init__(self, name: str, text: bytes, folder: str = "", unit: str = "line") -> None:
+        """`unit` is what a line of the text is in the file: a line, or an item of a list."""
         self._name = name
+        self._unit = unit
         self._text = text
         self.folder = folder
         begins, ends, numbers = [], [], []
         begin = 0
         for number, line in enumerate(BytesIO(text), start=1):
             if line.strip():
-                check_object(line, f"{name} line {number}")
+                check_object(line, f"{name} {unit} {number}")
                 begins.append(begin)
                 ends.append(begin + len(line))
                 numbers.append(number)
@@ -78,7 +80,7 @@ class JsonLinesRows:
         return row
 
     def where(self, index: int) -> str:
-        return f"{self._name} line {self._numbers[index]}"
+        return f"{self._name} {self._unit} {self._numbers[index]}"
 
     def scan(self, paths: Sequence[str]) -> Iterator[Row]:
         return (self[index] for index in range(len(self)))
@@ -110,9 +112,7 @@ def check_object(line: bytes, where: str) -> None:
     if not isinstance(value, dict):
         raise DataError(
             f"{where} holds a JSON {type(value).__name__}, not an object. Each line must hold one complete "
-            "object, "
-            'such as {"question": "...", "answer": "..."}; a file that is one list of objects can be converted '
-            "with `jq -c '.[]'`."
+            'object, such as {"question": "...", "answer": "..."}.'
         )
     if line.count(b"[") + line.count(b"{") > _MAX_DEPTH and is_deeper(value, _MAX_DEPTH):
         raise DataError(f"{where} nests more than {_MAX_DEPTH} objects or lists; flatten it.")
@@ -137,8 +137,7 @@ class ParquetRows:
         return int(self._table.num_rows)
 
     def __getitem__(self, index: int) -> Row:
-        row: Row = self._table.slice(index, 1).to_pylist()[0]
-        return row
+        return TableRow(self._table.slice(index, 1).to_pylist()[0])
 
     def where(self, index: int) -> str:
         return f"{self._name} row {index} (counting from 0)"
@@ -146,7 +145,7 @@ class ParquetRows:
     def scan(self, paths: Sequence[str]) -> Iterator[Row]:
         table = self._table.select(top_level_columns(paths, self._table.column_names))
         for first in range(0, len(self), _ROWS_PER_CHUNK):
-            yield from table.slice(first, _ROWS_PER_CHUNK).to_pylist()
+            yield from map(TableRow, table.slice(first, _ROWS_PER_CHUNK).to_pylist())
 
 
 class InMemoryRows:
@@ -205,14 +204,19 @@ class HfDatasetRows:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Row:
-        row: Row = self._dataset[index]
-        return row
+        return TableRow(self._dataset[index])
 
     def where(self, index: int) -> str:
         return f"{self._name} row {index} (counting from 0)"
 
+    def require_valid(self) -> None:
+        """Raise ArrowInvalid for values that no Arrow file has, such as offsets beyond its end: reading them would
+        end the process."""
+        self._dataset.data.table.validate(full=True)
+
     def scan(self, paths: Sequence[str]) -> Iterator[Row]:
-        return iter(self._dataset.select_columns(top_level_columns(paths, self._dataset.column_names)))
+        columns = top_level_columns(paths, self._dataset.column_names)
+        return map(TableRow, self._dataset.select_columns(columns))
 
 
 def _locations(part: RowSource) -> Iterator[str]:

@@ -24,6 +24,15 @@ def is_database_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
+def require_queue_url(path: str) -> None:
+    """Raise DataError for the path of a task queue that is no URL of a database."""
+    if not is_database_url(path):
+        raise DataError(
+            f"data.queue: {path} is not a database URL. A task queue is a table: write, for example, `path: "
+            "sqlite:///tasks.db` and `table: tasks` under data.train."
+        )
+
+
 def read_table(url: str, table: str | None) -> InMemoryRows:
     """All rows of a table, in the order of its primary key, or of the row ids of a SQLite table without one.
 

@@ -33,6 +33,6 @@ def _rows(taskset: TasksetConfig) -> Iterator[tuple[str, Row]]:
                 yield from stream_hub_dataset(path, taskset.split, taskset.subset)
             else:
                 for place in places:
-                    yield from stream_file(place)
+                    yield from stream_file(place, taskset.text_columns)
         except OSError as error:
             raise DataError(f"{redact_text(path)} cannot be read: {first_line(error)}.") from None

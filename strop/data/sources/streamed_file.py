@@ -1,13 +1,15 @@
-"""Data files read from their beginning, row by row, without their end being known: Parquet, JSON Lines, CSV, TSV."""
+"""Data files read from their beginning, without their end being known: bytes, lines of JSON, Parquet."""
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
+from strop.data.sources.json_list import list_items, may_be_list
 from strop.data.sources.rows import check_object
 from strop.errors import DataError
 
@@ -30,41 +32,26 @@ def open_bytes(place: DataPath, packed: str | None) -> Iterator[IO[bytes]]:
             yield io.BufferedReader(unpacked, 1 << 20)
 
 
-def iterate_lines(place: DataPath, packed: str | None) -> Iterator[tuple[int, bytes]]:
-    """Number and text of each line of JSON that is not blank, checked. Raises `DataError`, which names the line."""
+def iterate_lines(place: DataPath, packed: str | None) -> Iterator[tuple[str, bytes]]:
+    """Place (`line 3`) and text of each line of JSON that is not blank, checked; or of each item of a file that is one
+    list, which is read as a whole (`item 3`). Raises `DataError`, which names the line or item."""
     name = place.display_path
     with open_bytes(place, packed) as file:
-        for number, line in enumerate(file, start=1):
+        lines: Iterator[tuple[int, bytes]] = enumerate(file, start=1)
+        number, line = next(((number, line) for number, line in lines if line.strip()), (0, b""))
+        if may_be_list(line):
+            text = line + file.read()
+            items = list_items(name, text)
+            for position, item in enumerate(items or (), start=1):
+                check_object(item, f"{name} item {position}")
+                yield f"item {position}", item
+            lines = enumerate(BytesIO(b"" if items is not None else text), start=number)
+        else:
+            lines = chain([(number, line)], lines)
+        for number, line in lines:
             if line.strip():
                 check_object(line, f"{name} line {number}")
-                yield number, line
-
-
-def iterate_csv(place: DataPath, delimiter: str) -> Iterator[list[str]]:
-    """The header, and then each row that is not blank. Every value is text, so that an answer such as 007 stays as
-    it is. Raises `DataError`, which names the line."""
-    with place.filesystem.open(place.path, "rt", encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
-        try:
-            header = next(reader, [])
-            if len(set(header)) < len(header):
-                raise DataError(
-                    f"{place.display_path}: the header names a column twice: {', '.join(header)}."
-                )
-            yield header
-            for row in reader:
-                if row and len(row) != len(header):
-                    raise DataError(
-                        f"{place.display_path}, line {reader.line_num}: this row has {len(row)} values, and the header "
-                        f"names {len(header)} columns. Quote values that contain {delimiter!r} or a line break."
-                    )
-                if row:
-                    yield row
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{place.display_path}, line {reader.line_num}: {error}. It should be UTF-8 text with a header, and "
-                "double quotes around values that contain separators."
-            ) from None
+                yield f"line {number}", line
 
 
 @contextmanager

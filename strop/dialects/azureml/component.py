@@ -98,6 +98,8 @@ class Component:
     """Key of `read_ledger` that sets the run folder."""
     input_names: Mapping[str, str] = field(default_factory=dict)
     """Input name of each `read_ledger` key that has another name as an input."""
+    serving_engine: str = ""
+    """Engine of a component without an input for it, where the job asks for GPUs; empty if an input names it."""
     further: tuple[ComponentInput, ...] = ()
     """Inputs in common use that the seed page, and so the component's file, does not have."""
 

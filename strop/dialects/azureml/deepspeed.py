@@ -8,6 +8,7 @@ divided by the batch of one process.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from strop.dialects.ledger.key_mapping import (
     ForeignValues,
     KeyMapping,
     SupportCheck,
+    in_effect,
     never,
     no_effect,
     not_on_page,
@@ -112,6 +114,11 @@ ENGINE_FIELDS = (
 """Run-file fields that the file decides."""
 
 
+def _option(name: str) -> KeyMapping:
+    row = placement(f"deepspeed_config.{name}", UNSET, NO_DEEPSPEED, supported=unless_here, value_type=ANY)
+    return replace(row, warn=in_effect)
+
+
 def _same_as(key: str) -> SupportCheck:
     return lambda foreign, value: value == "auto" or value == foreign[key]
 
@@ -131,10 +138,8 @@ DEEPSPEED = not_on_page(
         row
         for name in _PLACEMENT
         for row in (
-            placement(f"deepspeed_config.{name}", UNSET, NO_DEEPSPEED, supported=unless_here, value_type=ANY),
-            placement(
-                f"deepspeed_config.{name}.*", UNSET, NO_DEEPSPEED, supported=unless_here, value_type=ANY
-            ),
+            _option(name),
+            _option(f"{name}.*"),
         )
     ),
     _must_match("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),

@@ -158,6 +158,7 @@ _TRAINING: tuple[ComponentInput, ...] = (
             "warmup_ratio",
             0.1,
             "trainer.schedule.warmup",
+            "trainer.schedule.warmup_rounding",
             read=grpo_optimizer.schedule,
             inactive=grpo_optimizer.no_warmup,
         ),

@@ -36,10 +36,13 @@ ALL_SCHEDULES = (
 )
 
 
+_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau")
+
+
 def no_warmup(foreign: ForeignValues) -> str | None:
-    """The schedule `constant` has no warm-up."""
+    """Schedules to which transformers passes no warm-up."""
     kind = foreign["lr_scheduler_type"]
-    return "lr_scheduler_type is constant, which has no warm-up" if kind == "constant" else None
+    return f"lr_scheduler_type is {kind}, which has no warm-up" if kind in _WITHOUT_WARMUP else None
 
 
 def write_optimizer(run: Run) -> Mapping[str, Any]:
@@ -96,10 +99,10 @@ def write_schedule(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_schedule)
 def schedule(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the schedule, which counts updates; `constant` has no warm-up, and `polynomial` ends at a rate of
-    1e-7."""
+    """Read the schedule, which counts updates; `constant` and `reduce_lr_on_plateau` have no warm-up, and
+    `polynomial` ends at a rate of 1e-7."""
     kind = foreign["lr_scheduler_type"]
-    percent = 0 if kind == "constant" else round(100 * foreign["warmup_ratio"], 10)
+    percent = 0 if kind in _WITHOUT_WARMUP else round(100 * foreign["warmup_ratio"], 10)
     if kind == "reduce_lr_on_plateau" and not is_evaluation_on(foreign):
         raise foreign.error_for(
             "lr_scheduler_type",
@@ -112,5 +115,6 @@ def schedule(foreign: ForeignValues) -> Mapping[str, Any]:
         "trainer.schedule.type": "constant" if kind == "constant_with_warmup" else kind,
         "trainer.schedule.interval": "updates",
         "trainer.schedule.warmup": f"{percent} %",
+        **({"trainer.schedule.warmup_rounding": "up"} if percent else {}),
         **(last if kind == "polynomial" else {}),
     }

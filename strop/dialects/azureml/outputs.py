@@ -35,7 +35,7 @@ def prepare_outputs(job: Job, require_mlflow: Callable[[], object]) -> None:
         other = names.setdefault(folder.resolve(), output.name)
         if other != output.name:
             raise ConfigError(
-                f"--{other} and --{output.name} both name {folder}; give each output a folder of its own."
+                f"--{other} and --{output.name} both name {folder.resolve()}; give each output a folder of its own."
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,9 @@ def prepare_outputs(job: Job, require_mlflow: Callable[[], object]) -> None:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise ConfigError(f"The output folder {folder} is not writable: {error.strerror}.") from None
+            raise ConfigError(
+                f"The output folder {folder.resolve()} is not writable: {error.strerror}."
+            ) from None
 
 
 def write_outputs(job: Job, write_mlflow: MlflowWriter) -> Iterator[str]:
@@ -55,12 +57,12 @@ def write_outputs(job: Job, write_mlflow: MlflowWriter) -> Iterator[str]:
     model = run.folder_path / "model"
     for folder in job.output_folders("model"):
         _copy(model, folder, _copy_file)
-        yield f"The model is in {folder}."
+        yield f"The model is in {folder.resolve()}."
     for folder in job.output_folders("mlflow"):
         write_mlflow(model, folder, max_new_tokens=run.data.max_response_tokens)
         shutil.rmtree(folder / _CHECKPOINTS, ignore_errors=True)
         _copy(run.folder_path / _CHECKPOINTS, folder / _CHECKPOINTS, link_or_copy)
-        yield f"The MLflow model and the checkpoints are in {folder}."
+        yield f"The MLflow model and the checkpoints are in {folder.resolve()}."
 
 
 def link_or_copy(source: str, target: str) -> str:
@@ -82,4 +84,4 @@ def _copy(source: Path, target: Path, copy: Callable[[str, str], object]) -> Non
     try:
         shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy)
     except OSError as error:
-        raise ConfigError(f"Cannot copy {source} to {target}: {error}.") from None
+        raise ConfigError(f"Cannot copy {source.resolve()} to {target.resolve()}: {error}.") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,8 @@ from types import MappingProxyType
 from strop.config.load.config_tree import ConfigTree, Source, split_key
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import OverriddenKey, here_requested
+from strop.config.paths import existing_path
+from strop.config.resume_compatibility import learning_fields, recorded_differences
 from strop.dialects.azureml.arguments import ComponentArguments, parse_arguments
 from strop.dialects.azureml.component import Component
 from strop.dialects.azureml.components import find_component
@@ -21,6 +25,8 @@ from strop.dialects.ledger.reader import read_dialect
 from strop.dialects.ledger.table import KeyOwnerHint, no_key_owner
 from strop.errors import ConfigError, Fault, FaultKind
 
+_GPUS = ("trainer", "n_gpus_per_node")
+_ENGINE = ("actor_rollout_ref", "rollout", "name")
 _MAX_SHOWN = 60
 """Maximum number of characters of an input's text in a message."""
 
@@ -43,10 +49,14 @@ def read_component(
     parsed = parse_arguments(component, arguments, key_owner=key_owner)
     names = dict(component.input_names) | {part.key: part.name for part in parsed.inputs}
     try:
+        here = here_requested(here)
         tree = _config_tree(component, parsed, places or {})
-        loaded = read_dialect(component.read_ledger, tree, here=here_requested(here), key_owner=key_owner)
+        if component.serving_engine and tree.has(_GPUS) and not here:
+            tree.set(_ENGINE, component.serving_engine, Source("dialect", f"the image of {component.name}"))
+        loaded = read_dialect(component.read_ledger, tree, here=here, key_owner=key_owner)
     except ConfigError as error:
         raise error.reworded(lambda message: rename_keys(message, names)) from None
+    loaded = _in_free_folder(loaded)
     override = parsed.values.get("pypi_packages_override", "")
     outputs = tuple((output, Path(folder)) for output, folder in parsed.outputs)
     return Job(_with_input_names(loaded, names), parse_requirements(override), outputs)
@@ -73,6 +83,27 @@ def _config_tree(
         if output.content == "run":
             tree.set(split_key(component.run_folder_key), folder, _source(output.name, folder, places))
     return tree
+
+
+def _in_free_folder(loaded: LoadedRun) -> LoadedRun:
+    """The run, named by what it learns if another job in this working directory has its folder. A job with an output
+    for the run folder keeps its name."""
+    run, recorded = loaded.run, loaded.run.folder_path / "run.yaml"
+    try:
+        is_free = not existing_path(recorded) or not recorded_differences(recorded, run)
+    except (ConfigError, OSError, ValueError):
+        return loaded  # The start of the run reports a damaged folder.
+    if run.folder is not None or is_free:
+        return loaded
+    learned = {key: str(value) for key, value in learning_fields(run).items() if key != "trainer.duration"}
+    digest = hashlib.sha256(json.dumps(learned, sort_keys=True).encode()).hexdigest()
+    named = run.model_copy(update={"name": f"{run.name}-{digest[:8]}"})
+    note = (
+        f"{run.folder_path.resolve()} is the run folder of another job; this one's is {named.folder_path.resolve()}, "
+        "and the same command resumes from it"
+    )
+    sources = {**loaded.sources, "name": Source("dialect", "another job has the folder `run`")}
+    return replace(loaded, run=named, sources=MappingProxyType(sources), notes=(*loaded.notes, f"{note}."))
 
 
 def _source(name: str, text: str, places: Mapping[str, Source]) -> Source:

@@ -216,4 +216,5 @@ RFT_TRAINER = verl_component(
         "trainer.project_name": "rft_trainer",
         "trainer.experiment_name": "run",
     },
+    serving_engine="vllm",
 )

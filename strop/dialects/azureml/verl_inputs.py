@@ -14,7 +14,7 @@ from strop.dialects.ledger.table import Ledger
 from strop.dialects.ledger.value_types import one_of
 from strop.dialects.verl.ppo_trainer import LEDGER as VERL
 
-_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
+_DOTTED = re.compile(r"(?<!\w)[A-Za-z_]\w*+(?:\.\w+)+")
 
 
 def verl_input(
@@ -78,6 +78,7 @@ def verl_component(
     outputs: tuple[ComponentOutput, ...],
     *,
     default_overrides: Mapping[str, Any],
+    serving_engine: str = "",
 ) -> Component:
     """A component whose inputs stand for verl's keys. Keys that are no inputs have verl's defaults, unless
     `default_overrides` has another default for the component."""
@@ -101,6 +102,7 @@ def verl_component(
         Ledger(name, rows + others),
         "trainer.default_local_dir",
         names,
+        serving_engine,
         tuple(_further_input(*each) for each in _FURTHER),
     )
 

@@ -6,20 +6,12 @@ from strop.dialects.azureml.component import ComponentInput
 from strop.dialects.azureml.rft_trainer import ACTOR, MODEL, REF, ROLLOUT, model_input, parse_target_modules
 from strop.dialects.azureml.verl_inputs import verl_component, verl_input
 from strop.dialects.job import ComponentOutput
-from strop.dialects.ledger.key_mapping import UNSET, never, only, placement
-from strop.dialects.ledger.value_types import one_of
+from strop.dialects.ledger.key_mapping import UNSET, only, placement
 from strop.dialects.verl.algorithm_converters import ESTIMATORS
 
 _ENGINE = f"{ROLLOUT}.name"
-_ENGINE_ROW = placement(
-    _ENGINE,
-    "vllm",
-    "the native sampler in the trainer's process",
-    value_type=one_of("vllm", "sglang", "hf"),
-    supported=never,
-)
 _DATA: tuple[ComponentInput, ...] = (
-    verl_input("ENGINE", "string", "vllm", _ENGINE, row=_ENGINE_ROW),
+    verl_input("ENGINE", "string", "vllm", _ENGINE),
     verl_input("data_train_files", "uri_file", UNSET, "data.train_files", required=True),
     verl_input("data_val_files", "uri_file", UNSET, "data.val_files", required=True, note=""),
     verl_input("data_train_batch_size", "integer", 512, "data.train_batch_size"),
@@ -78,7 +70,7 @@ _ROLLOUT: tuple[ComponentInput, ...] = (
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
     ),
     verl_input("rollout_tensor_model_parallel_size", "integer", 2, f"{ROLLOUT}.tensor_model_parallel_size"),
-    verl_input("rollout_name", "string", "vllm", _ENGINE, row=_ENGINE_ROW),
+    verl_input("rollout_name", "string", "vllm", _ENGINE),
     verl_input(
         "rollout_dtype", "string", "float16", f"{ROLLOUT}.dtype", enum=("float16", "bfloat16", "float32")
     ),

@@ -119,8 +119,7 @@ class ForeignConfig:
         """Whether a section of keys with rows of their own is null or empty."""
         if row.key == f"{dotted}.*":
             return not isinstance(value, dict) or not value
-        inside = any(each.key.startswith(f"{dotted}.") for each in self.ledger.rows)
-        return inside and (value is None or value == {})
+        return self.ledger.has_rows_inside(dotted) and (value is None or value == {})
 
     def __getitem__(self, dotted: str) -> Any:
         self.reads.add(dotted)
@@ -210,7 +209,11 @@ def _written_rows(
             )
         elif value in ({}, None) and ledger.is_section(dotted) and ledger.find_exact(dotted) is None:
             continue  # a section without keys
-        elif row is not None and not (value and inside):
+        elif (
+            row is not None
+            and not (value and inside)
+            and (row.key == dotted or not ledger.is_section(dotted))
+        ):
             if not _is_unset(row, value):
                 yield dotted, row
         elif inside:

@@ -305,6 +305,11 @@ def never(foreign: ForeignValues, value: Any) -> bool:
     return False
 
 
+def in_effect(foreign: ForeignValues) -> str | None:
+    """The `warn` of a placement row whose values are honored where they are supported: no notice."""
+    return None
+
+
 def any_inactive(*checks: InactiveCheck) -> InactiveCheck:
     """Check that finds a key inactive where any of the given checks does; the first reason counts."""
     return lambda foreign: next(filter(None, (inactive(foreign) for inactive in checks)), None)

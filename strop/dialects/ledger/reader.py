@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from strop.config.explain.values import format_value
 from strop.config.load.config_tree import ConfigTree, Source, iter_values, split_key
@@ -13,10 +15,14 @@ from strop.config.load.validation import validate
 from strop.config.redact import redact, redacted_repr
 from strop.config.schema import Run
 from strop.dialects.ledger.foreign import ForeignConfig
-from strop.dialects.ledger.key_mapping import KeyMapping, ReadFunction
+from strop.dialects.ledger.key_mapping import ForeignValues, KeyMapping, ReadFunction, in_effect
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.errors import ConfigError, FaultKind, config_error
 
+CompleteFunction = Callable[[ConfigTree], None]
+"""Changes the run-file values of a converted configuration, each with its source."""
+EnvironmentFunction = Callable[[ForeignValues], Mapping[str, str]]
+"""Environment variables of a configuration's run, by their names."""
 _REQUIRED = ("model.path", "data.train.path")
 """Run-file fields that have no default."""
 _LONG_REASON = 120
@@ -24,17 +30,41 @@ _LONG_REASON = 120
 
 
 def read_dialect(
-    ledger: Ledger, tree: ConfigTree, *, here: bool, key_owner: KeyOwnerHint = no_key_owner
+    ledger: Ledger,
+    tree: ConfigTree,
+    *,
+    here: bool,
+    key_owner: KeyOwnerHint = no_key_owner,
+    complete: CompleteFunction | None = None,
+    environment: EnvironmentFunction | None = None,
 ) -> LoadedRun:
-    """Convert a dialect's configuration to a run.
+    """Convert a dialect's configuration to a run; `complete` may change its run-file values before their check, and
+    `environment` names environment variables that it sets.
 
     Raises ConfigError with all keys and values that are not accepted, and PlacementError if only a placement
     is set that this machine does not have and `here` does not override it.
     """
     foreign = ForeignConfig(ledger, tree, here=here, key_owner=key_owner)
-    overridden = _check_support(foreign)
-    run, fields = _run_of(foreign)
-    return LoadedRun(run, run_sources(run, fields.source), overridden, tuple(usage_notes(foreign)))
+    with notices_on_error(foreign):
+        overridden = _check_support(foreign)
+        run, fields = _run_of(foreign, complete)
+    return LoadedRun(
+        run,
+        run_sources(run, fields.source),
+        overridden,
+        tuple(usage_notes(foreign)),
+        environment=environment(foreign) if environment else {},
+    )
+
+
+@contextmanager
+def notices_on_error(foreign: ForeignConfig) -> Iterator[None]:
+    """Give a ConfigError the notices about the keys that have no fault."""
+    try:
+        yield
+    except ConfigError as error:
+        error.notices = tuple(usage_notes(foreign))
+        raise
 
 
 def read_ignoring_placement(ledger: Ledger, tree: ConfigTree) -> Run:
@@ -98,9 +128,11 @@ def _unsupported(foreign: ForeignConfig) -> Iterator[tuple[str, KeyMapping]]:
             yield key, row
 
 
-def _run_of(foreign: ForeignConfig) -> tuple[Run, ConfigTree]:
+def _run_of(foreign: ForeignConfig, complete: CompleteFunction | None = None) -> tuple[Run, ConfigTree]:
     """The run, and its fields with their sources. Raises ConfigError with all faults."""
     fields = _convert(foreign)
+    if complete is not None:
+        complete(fields)
     for key, field in _missing(foreign, fields):
         message = str(foreign.error_for(key, f"{key} is missing; it is required."))
         fields.add_fault(FaultKind.UNSUPPORTED, message, split_key(field))
@@ -170,9 +202,7 @@ def _source_of(foreign: ForeignConfig, field: str, read: ReadFunction) -> Source
     candidate that is set wins; if none is set, the last that is not another name of a key.
     """
     rows = [
-        row
-        for row in foreign.ledger.rows
-        if field in row.fields and (row.inactive is None or not row.inactive(foreign))
+        row for row in foreign.ledger.deciding(field) if row.inactive is None or not row.inactive(foreign)
     ]
     rows = [row for row in rows if row.read is read] or rows
     written = [key for row in rows for key in foreign.written_keys(row)]
@@ -185,19 +215,68 @@ def _source_of(foreign: ForeignConfig, field: str, read: ReadFunction) -> Source
 
 
 def usage_notes(foreign: ForeignConfig) -> Iterator[str]:
-    """Notices about keys that are set: without effect and why, deprecated, or with a warning."""
+    """Notices about keys that are set: without effect and why, deprecated, or with a warning. Placement keys that Strop
+    decides in one way are named together."""
+    decided: dict[str, list[str]] = {}
     for key, row in foreign.written.items():
-        why = row.inactive(foreign) if row.inactive else None
-        if why:
-            yield f"{foreign.source(key)}: inactive, because {why}."
-        elif row.deprecated:
-            yield f"{foreign.source(key)}: deprecated; {row.deprecated}."
-        elif row.disposition == "accepted without effect":
-            yield f"{foreign.source(key)}: accepted without effect: {row.note}."
-        elif row.warn and (warning := row.warn(foreign)):
-            yield f"{foreign.source(key)}: {warning}."
+        if foreign.is_doubtful(key):
+            continue
+        if notice := _notice(foreign, row):
+            yield f"{foreign.source(key)}: {notice}."
+        elif (
+            row.disposition == "placement"
+            and row.warn is not in_effect
+            and _is_replaced_unseen(foreign, key, row)
+        ):
+            decided.setdefault(row.note, []).append(str(foreign.source(key)))
+    for note, sources in decided.items():
+        yield f"{', '.join(sources)}: accepted without effect: {note}."
     for name, source in foreign.variables():
         yield (
             f"{source}: {foreign.ledger.dialect} has no key {name}, so it counts only where another value refers to it "
             f"as ${{{name}}}."
         )
+
+
+class _FaultyValueError(Exception):
+    """A notice depends on a value that has a fault, and is therefore not known."""
+
+
+class _SoundValues(ForeignConfig):
+    """Values of a configuration, of which those with a fault cannot be read."""
+
+    def __init__(self, foreign: ForeignConfig) -> None:
+        self.__dict__ = foreign.__dict__
+
+    def __getitem__(self, dotted: str) -> Any:
+        if self.is_doubtful(dotted):
+            raise _FaultyValueError
+        return super().__getitem__(dotted)
+
+    def is_set(self, dotted: str) -> bool:
+        if self.is_doubtful(dotted):
+            raise _FaultyValueError
+        return super().is_set(dotted)
+
+
+def _notice(foreign: ForeignConfig, row: KeyMapping) -> str | None:
+    """The notice about one key that is set; None also if it depends on a value that has a fault."""
+    sound = _SoundValues(foreign) if foreign.tree.faults else foreign
+    try:
+        if row.inactive and (why := row.inactive(sound)):
+            return f"inactive, because {why}"
+        if row.deprecated:
+            return f"deprecated; {row.deprecated}"
+        if row.disposition == "accepted without effect":
+            return f"accepted without effect: {row.note}"
+        return row.warn(sound) if row.warn else None
+    except _FaultyValueError:
+        return None
+
+
+def _is_replaced_unseen(foreign: ForeignConfig, key: str, row: KeyMapping) -> bool:
+    """Whether a placement key has another value than its default, and no replacement by `--here` names it."""
+    value, default = foreign[key], row.default
+    if isinstance(default, str) and default.startswith("${"):
+        default = foreign[default[2:-1]]
+    return value != default and (row.supported is None or row.supported(foreign, value))

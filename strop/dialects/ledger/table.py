@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
+from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key, to_plain
 from strop.config.suggest import closest
 from strop.dialects.ledger.key_mapping import UNSET, KeyMapping
 
@@ -44,6 +44,28 @@ class Ledger:
         """Sections whose subsections have names that the user chooses."""
         return frozenset(row.key.partition(".*.")[0] for row in self.rows if ".*." in row.key)
 
+    @cached_property
+    def _sections(self) -> frozenset[str]:
+        """Sections of the rows' keys, as rows spell them."""
+        paths = [split_key(row.key) for row in self.rows]
+        return frozenset(".".join(keys[:depth]) for keys in paths for depth in range(1, len(keys)))
+
+    @cached_property
+    def _by_field(self) -> dict[str, list[KeyMapping]]:
+        found: dict[str, list[KeyMapping]] = {}
+        for row in self.rows:
+            for field in dict.fromkeys(row.fields):
+                found.setdefault(field, []).append(row)
+        return found
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        tree = ConfigTree()
+        for row in self.rows:
+            if row.default is not UNSET and not row.is_repeated:
+                tree.set(split_key(row.key), row.default, Source("dialect", row.key))
+        return tree.values
+
     def find(self, dotted: str) -> KeyMapping | None:
         """The row of a key: the key's own row, or the row of the nearest enclosing `section.*`.
 
@@ -64,8 +86,15 @@ class Ledger:
 
     def is_section(self, dotted: str) -> bool:
         """Whether the ledger has keys inside `dotted`."""
-        above = f"{self._general(dotted)}."
-        return any(row.key.startswith(above) for row in self.rows)
+        return self._general(dotted) in self._sections
+
+    def has_rows_inside(self, dotted: str) -> bool:
+        """Whether rows have keys inside `dotted`, spelled as rows spell it."""
+        return dotted in self._sections
+
+    def deciding(self, field: str) -> list[KeyMapping]:
+        """The rows that decide a run-file field."""
+        return self._by_field.get(field, [])
 
     def _general(self, dotted: str) -> str:
         """The key as rows spell it: 0 for the number of a list item, `*` for a name that the user chose."""
@@ -109,12 +138,9 @@ class Ledger:
         return closest(dotted, alike)
 
     def defaults(self) -> dict[str, Any]:
-        """The configuration in which no key is set."""
-        tree = ConfigTree()
-        for row in self.rows:
-            if row.default is not UNSET and not row.is_repeated:
-                tree.set(split_key(row.key), row.default, Source("dialect", row.key))
-        return tree.values
+        """The configuration in which no key is set; a copy, which the caller may change."""
+        copied: dict[str, Any] = to_plain(self._defaults)
+        return copied
 
 
 def _same_section(above: Sequence[str], name: str) -> bool:

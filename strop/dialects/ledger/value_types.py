@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 
@@ -22,7 +23,8 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a value is a finite number: with NaN or infinity no key means anything."""
+    return _is_integer(value) or (isinstance(value, float) and isfinite(value))
 
 
 def _is_string_list(value: Any) -> bool:

@@ -8,6 +8,7 @@ from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
     KeyMapping,
+    any_inactive,
     mapped,
     never,
     no_effect,
@@ -32,6 +33,11 @@ def _held_by_itself(foreign: ForeignValues) -> str | None:
         "sft": "algorithm_type is sft, which has no KL term",
         "cpt": "algorithm_type is cpt, which has no KL term",
     }.get(presets.algorithm_type(foreign))
+
+
+def _no_entropy(foreign: ForeignValues) -> str | None:
+    key = "algorithm.entropy_loss_fn_args.entropy_coef"
+    return None if foreign[key] else f"{key} is 0"
 
 
 def _no_kl(key: str) -> Any:
@@ -103,7 +109,7 @@ FUNCTIONS: tuple[KeyMapping, ...] = (
         "algorithm.entropy_coef",
         read=entropy,
         value_type=nullable(one_of("default", "mix", "none")),
-        inactive=presets.only_sampled,
+        inactive=any_inactive(presets.only_sampled, _no_entropy),
     ),
 )
 ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, RolloutAlgorithmConfig, SftConfig
+from strop.config.schema.algorithm import (
+    DistillationOnlyConfig,
+    OfflineAlgorithmConfig,
+    RolloutAlgorithmConfig,
+    SftConfig,
+)
 from strop.config.schema.distillation import SampledJsdConfig
 from strop.config.schema.group_baselines import (
     GigpoConfig,
@@ -30,6 +35,7 @@ from strop.config.schema.policy_loss import (
     SppoLossConfig,
     ToprLossConfig,
 )
+from strop.config.schema.preference import DpoConfig, PreferenceConfig
 from strop.dialects.trinity.distillation import write_distillation
 from strop.dialects.trinity.presets import ADVANTAGES, PRESETS
 from strop.errors import ConfigError
@@ -58,7 +64,13 @@ def algorithm_type_of(algorithm: RolloutAlgorithmConfig) -> str:
 def write_algorithm(run: Run) -> Mapping[str, Any]:
     """Write the type, and `advantage_fn` where it differs from the type's own."""
     section = run.algorithm
-    if isinstance(section, DpoConfig):
+    if isinstance(section, PreferenceConfig):
+        if not isinstance(section, DpoConfig) or section != DpoConfig(
+            beta=section.beta, label_smoothing=section.label_smoothing
+        ):
+            raise ConfigError(
+                f"Of the losses on pairs Trinity has DPO's sigmoid alone, and not {section.type}'s here."
+            )
         return {
             "algorithm.algorithm_type": "dpo",
             f"{_LOSS_ARGS}.beta": section.beta,
@@ -172,7 +184,7 @@ def write_policy_loss(run: Run) -> Mapping[str, Any]:
     """Write the policy loss where it differs from the type's own, its clip bounds, and the aggregation."""
     if isinstance(run.algorithm, SftConfig):
         return {} if run.algorithm.token_weight == "none" else _write_token_weight(run.algorithm)
-    if isinstance(run.algorithm, DpoConfig):
+    if isinstance(run.algorithm, PreferenceConfig):
         return {}
     kind, loss = algorithm_type_of(run.algorithm), run.algorithm.policy_loss
     values: dict[str, Any] = {f"{_LOSS_ARGS}.loss_agg_mode": run.algorithm.aggregation}
@@ -218,7 +230,7 @@ def write_kl(run: Run) -> Mapping[str, Any]:
     """Write the KL terms. `none` is written for a loss without one, because most types have one by
     default."""
     values: dict[str, Any] = {}
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         return values
     for term, key in ((run.algorithm.kl_loss, "kl_loss_fn"), (run.algorithm.kl_reward, "kl_penalty_fn")):
         if term is not None:
@@ -234,6 +246,6 @@ def write_kl(run: Run) -> Mapping[str, Any]:
 
 def write_entropy(run: Run) -> Mapping[str, Any]:
     """Write the entropy coefficient of the type's own entropy function."""
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         return {}
     return {"algorithm.entropy_loss_fn_args.entropy_coef": run.algorithm.entropy_coef}

@@ -171,7 +171,7 @@ FURTHER_ROWS = (
     placement(
         f"{_AUXILIARY_MODELS}.0.use_v1",
         UNSET,
-        NATIVE,
+        "Strop starts its engines with options of its own",
         supported=_served(lambda value: True),
         value_type=ANY,
     ),

@@ -133,6 +133,7 @@ _SIZES = (
         "buffer.train_batch_size",
         None,
         "trainer.tasks_per_step",
+        "trainer.tasks_per_update",
         read=batches,
         value_type=nullable(INTEGER),
         warn=_turns,

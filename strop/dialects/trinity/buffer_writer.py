@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, SftConfig
+from strop.config.schema.algorithm import DistillationOnlyConfig, OfflineAlgorithmConfig, SftConfig
 from strop.config.schema.batch_selection import StalenessSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.buffer import (
     DEFAULT_BUFFER_NAME,
@@ -17,9 +17,10 @@ from strop.config.schema.buffer import (
 )
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.group_baselines import MixConfig
+from strop.config.schema.preference import DpoConfig
 from strop.config.schema.rollout import SamplingConfig
 from strop.config.step_arithmetic import to_steps
-from strop.dialects.trinity.rewards import reward_name
+from strop.dialects.trinity.rewards import reward_name, write_overlong_penalty
 from strop.dialects.trinity.selectors import write_selector
 from strop.dialects.trinity.workflows import write_unscored_workflow, write_workflow
 
@@ -30,12 +31,16 @@ AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 
 
 def write_batches(run: Run) -> Mapping[str, Any]:
-    """Write the tasks per step (rows under sft, cpt and dpo) and the fraction of expert data."""
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
-        return {"buffer.train_batch_size": run.trainer.tasks_per_step}
-    values: dict[str, Any] = {"buffer.batch_size": run.trainer.tasks_per_step}
+    """Write the tasks per step (rows under sft, cpt and dpo), the rollouts of an update where a step has several, and
+    the fraction of expert data."""
+    step, update = run.trainer.tasks_per_step, run.trainer.tasks_per_update
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+        return {"buffer.train_batch_size": step}
+    values: dict[str, Any] = {"buffer.batch_size": step}
     if isinstance(run.algorithm, MixConfig):
         values["algorithm.sample_strategy_args.expert_data_ratio"] = run.algorithm.expert_fraction
+    elif update is not None and update < step and step % update == 0:
+        values["buffer.train_batch_size"] = update * run.algorithm.rollouts_per_task
     return values
 
 
@@ -53,12 +58,14 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
     rewards."""
     values: dict[str, Any] = {}
     evaluated = [taskset for taskset in run.data.eval if taskset.is_sampled]
-    sampled = not isinstance(run.algorithm, SftConfig | DpoConfig)
+    sampled = not isinstance(run.algorithm, OfflineAlgorithmConfig)
     if sampled:
         values |= _taskset(TASKSET, run.data.train) | _sampling(TASKSET, run.rollout.sampling)
         values |= write_selector(run, f"{TASKSET}.task_selector")
         if run.data.queue is not None:
             values[f"{TASKSET}.storage_type"] = "queue"
+        if run.data.overlong == "left":
+            values["model.enable_prompt_truncation"] = True
     samplings = [*([run.rollout.sampling] if sampled else []), *(taskset.sampling for taskset in evaluated)]
     if samplings:
         values["model.min_response_tokens"] = samplings[0].min_response_tokens
@@ -76,16 +83,27 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
         values[f"{TASKSET}.workflow_args"] = main[f"{TASKSET}.workflow_args"]
     if run.reward.functions:
         name, args = reward_name(run.reward.functions)
+        if name == "math_boxed_reward" and (main[f"{TASKSET}.workflow_args"] or {}).get("with_think"):
+            args = {"with_think": False, **args}
+        if (
+            name == "math_dapo_reward"
+        ):  # has the rules of this run in a file with a key of later versions than 0.3
+            values["algorithm.bypass_old_logprobs"] = True
+            penalty = getattr(run.algorithm, "overlong_penalty", None)
+            args |= {} if penalty is None else write_overlong_penalty(penalty)
         values["buffer.default_reward_fn_type"] = name
         if sampled:
             values[f"{TASKSET}.reward_fn_args"] = args or None
     own = run.rollout.workflow.args if run.rollout.workflow.name == "trinity" else {}
     if own.get("reward_fn"):
         values["buffer.default_reward_fn_type"] = own["reward_fn"]
-        if sampled:
-            values[f"{TASKSET}.reward_fn_args"] = own.get("reward_fn_args")
+    if own.get("reward_fn_args") and sampled:
+        values[f"{TASKSET}.reward_fn_args"] = own["reward_fn_args"]
     for index, taskset in enumerate(evaluated):
         scored = run.reward if taskset.reward is None else taskset.reward
+        workflow = (taskset.workflow or run.rollout.workflow).args
+        if workflow.get("reward_fn_args"):
+            values[f"{EVAL}.{index}.reward_fn_args"] = workflow["reward_fn_args"]
         if scored.functions:
             name, args = reward_name(scored.functions)
             values[f"{EVAL}.{index}.reward_fn_args"] = args or None
@@ -188,7 +206,7 @@ def write_batch_selection(run: Run) -> Mapping[str, Any]:
 def write_storage(run: Run) -> Mapping[str, Any]:
     """Write the experience buffer of rollouts."""
     buffer = run.buffer
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         return {}
     values: dict[str, Any] = {f"{EXPERIENCE}.max_read_timeout": buffer.read_timeout_seconds}
     match buffer:

@@ -97,8 +97,9 @@ ROWS: tuple[KeyMapping, ...] = (
         "data.train.path",
         read=storage,
         value_type=nullable(STRING),
-        note="under sft, cpt and dpo, the data; else the backup of a queue, a database, or a folder; a relative path "
-        "is in the run folder",
+        note="under sft, cpt and dpo, the data; else the backup of a queue, a database, or a folder; a relative "
+        "path of a database is relative to the working directory, as in Trinity; a queue's backup, which belongs "
+        "to the run, and a folder are in the run folder",
     ),
     *_rows(EXPERIENCE, offline_data, _OURS, only_offline),
     *(
@@ -131,9 +132,11 @@ ROWS: tuple[KeyMapping, ...] = (
         f"{EXPERIENCE}.max_read_timeout",
         1800,
         "buffer.read_timeout_seconds",
+        "buffer.on_timeout",
         read=storage,
         value_type=NUMBER,
         inactive=only_sampled,
+        note="an incomplete batch is trained on; for a batch without a group the trainer waits once more",
     ),
     mapped(
         f"{EXPERIENCE}.use_priority_queue",

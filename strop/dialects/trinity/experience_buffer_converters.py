@@ -22,7 +22,10 @@ def storage(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the buffer between explorer and trainer."""
     if is_offline(foreign):
         return {}
-    settings: dict[str, Any] = {"buffer.read_timeout_seconds": foreign[f"{EXPERIENCE}.max_read_timeout"]}
+    settings: dict[str, Any] = {
+        "buffer.read_timeout_seconds": foreign[f"{EXPERIENCE}.max_read_timeout"],
+        "buffer.on_timeout": "train",
+    }
     path, groups = foreign[f"{EXPERIENCE}.path"] or None, foreign[f"{EXPERIENCE}.capacity"]
     groups = topology.buffer_capacity(foreign) if groups is None else groups
     capacity = {} if groups is None else {"buffer.capacity_groups": groups}
@@ -37,6 +40,7 @@ def storage(foreign: ForeignValues) -> Mapping[str, Any]:
                 **settings,
                 "buffer.type": "sql",
                 "buffer.url": url,
+                **({} if url is None or _is_absolute(url) else {"buffer.relative_to": "working_directory"}),
                 "buffer.name": name,
                 **capacity,
             }
@@ -53,6 +57,11 @@ def storage(foreign: ForeignValues) -> Mapping[str, Any]:
         "buffer.reuse_cooldown_seconds": cooldown,
         **_priority_rule(foreign),
     }
+
+
+def _is_absolute(url: str) -> bool:
+    """Whether a database is one of a server, or a file with an absolute path."""
+    return not url.startswith("sqlite:///") or url.startswith(("sqlite:////", "sqlite:///~"))
 
 
 def _priority_rule(foreign: ForeignValues) -> dict[str, Any]:

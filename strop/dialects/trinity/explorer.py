@@ -28,7 +28,6 @@ from strop.dialects.trinity.cluster import name_row
 from strop.dialects.trinity.parsers import PARSERS
 from strop.dialects.trinity.presets import is_offline, repeat_times
 from strop.dialects.trinity.serving_engine import (
-    NATIVE,
     data_parallel_row,
     data_parallel_size,
     engine_type_row,
@@ -40,6 +39,7 @@ from strop.dialects.trinity.workflows import ROLLOUT_LIMITS
 from strop.dialects.verl.trainer import every, frequency
 
 _RUNNERS, _ENGINES = "explorer.runner_per_model", "explorer.rollout_model.engine_num"
+RUNNERS = "tasks run in the explorer's process, without runners of their own"
 _SLOW = (
     "it leaves out the tasks of a step that finish last, so which are trained on depends on the machine's speed; "
     "remove it: with a sync_style other than fixed, Strop's explorer starts further tasks while slow ones run, and "
@@ -170,7 +170,7 @@ EXPLORER = (
             placement(
                 f"explorer.rollout_model.{name}",
                 default,
-                NATIVE,
+                "Strop starts its engines with options of its own",
                 supported=lambda foreign, value: serving_engine(foreign) is not None,
                 value_type=ANY,
             )
@@ -284,8 +284,8 @@ EXPLORER = (
             no_effect(f"explorer.{name}", default, "its switch is off", value_type=NUMBER)
             for name, default in (("over_rollout.wait_after_min", 30.0), ("dynamic_timeout.ratio", 3.0))
         ),
-        placement("explorer.runner_num", None, NATIVE, supported=always, value_type=ANY),
-        placement("explorer.max_repeat_times_per_runner", None, NATIVE, supported=always, value_type=ANY),
+        placement("explorer.runner_num", None, RUNNERS, supported=always, value_type=ANY),
+        placement("explorer.max_repeat_times_per_runner", None, RUNNERS, supported=always, value_type=ANY),
     ),
 )
 LATER = versions(

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from strop.dialects.ledger.key_mapping import ForeignValues, KeyMapping, mapped, not_on_page
+from strop.config.data_files import data_file_name
+from strop.dialects.ledger.key_mapping import ForeignValues, InactiveCheck, KeyMapping, mapped, not_on_page
 from strop.dialects.ledger.value_types import BOOLEAN, STRING, nullable, one_of
 
-_FILES = (".jsonl", ".json", ".parquet")
 _SYSTEM, _PREFIX = "buffer.explorer_input.system_prompt", "buffer.explorer_input.reply_prefix"
 _DATABASES = ("sqlite:///", "postgresql://", "postgres://")
 
@@ -20,7 +20,7 @@ PIPELINE_INPUTS = "data_processor.task_pipeline.inputs"
 def row_source(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The location of rows: the inputs of a task pipeline, a file, a directory with splits, or a database table."""
     if at == "buffer.explorer_input.taskset" and (inputs := _pipeline_inputs(foreign)):
-        is_named = all(path.endswith(_FILES) or "://" in path for path in inputs)
+        is_named = all(data_file_name(path) or "://" in path for path in inputs)
         split = None if is_named else foreign[f"{at}.split"] or "train"
         source = {"split": split, "subset": None if is_named else foreign[f"{at}.subset_name"]}
         return {"path": inputs[0] if len(inputs) == 1 else inputs, **source}
@@ -33,8 +33,21 @@ def row_source(foreign: ForeignValues, at: str) -> dict[str, Any]:
         )
     if storage == "sql":
         return table(foreign, at)
-    split = None if path.endswith(_FILES) else foreign[f"{at}.split"] or "train"
+    split = None if data_file_name(path) else foreign[f"{at}.split"] or "train"
     return {"path": path, "split": split, "subset": foreign[f"{at}.subset_name"]}
+
+
+def single_file(at: str) -> InactiveCheck:
+    """Check that finds a split inactive where the rows are in one file; of a list of sections, in one file each."""
+
+    def inactive(foreign: ForeignValues) -> str | None:
+        section, is_item = (at[:-2], True) if at.endswith(".0") else (at, False)
+        places = [f"{section}.{index}" for index in foreign[section] or {}] if is_item else [at]
+        paths = [foreign[f"{place}.path"] for place in places if foreign.is_set(f"{place}.split")]
+        named = [str(path) for path in paths if path and data_file_name(str(path))]
+        return f"{named[0]} is a single file" if named and len(named) == len(paths) else None
+
+    return inactive
 
 
 def _pipeline_inputs(foreign: ForeignValues) -> list[str]:

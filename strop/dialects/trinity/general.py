@@ -18,14 +18,13 @@ from strop.dialects.ledger.key_mapping import (
     not_on_page,
     only,
     placement,
-    refused,
     unless,
     unstated_defaults,
     versions,
     written_by,
 )
 from strop.dialects.ledger.value_types import BOOLEAN, MAPPING, STRING, nullable, one_of
-from strop.dialects.trinity import cluster, later_keys
+from strop.dialects.trinity import cluster, later_keys, monitor_secrets
 from strop.dialects.trinity.data_processor import ROWS as DATA_PROCESSOR
 from strop.dialects.trinity.stages import ROWS as STAGES
 from strop.dialects.trinity.topology import MODE
@@ -37,11 +36,6 @@ _MONITOR_ARGS = {
     "uri": "record.mlflow.tracking_uri",
     "workspace": "record.swanlab.workspace",
     "mode": "record.swanlab.mode",
-}
-_SECRETS = {
-    "api_key": "WANDB_API_KEY or SWANLAB_API_KEY",
-    "username": "MLFLOW_TRACKING_USERNAME",
-    "password": "MLFLOW_TRACKING_PASSWORD",
 }
 
 
@@ -194,15 +188,7 @@ MONITOR = (
     ),
     *_argument_rows("base_url", "uri"),
     *not_on_page(*_argument_rows("workspace", "mode")),
-    *(
-        refused(
-            f"monitor.monitor_args.{name}",
-            None,
-            f"a secret does not belong in a file; set the environment variable {variable}",
-            supported=only(None),
-        )
-        for name, variable in _SECRETS.items()
-    ),
+    *monitor_secrets.ROWS,
     cluster.TIMELINE,
     *versions(
         no_effect(
@@ -219,6 +205,7 @@ TRAINER = (
             "verl",
             "Strop's trainer, configured with verl's keys",
             supported=only("verl"),
+            value_type=one_of("verl", "tinker"),
         ),
         mapped("trainer.save_interval", 0, "checkpoint.every", read=checkpointing, note="counts steps"),
     ),
@@ -234,7 +221,12 @@ SAVE_STRATEGY = mapped(
 )
 REST = (
     *DATA_PROCESSOR,
-    no_effect("log.level", "INFO", "a run prints all messages to the console", value_type=STRING),
+    no_effect(
+        "log.level",
+        "INFO",
+        "a run prints all messages to the console",
+        value_type=one_of("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
+    ),
     cluster.BY_NODE,
     *STAGES,
 )

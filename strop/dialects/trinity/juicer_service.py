@@ -13,12 +13,12 @@ SERVICE = "service.data_juicer"
 
 def has_service(foreign: ForeignValues) -> bool:
     """Whether the file names a service, or has one started."""
-    return _starts(foreign) or bool(foreign[f"{SERVICE}.server_url"])
+    return is_started(foreign) or bool(foreign[f"{SERVICE}.server_url"])
 
 
 def read_service(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The fields of an operator; auto_start wins over server_url. Raises ConfigError without a service."""
-    if _starts(foreign):
+    if is_started(foreign):
         port = foreign[f"{SERVICE}.port"] if foreign.is_set(f"{SERVICE}.port") else None
         return {"port": port} if port else {}
     if foreign[f"{SERVICE}.server_url"] is None:
@@ -40,5 +40,6 @@ def write_service(section: DataJuicerSection) -> Iterator[tuple[str, Any]]:
         yield f"{SERVICE}.port", section.port
 
 
-def _starts(foreign: ForeignValues) -> bool:
+def is_started(foreign: ForeignValues) -> bool:
+    """Whether the file has a service started."""
     return foreign.is_set(f"{SERVICE}.auto_start") and bool(foreign[f"{SERVICE}.auto_start"])

@@ -62,7 +62,8 @@ def _with_fsdp2(row: KeyMapping) -> KeyMapping:
         return row
 
     def warn(foreign: ForeignValues) -> str | None:
-        if not uses_cluster(foreign) or native(foreign, foreign[row.key]):
+        value = foreign[row.key]
+        if not uses_cluster(foreign) or (native(foreign, value) and value == row.default):
             return None
         return "without effect: FSDP2 trains on the trainer's ranks"
 

@@ -28,6 +28,7 @@ from strop.dialects.trinity import (
     topology,
     trainer_config,
 )
+from strop.dialects.trinity.monitor_secrets import monitor_environment
 from strop.dialects.trinity.stages import split_stages
 from strop.errors import ConfigError, Fault, config_error
 
@@ -76,6 +77,7 @@ def read_trinity(
     loaded: list[LoadedRun] = []
     before: tuple[str, Path] | None = None
     faults: list[Fault] = []
+    notices: list[str] = []
     for stage in split_stages(tree):
         if before is not None:
             stage.start_from(*before)
@@ -83,11 +85,12 @@ def read_trinity(
             loaded.append(_read(stage.tree, path, here=here, key_owner=key_owner))
         except ConfigError as error:
             faults += error.faults
+            notices += error.notices
             continue
         if loaded[-1].run.mode in ("both", "train"):
             before = (stage.name, loaded[-1].run.folder_path / "model")
     if faults:
-        raise config_error(faults)
+        raise config_error(faults, [*(note for stage in loaded for note in stage.notes), *notices])
     if loaded:
         return replace(loaded[-1], stages=tuple(loaded))
     return _read(tree, path, here=here, key_owner=key_owner)
@@ -100,7 +103,7 @@ def _read(tree: ConfigTree, path: Path, *, here: bool, key_owner: KeyOwnerHint) 
         tree.faults += error.faults
     _forget_nulls(tree)
     _name_single_taskset(tree)
-    return read_dialect(LEDGER, tree, here=here, key_owner=key_owner)
+    return read_dialect(LEDGER, tree, here=here, key_owner=key_owner, environment=monitor_environment)
 
 
 def _insert_trainer_config(tree: ConfigTree, path: Path) -> None:
@@ -112,7 +115,7 @@ def _insert_trainer_config(tree: ConfigTree, path: Path) -> None:
     if tree.get(split_key(_CONFIG)):
         raise ConfigError(f"{where}: both {_CONFIG} and {_PATH} are set; write one of them.")
     file = expand_user(str(trainer_config_path))
-    inner = read_yaml(file if file.is_absolute() or existing_path(file) else path.parent / file)
+    inner = read_yaml(file if file.is_absolute() or existing_path(file) else path.parent / file, regular=True)
     values = resolve_interpolations(inner.values, inner.locator(str(trainer_config_path)))
     for name, value in values.items():
         source = inner.source((name,))

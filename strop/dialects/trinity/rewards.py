@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strop.config.schema.policy_gradient import OverlongPenaltyConfig
 from strop.config.schema.reward import RewardFunctionConfig
 from strop.dialects.ledger.key_mapping import ForeignValues
 
@@ -62,6 +63,15 @@ def overlong_penalty(foreign: ForeignValues, name: str | None, args: Mapping[str
             "buffer_tokens": args.get("cache_length", 4096),
             "factor": args.get("penalty_factor", 1.0),
         }
+    }
+
+
+def write_overlong_penalty(penalty: OverlongPenaltyConfig) -> dict[str, Any]:
+    """The penalty as arguments of `math_dapo_reward`."""
+    return {
+        "enable_overlong_penalty": True,
+        "penalty_factor": penalty.factor,
+        "cache_length": penalty.buffer_tokens,
     }
 
 

@@ -122,9 +122,13 @@ def _only_strategy(name: str) -> InactiveCheck:
     return lambda foreign: None if _strategy(foreign) == name else f"sample_strategy is {_strategy(foreign)}"
 
 
-def _no_warmup(foreign: ForeignValues) -> str | None:
-    idle = _strategy(foreign) == "warmup" and not _warms_up(foreign)
-    return f"there is no warm-up, because {_STEPS} is {foreign[_STEPS]}" if idle else None
+def _idle(foreign: ForeignValues) -> str | None:
+    """Notice about a strategy that selects nothing, because its argument is not set."""
+    if _strategy(foreign) == "warmup" and not _warms_up(foreign):
+        return f"there is no warm-up, because {_STEPS} is {foreign[_STEPS]}"
+    if _strategy(foreign) == "staleness_control" and foreign[_MAX_STALENESS] is None:
+        return f"no rollout is dropped, because {_MAX_STALENESS} is not set"
+    return None
 
 
 def _no_dataset(foreign: ForeignValues) -> str | None:
@@ -156,7 +160,13 @@ def _rows(at: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
         ),
         text(f"{at}.path", None, f"{field}.path"),
         text(f"{at}.subset_name", None, f"{field}.subset"),
-        text(f"{at}.split", None, f"{field}.split", note="ignored for a single file"),
+        text(
+            f"{at}.split",
+            None,
+            f"{field}.split",
+            inactive=formats.single_file(at),
+            note="ignored for a single file",
+        ),
         *formats.rows(at, auxiliary_data, field, answer="response"),
         formats.turns_row(at, auxiliary_data, field, inactive),
         refused(
@@ -207,7 +217,7 @@ STRATEGY = mapped(
     read=batch_selection,
     value_type=nullable(one_of(*_STRATEGIES)),
     note="default: mix under algorithm_type mix, which also reads expert responses; else default",
-    warn=_no_warmup,
+    warn=_idle,
 )
 ROWS: tuple[KeyMapping, ...] = (
     mapped(

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.language_model import EngineModelConfig
+from strop.config.schema.language_model import EndpointModelConfig, EngineModelConfig
 from strop.config.schema.task_filters import LlmScoreConfig
 from strop.config.schema.task_operators import DataJuicerTasksConfig, OrderConfig
-from strop.config.schema.task_pipeline import TaskOperatorConfig
+from strop.config.schema.task_pipeline import TaskOperatorConfig, TaskPipelineConfig
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -57,7 +57,7 @@ def write_task_pipeline(run: Run) -> Mapping[str, Any]:
     path = run.data.train.path
     values: dict[str, Any] = {
         f"{TASKS}.inputs": [path] if isinstance(path, str) else list(path),
-        f"{TASKS}.num_process": section.processes,
+        **_num_process(section),
     }
     if section.columns is not None:
         values[f"{TASKS}.target_fields"] = list(section.columns)
@@ -74,6 +74,14 @@ def write_task_pipeline(run: Run) -> Mapping[str, Any]:
         if section.export_table is not None:
             values |= {f"{TASKS}.output.name": section.export_table, f"{TASKS}.output.storage_type": "sql"}
     return values
+
+
+def _num_process(section: TaskPipelineConfig) -> dict[str, Any]:
+    """The number of processes, each of which asks an endpoint for one row at a time; nothing for Strop's defaults."""
+    models = [operator.model for operator in section.operators if isinstance(operator, LlmScoreConfig)]
+    calls = [model.concurrency for model in models if isinstance(model, EndpointModelConfig)]
+    is_default = section.processes == 1 and 1 not in calls
+    return {} if is_default else {f"{TASKS}.num_process": section.processes}
 
 
 def _juicer_values(section: DataJuicerTasksConfig, index: int) -> dict[str, Any]:
@@ -187,7 +195,7 @@ def _section(foreign: ForeignValues, at: str, operator: Mapping[str, Any]) -> di
     return {
         "type": "llm_score",
         "criterion": _CRITERIA[operator["name"]],
-        "model": _model(args) | {_SAMPLING[name]: value for name, value in sampling.items()},
+        "model": _model(foreign, args) | {_SAMPLING[name]: value for name, value in sampling.items()},
         "input_columns": names,
         "field_names": list(args.get("field_names") or []),
         "min_score": args.get("min_score", 0.5),
@@ -196,12 +204,15 @@ def _section(foreign: ForeignValues, at: str, operator: Mapping[str, Any]) -> di
     }
 
 
-def _model(args: Mapping[str, Any]) -> dict[str, Any]:
+def _model(foreign: ForeignValues, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The model of an operator. Each of `num_process` processes asks an endpoint for one row at a time."""
     if args.get("is_hf_model"):
         return {"type": "engine", "path": args["api_or_hf_model"]}
     model = {"type": "endpoint", "model": args["api_or_hf_model"]}
     if endpoint := args.get("api_endpoint"):
         model["url"] = str(endpoint).removesuffix("/chat/completions")
+    if foreign.is_set(f"{TASKS}.num_process"):
+        model["concurrency"] = foreign[f"{TASKS}.num_process"]
     return model
 
 
@@ -240,7 +251,14 @@ def _is_known(foreign: ForeignValues, value: Any) -> bool:
 
 _FIELD = "data.pipeline"
 ROWS: tuple[KeyMapping, ...] = (
-    mapped(f"{TASKS}.num_process", UNSET, _FIELD, read=task_pipeline, value_type=INTEGER),
+    mapped(
+        f"{TASKS}.num_process",
+        UNSET,
+        _FIELD,
+        read=task_pipeline,
+        value_type=INTEGER,
+        note="processes, each of which asks an endpoint for one row at a time: 1 makes one call at a time",
+    ),
     placement(
         f"{OPERATORS}.0.name",
         UNSET,

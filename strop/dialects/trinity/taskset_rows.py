@@ -136,7 +136,13 @@ def _rows(at: str, field: str, sampling: str, repeat: str) -> tuple[KeyMapping, 
 def _source_rows(at: str, field: str, is_trained: bool) -> tuple[KeyMapping, ...]:
     """The location of the taskset's rows."""
     return (
-        _text(f"{at}.name", None, f"{field}.table", note="the table name for tasks in a database")
+        _text(
+            f"{at}.name",
+            None,
+            f"{field}.table",
+            inactive=unless(f"{at}.storage_type", "sql", "queue"),
+            note="the table name for tasks in a database",
+        )
         if is_trained
         else _text(
             f"{at}.name",
@@ -157,7 +163,13 @@ def _source_rows(at: str, field: str, is_trained: bool) -> tuple[KeyMapping, ...
         ),
         _text(f"{at}.path", None, f"{field}.path"),
         _text(f"{at}.subset_name", None, f"{field}.subset"),
-        _text(f"{at}.split", None, f"{field}.split", note="ignored for a single file"),
+        _text(
+            f"{at}.split",
+            None,
+            f"{field}.split",
+            inactive=formats.single_file(at),
+            note="ignored for a single file",
+        ),
     )
 
 

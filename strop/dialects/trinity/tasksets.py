@@ -74,7 +74,7 @@ def _measured(foreign: ForeignValues, index: str, first: str) -> dict[str, Any]:
     return {
         **_taskset(foreign, at),
         "name": foreign[f"{at}.name"] or f"eval{index}",
-        "rollouts_per_task": _repeats(foreign, at) or 1,
+        "rollouts_per_task": 1 if (repeats := _repeats(foreign, at)) is None else repeats,
         "sampling": _sampling(foreign, at),
         "workflow": None if workflow == _workflow(foreign, first) else workflow,
         "reward": None if reward == _reward(foreign, first) else {"functions": reward},

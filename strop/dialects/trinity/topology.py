@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.buffer import PriorityBufferConfig
 from strop.config.schema.synchronizer import (
     BoundedStyleConfig,
@@ -84,7 +84,7 @@ def write_mode(run: Run) -> Mapping[str, Any]:
     """Write the mode; offline algorithms have no explorer, so Trinity's mode for them is train."""
     return {
         "mode": "train"
-        if isinstance(run.algorithm, SftConfig | DpoConfig) and run.mode == "both"
+        if isinstance(run.algorithm, OfflineAlgorithmConfig) and run.mode == "both"
         else run.mode
     }
 
@@ -183,6 +183,7 @@ ROWS: tuple[KeyMapping, ...] = (
             "weights",
             value_type=one_of(*_SYNC_METHODS),
             supported=always,
+            inactive=_synchronous,
             fields=("synchronizer.type",),
             read=synchronizer,
         ),

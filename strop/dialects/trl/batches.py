@@ -21,12 +21,12 @@ def update_batch(foreign: ForeignValues) -> int:
     return int(device * accumulated * processes)
 
 
-def _device_batch(run: Run, batch: int) -> dict[str, Any]:
-    """The batch of each process: the micro-batch, if it divides the process's part of an update. The processes are the
-    ranks, if they divide an update."""
+def _device_batch(run: Run, batch: int, size: Amount) -> dict[str, Any]:
+    """The batch of each process: the micro-batch of this size, if it divides the process's part of an update. The
+    processes are the ranks, if they divide an update."""
     ranks = run.trainer.engine.ranks
     processes = 1 if batch % ranks else ranks
-    size, part = run.trainer.microbatch, batch // processes
+    part = batch // processes
     device = int(size.count) if size.unit == "sequences" and part % size.count == 0 else part
     return {
         "per_device_train_batch_size": device,
@@ -36,16 +36,23 @@ def _device_batch(run: Run, batch: int) -> dict[str, Any]:
 
 
 def write_offline_batch(run: Run) -> Mapping[str, Any]:
-    """Write the rows or pairs of an update."""
-    return _device_batch(run, run.trainer.tasks_per_update or run.trainer.tasks_per_step)
+    """Write the rows, pairs or packed sequences of an update, and whether an epoch's last one may be smaller."""
+    size, longest = run.trainer.microbatch, run.data.max_prompt_tokens + run.data.max_response_tokens
+    if run.data.packing is not None and size.unit == "tokens" and size.count % longest == 0:
+        size = Amount(size.count // longest, "sequences")
+    batch = _device_batch(run, run.trainer.tasks_per_update or run.trainer.tasks_per_step, size)
+    return {**batch, "dataloader_drop_last": run.data.incomplete_batch == "drop"}
 
 
 @written_by(write_offline_batch)
 def offline_batch(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the rows or pairs of an update, which is one step. The last batch of an epoch may be smaller."""
+    """Read the rows, pairs or packed sequences of an update, which is one step. The last batch of an epoch may be
+    smaller."""
+    device, longest = foreign["per_device_train_batch_size"], foreign["max_length"]
+    packed = foreign.has_row("packing") and foreign["packing"] and longest is not None
     return {
         "trainer.tasks_per_step": update_batch(foreign),
-        "trainer.microbatch": f"{foreign['per_device_train_batch_size']} sequences",
+        "trainer.microbatch": f"{device * longest} tokens" if packed else f"{device} sequences",
         "data.incomplete_batch": "drop" if foreign["dataloader_drop_last"] else "keep",
     }
 
@@ -54,7 +61,8 @@ def write_rollout_batch(run: Run) -> Mapping[str, Any]:
     """Write the completions of an update, and of a generation batch with several updates."""
     rollouts = getattr(run.algorithm, "rollouts_per_task", 1)
     per_step = run.trainer.tasks_per_step
-    values = _device_batch(run, (run.trainer.tasks_per_update or per_step) * rollouts)
+    batch = (run.trainer.tasks_per_update or per_step) * rollouts
+    values = _device_batch(run, batch, run.trainer.microbatch)
     several = run.trainer.tasks_per_update not in (None, per_step)
     return {
         "num_generations": rollouts,

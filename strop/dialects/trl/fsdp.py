@@ -56,7 +56,7 @@ def _config(foreign: ForeignValues) -> Mapping[str, Any]:
     found = foreign["fsdp_config"]
     if isinstance(found, str):
         try:
-            found = json.loads(read_bounded(Path(found)))
+            found = json.loads(read_bounded(Path(found), regular=True))
         except (ValueError, RecursionError, ConfigError) as error:
             raise _error(foreign, f"fsdp_config: {error}") from None
     if found is None:

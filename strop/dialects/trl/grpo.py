@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strop.dialects.ledger.key_mapping import mapped, no_effect, only, placement, refused, unless
+from strop.dialects.ledger.key_mapping import always, mapped, no_effect, only, placement, refused, unless
 from strop.dialects.ledger.placement_notes import NATIVE_SAMPLER
 from strop.dialects.ledger.table import Ledger
 from strop.dialects.ledger.value_types import (
@@ -32,8 +32,10 @@ _LOSS = (
         "use_bias_correction_kl",
         True,
         "algorithm.kl_loss.weight_by_ratio",
+        "algorithm.kl_loss.ratio_level",
         read=converters.kl,
         inactive=converters.without_kl,
+        note="the ratio of importance_sampling_level",
     ),
     mapped(
         "loss_type",
@@ -197,6 +199,10 @@ SAMPLER = (
     ),
     no_effect("transformers_continuous_batching_config", None, "the native sampler samples", value_type=ANY),
     *(
+        placement(key, default, "it changes no result", supported=always, value_type=ANY)
+        for key, default in (("ds3_gather_for_generation", True), ("cache_implementation", None))
+    ),
+    *(
         no_effect(key, default, "samples are in the report of every run", value_type=ANY)
         for key, default in (
             ("log_completions", False),
@@ -217,7 +223,7 @@ LEDGER = Ledger(
         *_LOSS,
         *batch_rows(batches.rollout_batch, *TASKS),
         no_effect("dataloader_drop_last", False, "tasks that do not fill a step are left out, as in TRL"),
-        *training_rows(1e-6),
+        *training_rows(1e-6, remove_unused_columns=False),
         *VLLM_ENGINE,
         *VLLM_CORRECTION,
         *SAMPLER,

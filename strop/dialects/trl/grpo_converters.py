@@ -17,9 +17,9 @@ from strop.config.schema.policy_loss import (
     SapoLossConfig,
 )
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
-from strop.dialects.trl import vllm
+from strop.dialects.trl import rewards, vllm
 from strop.dialects.trl.images import image_columns, image_places
-from strop.dialects.trl.run_settings import is_evaluated, taskset, write_dataset
+from strop.dialects.trl.run_settings import TEXT_PROMPTS, is_evaluated, taskset, write_dataset
 from strop.errors import ConfigError
 
 _AGGREGATIONS = {
@@ -123,14 +123,18 @@ def write_kl(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_kl)
 def kl(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the KL term; with a `beta` of 0 there is none and no reference model."""
+    """Read the KL term, which TRL weighs by the ratio of the loss; with a `beta` of 0 there is none and no reference
+    model."""
     if foreign["beta"] == 0:
         return {}
-    return {
+    settings = {
         "algorithm.kl_loss.estimator": "k3",
         "algorithm.kl_loss.coef": foreign["beta"],
         "algorithm.kl_loss.weight_by_ratio": foreign["use_bias_correction_kl"],
     }
+    if foreign["use_bias_correction_kl"] and foreign["importance_sampling_level"] == "sequence":
+        settings["algorithm.kl_loss.ratio_level"] = "sequence"
+    return settings
 
 
 def without_kl(foreign: ForeignValues) -> str | None:
@@ -209,6 +213,7 @@ def dataset(foreign: ForeignValues) -> Mapping[str, Any]:
     return {
         **{f"data.train.{name}": value for name, value in train.items()},
         "data.eval": [evaluated] if is_evaluated(foreign) else [],
+        **TEXT_PROMPTS,
         **image_places(columns),
     }
 
@@ -295,7 +300,7 @@ def reward(foreign: ForeignValues) -> Mapping[str, Any]:
         ]
     }
     if model is not None:
-        settings["reward.models"] = [{"path": model, "weight": weights[0]}]
+        settings["reward.models"] = [{"path": model, "weight": weights[0], "text_prompts": "raw"}]
     return settings
 
 
@@ -308,4 +313,4 @@ def _function(name: str) -> str:
         return f"{file}:{attribute}"
     if "." in name or ":" in name:
         return name
-    return f"trl.rewards.{name}"
+    return f"{rewards.__name__}.{name}"

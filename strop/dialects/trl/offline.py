@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import SftConfig
+from strop.config.schema.preference import DpoConfig
+from strop.dialects.ledger.data_columns import known_columns
 from strop.dialects.ledger.key_mapping import (
     ForeignValues,
     InactiveCheck,
@@ -15,92 +17,160 @@ from strop.dialects.ledger.key_mapping import (
     mapped,
     no_effect,
     only,
+    placement,
     refused,
     written_by,
 )
 from strop.dialects.ledger.table import Ledger
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, nullable, one_of
 from strop.dialects.trl import batches
+from strop.dialects.trl.dpo_losses import LOSS_ROWS
 from strop.dialects.trl.images import image_columns, image_places
-from strop.dialects.trl.run_settings import is_evaluated, taskset, write_dataset
+from strop.dialects.trl.run_settings import TEXT_PROMPTS, is_evaluated, taskset, write_dataset
 from strop.dialects.trl.shared import batch_rows, dataset_rows, model_rows
 from strop.dialects.trl.training_arguments import training_rows
 from strop.errors import ConfigError
 
-_PAIRS: dict[str, Any] = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "answer": None}
+_CONVERSATIONS = ("messages", "conversations")
+"""Columns of whole conversations; TRL renames the second one to the first."""
+_COLUMNS_OF_TEMPLATES = {"tools": "tools", "template_args_column": "chat_template_kwargs"}
+"""Taskset fields of the columns that SFTTrainer and DPOTrainer give to the chat template, by their names in TRL."""
+_FIELDS = tuple(f"data.train.{field}" for field in _COLUMNS_OF_TEMPLATES)
+_PAIRS: dict[str, Any] = {
+    "prompt": "prompt",
+    "chosen": "chosen",
+    "rejected": "rejected",
+    "answer": None,
+    "equal_pairs": "filter",  # TRL trains on them, and they have no gradient
+}
 
 
 def _tasksets(foreign: ForeignValues, columns: dict[str, Any]) -> dict[str, Any]:
-    columns = columns | image_columns(foreign)
+    if "text" not in columns:
+        columns = _with_optional_columns(foreign, columns)
     evaluated = {"name": "eval", **taskset(foreign, "dataset_test_split"), **columns}
     train = taskset(foreign, "dataset_train_split") | columns
     return {
         **{f"data.train.{name}": value for name, value in train.items()},
         "data.eval": [evaluated] if is_evaluated(foreign) else [],
+        **TEXT_PROMPTS,
         **image_places(columns),
     }
+
+
+def _with_optional_columns(foreign: ForeignValues, columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns with those of images, tools and variables of the template that the data set has."""
+    images, known = image_columns(foreign), _columns_of(foreign) or frozenset()
+    given = {field: column for field, column in _COLUMNS_OF_TEMPLATES.items() if column in known}
+    optional = [*images.get("optional_columns", ()), *given.values()]
+    return {**columns, **images, **given, **({"optional_columns": optional} if optional else {})}
+
+
+def _columns_of(foreign: ForeignValues) -> frozenset[str] | None:
+    """Columns of the data set; None if it is not on this machine."""
+    path = foreign["dataset_name"]
+    return known_columns([path]) if isinstance(path, str) else None
+
+
+def _write_dataset(run: Run) -> Mapping[str, Any]:
+    """Write the data set. Raises ConfigError for columns of tools or variables with other names than TRL's."""
+    for field, column in _COLUMNS_OF_TEMPLATES.items():
+        if getattr(run.data.train, field) not in (None, column):
+            raise ConfigError(
+                f"data.train.{field} is {getattr(run.data.train, field)!r}; TRL's name of this column is {column}."
+            )
+    return write_dataset(run)
 
 
 def write_demonstrations(run: Run) -> Mapping[str, Any]:
     """Write the data set and what is trained of a row. Raises ConfigError for an algorithm other than SFT."""
     if not isinstance(run.algorithm, SftConfig):
         raise ConfigError(f"TRL's SFTConfig has no algorithm {run.algorithm.type}.")
-    conversations = run.data.train.response == "messages"
-    trained = {"assistant_only_loss": conversations, "completion_only_loss": None}
-    return {**write_dataset(run), **trained}
+    train = run.data.train
+    conversations = train.response in _CONVERSATIONS
+    trained: dict[str, Any] = {
+        "assistant_only_loss": conversations and not train.train_on_prompt,
+        "completion_only_loss": False if train.train_on_prompt and not conversations else None,
+    }
+    if train.text is not None:
+        trained["dataset_text_field"] = train.text
+    return {**_write_dataset(run), **trained}
 
 
 @written_by(write_demonstrations)
 def demonstrations(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the data set: conversations in `messages` with `assistant_only_loss`, else the columns `prompt` and
-    `completion`."""
-    if foreign["completion_only_loss"] is False:
-        raise foreign.error_for(
-            "completion_only_loss",
-            "completion_only_loss=False trains on prompts too, and Strop trains on responses only; leave it out.",
-        )
-    conversations = foreign["assistant_only_loss"]
-    columns: dict[str, Any] = (
-        {"response": "messages"} if conversations else {"prompt": "prompt", "response": "completion"}
-    )
+    """Read the data set: conversations in `messages` (or `conversations`), the columns `prompt` and `completion`, or a
+    column of text; and what of it is trained."""
+    known = _columns_of(foreign) or ()
+    named = next((column for column in _CONVERSATIONS if column in known), "messages")
+    if _has_texts(foreign):
+        columns: dict[str, Any] = {"text": foreign["dataset_text_field"]}
+    elif foreign["assistant_only_loss"]:
+        columns = {"response": named}
+    elif _has_conversations(foreign):
+        columns = {"response": named, "train_on_prompt": True}
+    else:
+        columns = {"prompt": "prompt", "response": "completion"}
+        if foreign["completion_only_loss"] is False:
+            columns["train_on_prompt"] = True
     return {"algorithm.type": "sft", **_tasksets(foreign, {**columns, "answer": None})}
+
+
+def _has_conversations(foreign: ForeignValues) -> bool:
+    """Whether the rows are whole conversations."""
+    known = _columns_of(foreign) or frozenset()
+    return "prompt" not in known and bool({*_CONVERSATIONS} & known)
+
+
+def _has_texts(foreign: ForeignValues) -> bool:
+    """Whether the rows are texts: they have the column `dataset_text_field`, and none that TRL reads before it. Of a
+    data set that is not on this machine, whether that column is written."""
+    known, field = _columns_of(foreign), foreign["dataset_text_field"]
+    if foreign["assistant_only_loss"] or foreign["completion_only_loss"]:
+        return False
+    if known is None:
+        return foreign.is_set("dataset_text_field")
+    return field in known and not {"prompt", *_CONVERSATIONS} & known
 
 
 def which_columns(foreign: ForeignValues) -> str | None:
     """A notice on the columns that are read, which TRL chooses by the data."""
     if foreign["assistant_only_loss"] or foreign["completion_only_loss"]:
         return None
+    if _has_texts(foreign):
+        return f"the column {foreign['dataset_text_field']} is read, of which all tokens are trained"
+    if _has_conversations(foreign):
+        return (
+            "all tokens of the conversations are trained, those of prompts too, as TRL does; write assistant_only_loss "
+            "to train the assistant's turns alone"
+        )
+    known = "" if _columns_of(foreign) is not None else "; of a column messages TRL would train all tokens"
+    trained = "all tokens are" if foreign["completion_only_loss"] is False else "the completion is"
+    return f"the columns prompt and completion are read, of which {trained} trained{known}"
+
+
+def _unknown_columns(foreign: ForeignValues) -> str | None:
+    """A notice on columns of a data set that is not on this machine."""
+    if foreign["dataset_name"] is None or _columns_of(foreign) is not None:
+        return None
     return (
-        "the columns prompt and completion are read, of which the completion is trained; of a column messages "
-        "or text, TRL would train all tokens: write assistant_only_loss to train the assistant's turns"
+        "the columns of this data set are not known before it is loaded: tools and chat_template_kwargs of its rows "
+        "are not read. Write data.train.tools and data.train.template_args_column in a run file (strop convert), or "
+        "name a file"
     )
 
 
 def write_pairs(run: Run) -> Mapping[str, Any]:
-    """Write the data set and the loss. Raises ConfigError for an algorithm other than DPO."""
+    """Write the data set. Raises ConfigError for an algorithm without a reference."""
     if not isinstance(run.algorithm, DpoConfig):
         raise ConfigError(f"TRL's DPOConfig has no algorithm {run.algorithm.type}.")
-    if run.algorithm.label_smoothing:
-        raise ConfigError("TRL's sigmoid loss ignores label_smoothing; write label_smoothing 0.")
-    return {**write_dataset(run), "beta": run.algorithm.beta, "label_smoothing": 0.0}
+    return _write_dataset(run)
 
 
 @written_by(write_pairs)
 def pairs(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the data set, with the columns `prompt`, `chosen` and `rejected`, and the loss."""
-    if foreign["label_smoothing"]:
-        raise foreign.error_for(
-            "label_smoothing",
-            f"label_smoothing is {foreign['label_smoothing']}, which TRL's loss sigmoid ignores (the losses robust and "
-            "exo_pair have it) and that of earlier versions does not; write 0, or the run file's "
-            "algorithm.label_smoothing, which smooths it.",
-        )
-    return {
-        "algorithm.type": "dpo",
-        "algorithm.beta": foreign["beta"],
-        "algorithm.label_smoothing": 0.0,
-        **_tasksets(foreign, _PAIRS),
-    }
+    """Read the data set, with the columns `prompt`, `chosen` and `rejected`."""
+    return {"algorithm.type": "dpo", **_tasksets(foreign, _PAIRS)}
 
 
 def write_max_length(run: Run) -> Mapping[str, Any]:
@@ -117,10 +187,11 @@ def max_length(foreign: ForeignValues) -> Mapping[str, Any]:
         raise foreign.error_for(
             "max_length", f"max_length is {total}; write a number of tokens of at least 2, such as 4096."
         )
+    cuts_rows = foreign.has_row("packing") and foreign["packing"] and foreign["packing_strategy"] != "bfd"
     return {
         "data.max_prompt_tokens": total // 2,
         "data.max_response_tokens": total - total // 2,
-        "data.overlong": "right",
+        "data.overlong": "error" if cuts_rows else "right",
     }
 
 
@@ -157,12 +228,38 @@ _STREAMING = mapped(
 )
 
 
-def _rows(
-    read: ReadFunction, learning_rate: float, warn: InactiveCheck | None = None
-) -> tuple[KeyMapping, ...]:
+def write_packing(run: Run) -> Mapping[str, Any]:
+    """Write the packing of rows, in training and evaluation."""
+    packing = run.data.packing
+    if packing is None:
+        return {"packing": False}
+    return {"packing": True, "packing_strategy": packing.strategy, "shuffle_dataset": packing.shuffle}
+
+
+@written_by(write_packing)
+def packing(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the packing of rows. `bfd` leaves each row of the eval data set as it is, so that its loss is the same with
+    and without `eval_packing`."""
+    packed, evaluated = foreign["packing"], foreign["eval_packing"]
+    if evaluated not in (None, packed) and foreign["packing_strategy"] != "bfd" and is_evaluated(foreign):
+        raise foreign.error_for(
+            "eval_packing",
+            f"eval_packing is {evaluated} and packing is {packed}: Strop packs both data sets or none; leave "
+            "eval_packing out.",
+        )
+    if not packed:
+        return {"data.packing": None}
+    return {"data.packing": {"strategy": foreign["packing_strategy"], "shuffle": foreign["shuffle_dataset"]}}
+
+
+def _without_packing(foreign: ForeignValues) -> str | None:
+    return None if foreign["packing"] or foreign["eval_packing"] else "packing is False"
+
+
+def _rows(read: ReadFunction, learning_rate: float, *warnings: InactiveCheck) -> tuple[KeyMapping, ...]:
     return (
         *model_rows(),
-        *dataset_rows(read, warn, _STREAMING),
+        *dataset_rows(read, *warnings, _unknown_columns, streaming=_STREAMING, fields=_FIELDS),
         *batch_rows(batches.offline_batch, "trainer.tasks_per_step"),
         mapped("dataloader_drop_last", False, "data.incomplete_batch", read=batches.offline_batch),
         mapped(
@@ -178,7 +275,19 @@ def _rows(
             "keep_start",
             "Strop removes the end of a sequence that is too long; leave it at its default",
         ),
-        *training_rows(learning_rate),
+        no_effect("dataset_num_proc", None, "Strop reads data in processes of its own", value_type=ANY),
+        *(
+            no_effect(key, default, "sequences are packed without padding", value_type=ANY)
+            for key, default in (("pad_token", None), ("padding_free", False))
+        ),
+        placement(
+            "activation_offloading",
+            False,
+            "activations stay on the device",
+            supported=only(False),
+            value_type=ANY,
+        ),
+        *training_rows(learning_rate, remove_unused_columns=True),
     )
 
 
@@ -190,23 +299,56 @@ SFT_LEDGER = Ledger(
             "completion_only_loss",
             None,
             "data.train.response",
+            "data.train.train_on_prompt",
             read=demonstrations,
             value_type=nullable(BOOLEAN),
         ),
-        mapped("assistant_only_loss", False, "data.train.response", read=demonstrations),
+        mapped(
+            "assistant_only_loss",
+            False,
+            "data.train.response",
+            "data.train.train_on_prompt",
+            read=demonstrations,
+        ),
         mapped("loss_type", "nll", "algorithm.type", read=demonstrations, value_type=one_of("nll")),
-        refused(
-            "dataset_text_field", "text", "Strop trains on responses; write prompt and completion columns"
+        mapped(
+            "dataset_text_field",
+            "text",
+            "data.train.text",
+            read=demonstrations,
+            note="used if the rows have no prompt and no messages",
         ),
         refused("dataset_kwargs", None, "convert the data set before"),
         refused("chat_template_path", None, "write data.chat_template in a run file"),
         refused("eos_token", None, "set it in the tokenizer's folder"),
-        no_effect("shuffle_dataset", False, "the tasks of each epoch are shuffled, as in TRL"),
-        *(
-            no_effect(
-                key, default, "sequences are always packed, and do not attend to each other", value_type=ANY
-            )
-            for key, default in (("packing", False), ("packing_strategy", "bfd"), ("eval_packing", None))
+        mapped(
+            "shuffle_dataset",
+            False,
+            "data.packing",
+            read=packing,
+            inactive=lambda foreign: (
+                None
+                if foreign["packing"]
+                else "without packing the rows of each epoch are shuffled in any case"
+            ),
+        ),
+        mapped("packing", False, "data.packing", "trainer.microbatch", read=packing),
+        mapped(
+            "eval_packing",
+            None,
+            "data.packing",
+            read=packing,
+            value_type=nullable(BOOLEAN),
+            note="the loss of evaluation is the same with packing_strategy bfd",
+        ),
+        mapped(
+            "packing_strategy",
+            "bfd",
+            "data.packing",
+            "data.overlong",
+            read=packing,
+            value_type=one_of("bfd", "bfd_split", "wrapped"),
+            inactive=_without_packing,
         ),
     ),
 )
@@ -214,27 +356,7 @@ DPO_LEDGER = Ledger(
     "trl-dpo",
     (
         *_rows(pairs, 1e-6),
-        mapped("beta", 0.1, "algorithm.beta", read=pairs),
-        mapped("label_smoothing", 0.0, "algorithm.label_smoothing", read=pairs),
-        refused(
-            "loss_type",
-            ["sigmoid"],
-            "Strop has the sigmoid loss of DPO; leave it at its default",
-            supported=only(["sigmoid"], "sigmoid"),
-        ),
-        *(
-            refused(key, default, "Strop has the sigmoid loss of DPO; leave it at its default")
-            for key, default in (
-                ("loss_weights", None),
-                ("ld_alpha", None),
-                ("f_divergence_type", "reverse_kl"),
-                ("use_weighting", False),
-            )
-        ),
-        *(
-            no_effect(key, default, "it is an option of another loss")
-            for key, default in (("f_alpha_divergence_coef", 0.5), ("discopop_tau", 0.05))
-        ),
+        *LOSS_ROWS,
         refused("sync_ref_model", False, "the reference is the initial model; leave it False"),
         no_effect("ref_model_mixup_alpha", 0.6, "it is an option of sync_ref_model"),
         no_effect("ref_model_sync_steps", 512, "it is an option of sync_ref_model"),

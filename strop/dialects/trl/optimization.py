@@ -28,6 +28,7 @@ _BITSANDBYTES = {
     "paged_adamw": (32, True),
 }
 """Bits of the moments, and whether they are paged."""
+_UNDECAYED = ("galore_adamw", "lomo", "adalomo")
 SCHEDULES = (
     *("linear", "cosine", "cosine_with_min_lr", "cosine_with_restarts", "polynomial", "constant"),
     *("constant_with_warmup", "inverse_sqrt"),
@@ -63,14 +64,17 @@ def write_optimizer(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_optimizer)
 def optimizer(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the optimizer; the Adam options apply to AdamW."""
+    """Read the optimizer; the Adam options apply to AdamW. transformers leaves norms and biases out of the weight
+    decay."""
     name = foreign["optim"]
     kind = "adamw" if name.startswith("adamw_torch") else "adamw_bnb" if name in _BITSANDBYTES else name
     settings = {
         "trainer.optimizer.type": kind,
         "trainer.optimizer.lr": foreign["learning_rate"],
-        "trainer.optimizer.weight_decay": foreign["weight_decay"],
+        "trainer.optimizer.weight_decay": 0.0 if without_decay(foreign) else foreign["weight_decay"],
     }
+    if settings["trainer.optimizer.weight_decay"] > 0:
+        settings["trainer.optimizer.decay_norms_and_biases"] = False
     if kind not in ("adamw", "adamw_bnb"):
         return settings
     settings |= {
@@ -81,6 +85,12 @@ def optimizer(foreign: ForeignValues) -> Mapping[str, Any]:
         return settings | {"trainer.optimizer.fused": name == "adamw_torch_fused"}
     bits, paged = _BITSANDBYTES[name]
     return settings | {"trainer.optimizer.bits": bits, "trainer.optimizer.paged": paged}
+
+
+def without_decay(foreign: ForeignValues) -> str | None:
+    """transformers gives the libraries of these optimizers their own parameter groups, without a weight decay."""
+    name = foreign["optim"]
+    return f"optim is {name}, to which transformers passes no weight decay" if name in _UNDECAYED else None
 
 
 def not_adamw(foreign: ForeignValues) -> str | None:
@@ -145,6 +155,8 @@ def schedule(foreign: ForeignValues) -> Mapping[str, Any]:
         "trainer.schedule.interval": "updates",
         "trainer.schedule.warmup": "0 %" if name == "constant" else length,
     }
+    if 0 < warmup < 1 and name != "constant":
+        settings["trainer.schedule.warmup_rounding"] = "up"
     if "num_cycles" in options:
         settings["trainer.schedule.cycles"] = options["num_cycles"]
     if "power" in options:

@@ -14,7 +14,7 @@ from strop.config.load.placement import here_requested
 from strop.config.load.yaml_file import read_yaml
 from strop.config.load.yaml_parser import YamlLimitError, parse_yaml
 from strop.config.redact import redacted_repr
-from strop.dialects.ledger.reader import read_dialect
+from strop.dialects.ledger.reader import CompleteFunction, read_dialect
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import BOOLEAN
 from strop.dialects.trl.grpo import LEDGER as GRPO_LEDGER
@@ -80,10 +80,17 @@ def read_trl_arguments(
 
 
 def read_trl_tree(
-    program: TrlProgram, tree: ConfigTree, *, here: bool, key_owner: KeyOwnerHint = no_key_owner
+    program: TrlProgram,
+    tree: ConfigTree,
+    *,
+    here: bool,
+    key_owner: KeyOwnerHint = no_key_owner,
+    complete: CompleteFunction | None = None,
 ) -> LoadedRun:
-    """Read keyword arguments. Raises ConfigError and PlacementError."""
-    return read_dialect(LEDGERS[program], tree, here=here_requested(here), key_owner=key_owner)
+    """Read keyword arguments; `complete` may change the run-file values. Raises ConfigError and PlacementError."""
+    return read_dialect(
+        LEDGERS[program], tree, here=here_requested(here), key_owner=key_owner, complete=complete
+    )
 
 
 def take_config(arguments: list[str]) -> tuple[str | None, list[str]]:

@@ -142,6 +142,6 @@ LEDGER = Ledger(
         *_LOSS,
         *batch_rows(batches.rollout_batch, *TASKS),
         no_effect("dataloader_drop_last", False, "tasks that do not fill a step are left out, as in TRL"),
-        *training_rows(1e-6),
+        *training_rows(1e-6, remove_unused_columns=False),
     ),
 )

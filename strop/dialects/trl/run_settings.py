@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
+from strop.config.data_files import data_file_name
 from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
 from strop.dialects.trl.batches import in_updates, interval
 from strop.dialects.trl.images import require_trl_columns
 
+TEXT_PROMPTS = {"data.text_prompts": "raw"}
+"""TRL renders the chat template for conversational rows only; the text of standard ones is encoded as it is."""
 MONITORS = ("tensorboard", "wandb", "mlflow", "swanlab")
-_FILES = (".parquet", ".jsonl", ".json", ".gz", ".zst")
 
 
 def write_lora(run: Run) -> Mapping[str, Any]:
@@ -28,6 +29,7 @@ def write_lora(run: Run) -> Mapping[str, Any]:
         "lora_r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
+        "use_rslora": bool(lora.use_rslora),
         "lora_target_modules": targets,
     }
 
@@ -49,6 +51,7 @@ def lora(foreign: ForeignValues) -> Mapping[str, Any]:
         "model.lora.rank": foreign["lora_r"],
         "model.lora.alpha": foreign["lora_alpha"],
         "model.lora.dropout": foreign["lora_dropout"],
+        **({"model.lora.use_rslora": True} if foreign["use_rslora"] else {}),
         "model.lora.targets": "all-linear" if named == ["all-linear"] else named,
     }
 
@@ -92,7 +95,7 @@ def taskset(foreign: ForeignValues, split: str) -> dict[str, Any]:
     """The taskset of a split; a file has no splits."""
     path = foreign["dataset_name"]
     values = {"path": path, "subset": foreign["dataset_config"]}
-    if isinstance(path, str) and PurePath(path).suffix not in _FILES:
+    if isinstance(path, str) and data_file_name(path) is None:
         values["split"] = foreign[split]
     return {name: value for name, value in values.items() if value is not None}
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     InactiveCheck,
     KeyMapping,
     ReadFunction,
     always,
-    any_inactive,
     mapped,
     no_effect,
     placement,
@@ -75,6 +76,9 @@ def _adapter_rows() -> tuple[KeyMapping, ...]:
         ),
         mapped("lora_dropout", 0.05, "model.lora.dropout", read=run_settings.lora, inactive=_OPTION_OF_LORA),
         mapped(
+            "use_rslora", False, "model.lora.use_rslora", read=run_settings.lora, inactive=_OPTION_OF_LORA
+        ),
+        mapped(
             "lora_target_modules",
             None,
             "model.lora.targets",
@@ -92,7 +96,6 @@ def _adapter_rows() -> tuple[KeyMapping, ...]:
                     "Strop trains either the adapter or all weights; leave it null",
                 ),
                 ("lora_task_type", "CAUSAL_LM", "Strop trains causal language models; leave it CAUSAL_LM"),
-                ("use_rslora", False, "multiply lora_alpha by the square root of lora_r instead"),
                 ("use_dora", False, "Strop has LoRA adapters without a magnitude vector; leave it False"),
             )
         ),
@@ -108,19 +111,24 @@ SAMPLED_STREAMING = refused(
 
 
 def dataset_rows(
-    read: ReadFunction, warn: InactiveCheck | None = None, streaming: KeyMapping | None = None
+    read: ReadFunction,
+    *warnings: InactiveCheck,
+    streaming: KeyMapping = SAMPLED_STREAMING,
+    fields: Sequence[str] = (),
 ) -> tuple[KeyMapping, ...]:
-    """ScriptArguments; `read` also decides the columns, of which `warn` may say more. `streaming` is the row of a
-    streamed data set, where it is not refused."""
+    """ScriptArguments; `read` also decides the columns, `fields` of the run file, of which `warnings` say more.
+    `streaming` is the row of a streamed data set, which may be refused."""
     return (
         mapped(
             "dataset_name",
             None,
             "data.train.path",
+            "data.text_prompts",
             *images.FIELDS,
+            *fields,
             read=read,
             value_type=nullable(STRING),
-            warn=any_inactive(*filter(None, (warn, images.unknown_images))),
+            warn=_together(*warnings, images.unknown_images),
         ),
         mapped("dataset_config", None, "data.train.subset", read=read, value_type=nullable(STRING)),
         mapped("dataset_train_split", "train", "data.train.split", read=read),
@@ -132,7 +140,7 @@ def dataset_rows(
             inactive=run_settings.without_evaluation,
             note="used if eval_strategy enables evaluation",
         ),
-        streaming or SAMPLED_STREAMING,
+        streaming,
         refused(
             "datasets",
             UNSET,
@@ -140,6 +148,11 @@ def dataset_rows(
         ),
         no_effect("ignore_bias_buffers", False, "it works around DistributedDataParallel"),
     )
+
+
+def _together(*checks: InactiveCheck) -> InactiveCheck:
+    """All notices of the checks as one."""
+    return lambda foreign: "; ".join(filter(None, (check(foreign) for check in checks))) or None
 
 
 def batch_rows(read: ReadFunction, *fields: str) -> tuple[KeyMapping, ...]:

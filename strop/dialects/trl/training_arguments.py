@@ -78,12 +78,10 @@ _WITHOUT_EFFECT: tuple[tuple[str, dict[str, Any]], ...] = (
         {
             "dataloader_num_workers": 0,
             "dataloader_pin_memory": True,
-            "dataset_num_proc": None,
             "dataloader_persistent_workers": False,
             "dataloader_prefetch_factor": None,
             "dataloader_multiprocessing_context": None,
             "dataloader_in_order": True,
-            "remove_unused_columns": True,
             "label_names": None,
             "length_column_name": "length",
         },
@@ -104,7 +102,7 @@ _WITHOUT_EFFECT: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     (
         "sequences are packed without padding",
-        {"pad_to_multiple_of": "auto", "pad_token": None, "padding_free": False},
+        {"pad_to_multiple_of": "auto"},
     ),
 )
 _PLACEMENT: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -124,7 +122,6 @@ _PLACEMENT: tuple[tuple[str, dict[str, Any]], ...] = (
         "options",
         {"accelerate_config": None},
     ),
-    ("activations stay on the device", {"activation_offloading": False}),
 )
 _ALWAYS_PLACED: dict[str, Any] = {
     "ddp_find_unused_parameters": None,
@@ -135,9 +132,7 @@ _ALWAYS_PLACED: dict[str, Any] = {
     "ddp_timeout": 1800,
     "local_rank": -1,
     "gradient_checkpointing_kwargs": None,
-    "activation_checkpointing": None,
     "debug": "",
-    "activation_checkpointing_kwargs": None,
     "torch_empty_cache_steps": None,
     "use_cache": False,
     "per_device_eval_batch_size": 8,
@@ -145,14 +140,12 @@ _ALWAYS_PLACED: dict[str, Any] = {
     "fp16_full_eval": False,
     "use_cpu": False,
     "auto_find_batch_size": False,
-    "ds3_gather_for_generation": True,
-    "cache_implementation": None,
     "liger_kernel_config": None,
 }
 
 
-def training_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
-    """TrainingArguments, apart from the batch sizes."""
+def training_rows(learning_rate: float, *, remove_unused_columns: bool) -> tuple[KeyMapping, ...]:
+    """TrainingArguments, apart from the batch sizes, with the defaults that configurations change."""
     return (
         *_name_rows(),
         *_optimization_rows(learning_rate),
@@ -174,6 +167,7 @@ def training_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
             for why, keys in _PLACEMENT
             for key, default in keys.items()
         ),
+        no_effect("remove_unused_columns", remove_unused_columns, "Strop reads data in processes of its own"),
         fused_kernels("use_liger_kernel", value_type=ANY),
         *training_engine.ROWS,
         *(
@@ -197,7 +191,15 @@ def _optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
             read=optimization.optimizer,
             value_type=one_of(*optimization.OPTIMIZERS),
         ),
-        mapped("weight_decay", 0.0, "trainer.optimizer.weight_decay", read=optimization.optimizer),
+        mapped(
+            "weight_decay",
+            0.0,
+            "trainer.optimizer.weight_decay",
+            "trainer.optimizer.decay_norms_and_biases",
+            read=optimization.optimizer,
+            inactive=optimization.without_decay,
+            note="not of norms and biases, which transformers leaves out",
+        ),
         mapped("adam_beta1", 0.9, "trainer.optimizer.betas", read=optimization.optimizer, inactive=adam),
         mapped("adam_beta2", 0.999, "trainer.optimizer.betas", read=optimization.optimizer, inactive=adam),
         mapped("adam_epsilon", 1e-8, "trainer.optimizer.eps", read=optimization.optimizer, inactive=adam),
@@ -250,15 +252,17 @@ def _schedule_rows() -> tuple[KeyMapping, ...]:
             "warmup_steps",
             0,
             "trainer.schedule.warmup",
+            "trainer.schedule.warmup_rounding",
             read=optimization.schedule,
             value_type=NUMBER,
             inactive=optimization.no_warmup,
-            note="updates; below 1 a fraction of the run",
+            note="updates; below 1 a fraction of the run, rounded up",
         ),
         mapped(
             "warmup_ratio",
             None,
             "trainer.schedule.warmup",
+            "trainer.schedule.warmup_rounding",
             read=optimization.schedule,
             value_type=nullable(NUMBER),
             inactive=optimization.no_warmup,

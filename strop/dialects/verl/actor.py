@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from strop.dialects.ledger.key_mapping import (
-    SupportCheck,
     any_inactive,
     mapped,
     no_effect,
     not_on_page,
     only,
     placement,
-    refused,
 )
 from strop.dialects.ledger.placement_notes import ONE_TRAINER
 from strop.dialects.ledger.value_types import (
@@ -36,18 +32,19 @@ from strop.dialects.verl.actor_converters import (
     schedule,
 )
 from strop.dialects.verl.algorithm_converters import KL_LOSS
-from strop.dialects.verl.checkpoint_contents import loaded_contents, saved_contents, without_optimizer
+from strop.dialects.verl.checkpoint_contents import (
+    loaded_contents,
+    saved_contents,
+    without_extra,
+    without_optimizer,
+)
 from strop.dialects.verl.data import batches
+from strop.dialects.verl.lr_schedule import OVERWRITTEN
 from strop.dialects.verl.page_differences import clip_ratio_alone
 from strop.dialects.verl.parallelism import megatron_parallelism_rows
+from strop.dialects.verl.parameter_dtypes import PARAMETER_DTYPES, half_parameters
 from strop.dialects.verl.policy_loss import ROWS as POLICY_LOSS
 from strop.dialects.verl.policy_loss import bounds_inactive, policy_loss
-
-
-def equals_or_same_as(value: Any, key: str) -> SupportCheck:
-    """Check that supports one value, and the value of another key."""
-    return lambda foreign, written: written == value or written == foreign[key]
-
 
 ROWS = (
     placement(
@@ -199,12 +196,8 @@ ROWS = (
         value_type=one_of("constant", "cosine"),
         inactive=switches.fsdp,
     ),
-    refused(
-        "actor_rollout_ref.actor.optim.total_training_steps",
-        -1,
-        "verl always overwrites it with the length of the run; write trainer.total_training_steps",
-        supported=equals_or_same_as(-1, "trainer.total_training_steps"),
-        value_type=INTEGER,
+    no_effect(
+        "actor_rollout_ref.actor.optim.total_training_steps", -1, OVERWRITTEN, value_type=nullable(INTEGER)
     ),
     layout.MIN_PARAMETERS,
     *layout.OFFLOAD,
@@ -225,6 +218,7 @@ ROWS = (
         "checkpoint.resume_optimizer",
         read=loaded_contents,
         value_type=STRING_OR_LIST,
+        warn=without_extra,
         note="without optimizer, a resumed run starts with a fresh optimizer state",
     ),
     *POLICY_LOSS,
@@ -243,7 +237,8 @@ ROWS = (
             "model.dtype",
             "model.compute_dtype",
             read=precision,
-            value_type=one_of("fp32", "float32", "bf16", "bfloat16"),
+            value_type=one_of(*PARAMETER_DTYPES),
+            warn=half_parameters("actor_rollout_ref.actor.fsdp_config.model_dtype"),
             note="dtype of the parameters",
         ),
         mapped(

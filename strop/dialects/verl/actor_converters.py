@@ -16,6 +16,7 @@ from strop.dialects.verl.lr_schedule import (
     requires_megatron,
     schedule_values,
 )
+from strop.dialects.verl.parameter_dtypes import PARAMETER_DTYPES
 
 _AT = "actor_rollout_ref.actor"
 OPTIM = f"{_AT}.optim"
@@ -165,7 +166,6 @@ def write_precision(run: Run) -> Mapping[str, Any]:
 @written_by(write_precision)
 def precision(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the dtypes: by default verl computes in bfloat16, with parameters in float32."""
-    names = {"fp32": "float32", "bf16": "bfloat16"}
     kinds = (foreign[f"{_FSDP}.{name}"] for name in ("model_dtype", "mixed_precision.param_dtype"))
-    dtype, compute = (names.get(kind, kind) for kind in kinds)
+    dtype, compute = (PARAMETER_DTYPES[kind] for kind in kinds)
     return {"model.dtype": dtype, "model.compute_dtype": compute}

@@ -228,7 +228,8 @@ def write_filter_groups(run: Run) -> Mapping[str, Any]:
         "algorithm.filter_groups.enable": True,
         "algorithm.filter_groups.max_num_gen_batches": dynamic_sampling.max_tries,
     }
-    part = (dynamic_sampling.metric or "").rpartition("/")[2]
+    metric = dynamic_sampling.metric or ""
+    part = "acc" if metric == BY_SOURCE else metric.rpartition("/")[2]
     return values | ({"algorithm.filter_groups.metric": part} if part else {})
 
 

@@ -30,7 +30,8 @@ def is_bypass(foreign: ForeignValues) -> bool:
 
 def is_fully_async(foreign: ForeignValues) -> bool:
     """Whether the configuration is that of verl's fully asynchronous trainer, which has a program of its own."""
-    return any(key in foreign.written for key in (STALENESS, INTERVAL, REQUIRED, TOTAL))
+    named = any(key in foreign.written for key in (STALENESS, INTERVAL, REQUIRED))
+    return named or (TOTAL in foreign.written and foreign[TOTAL] is not None)
 
 
 def synchronous(foreign: ForeignValues) -> str | None:

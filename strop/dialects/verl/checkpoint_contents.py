@@ -46,7 +46,7 @@ def saved_contents(foreign: ForeignValues) -> Mapping[str, Any]:
 @written_by(write_checkpoint_contents)
 def loaded_contents(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the loaded parts, which must have been saved; Strop always loads the model and the random number
-    generator states."""
+    generator states (see without_extra)."""
     key = "actor_rollout_ref.actor.checkpoint"
     contents, kept = foreign[f"{key}.load_contents"], foreign[f"{key}.save_contents"]
     lacking = [part for part in contents if part not in kept]
@@ -55,15 +55,24 @@ def loaded_contents(foreign: ForeignValues) -> Mapping[str, Any]:
             f"{key}.load_contents",
             f"load_contents has {', '.join(lacking)}, which save_contents does not have: {', '.join(kept)}.",
         )
-    left_out = [part for part in ("model", "extra") if part in kept and part not in contents]
-    if left_out:
+    if "model" in kept and "model" not in contents:
         raise foreign.error_for(
             f"{key}.load_contents",
-            f"load_contents has no {' and '.join(left_out)}, which a resumed run always loads; add it. To "
-            "start a new run from a model's weights, write the model's folder as "
-            "actor_rollout_ref.model.path.",
+            "load_contents has no model, which a resumed run always loads; add it. To start a new run from a model's "
+            "weights, write the model's folder as actor_rollout_ref.model.path.",
         )
     return {"checkpoint.resume_optimizer": "optimizer" in contents}
+
+
+def without_extra(foreign: ForeignValues) -> str | None:
+    """Notice for a resumed run that restores more than its configuration asks for."""
+    key = "actor_rollout_ref.actor.checkpoint"
+    if "extra" in foreign[f"{key}.load_contents"] or "extra" not in foreign[f"{key}.save_contents"]:
+        return None
+    return (
+        "load_contents has no extra, and a resumed run restores it nevertheless: the state of the random numbers and "
+        "the position in the learning-rate schedule, which verl would start again"
+    )
 
 
 def without_optimizer(foreign: ForeignValues) -> str | None:

@@ -34,6 +34,7 @@ def write_tasksets(run: Run) -> Mapping[str, Any]:
         "data.prompt_key": train.prompt,
         "data.reward_fn_key": train.source,
         "data.val_files": None,
+        **write_row_limits(run),
         **write_image_columns(run),
         **write_custom_class(train.dataset),
         **(write_validation(run.data.eval[0]) if run.data.eval else {}),
@@ -97,6 +98,12 @@ def tasksets(foreign: ForeignValues) -> Mapping[str, Any]:
         settings["data.train.dataset"] = validation["dataset"] = dataset
     settings["data.eval"] = [] if foreign["data.val_files"] is None else [validation]
     return settings
+
+
+def write_row_limits(run: Run) -> Mapping[str, Any]:
+    """Write the maximum numbers of rows; -1 means all of them."""
+    sections = {"train": run.data.train, **({"val": run.data.eval[0]} if run.data.eval else {})}
+    return {f"data.{name}_max_samples": section.limit_tasks or -1 for name, section in sections.items()}
 
 
 def limit_of_rows(foreign: ForeignValues, key: str) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, SftConfig
+from strop.config.schema.algorithm import DistillationOnlyConfig, OfflineAlgorithmConfig
 from strop.config.schema.distillation import (
     DistillationConfig,
     DistillationLossConfig,
@@ -54,7 +54,7 @@ _HOW = "the teacher is a frozen model of the trainer's processes"
 def write_distillation(run: Run) -> Mapping[str, Any]:
     """Write the teachers and the loss, as far as verl has them."""
     algorithm = run.algorithm
-    if isinstance(algorithm, SftConfig | DpoConfig) or algorithm.distillation is None:
+    if isinstance(algorithm, OfflineAlgorithmConfig) or algorithm.distillation is None:
         return {f"{_AT}.enabled": False}
     section, alone = algorithm.distillation, isinstance(algorithm, DistillationOnlyConfig)
     term = section.loss or section.reward

@@ -18,7 +18,7 @@ from strop.dialects.ledger.key_mapping import (
     not_on_page,
 )
 from strop.dialects.ledger.placement_notes import NO_RAY
-from strop.dialects.ledger.reader import apply_converters, check_values, usage_notes
+from strop.dialects.ledger.reader import apply_converters, check_values, notices_on_error, usage_notes
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import ANY, STRING, STRING_OR_LIST, nullable
 from strop.dialects.verl import switches
@@ -110,5 +110,7 @@ def read_verl_eval(
     selection = select(config, selection)
     tree = read_command_line(LEDGER, EVALUATION, "evaluation", overrides, selection, key_owner)
     foreign = ForeignConfig(LEDGER, tree, key_owner=key_owner)
-    check_values(foreign)
-    return EvaluationOptions.model_validate(apply_converters(foreign).values), tuple(usage_notes(foreign))
+    with notices_on_error(foreign):
+        check_values(foreign)
+        fields = apply_converters(foreign)
+    return EvaluationOptions.model_validate(fields.values), tuple(usage_notes(foreign))

@@ -18,10 +18,11 @@ from strop.dialects.ledger.key_mapping import (
     same_as,
     unless,
 )
-from strop.dialects.ledger.value_types import ANY, STRING_OR_LIST, one_of
+from strop.dialects.ledger.value_types import ANY, INTEGER, STRING_OR_LIST, nullable, one_of
 from strop.dialects.verl import switches
 from strop.dialects.verl.critic_converters import AT, OPTIM, critic
 from strop.dialects.verl.empty_values import is_empty
+from strop.dialects.verl.lr_schedule import OVERWRITTEN
 from strop.dialects.verl.megatron_optimizer import ADAMW
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -37,10 +38,6 @@ def _fixed(key: str, default: Any, reason: str, supported: SupportCheck | None =
 def _as_the_estimator_needs(foreign: ForeignValues, value: Any) -> bool:
     """Whether a critic is trained where the estimator reads one."""
     return value is None or bool(value) == (switches.gae(foreign) is None)
-
-
-def _length_of_the_run(foreign: ForeignValues, value: Any) -> bool:
-    return value in (-1, None) or bool(value == foreign["trainer.total_training_steps"])
 
 
 _SWITCH = refused(
@@ -83,12 +80,7 @@ _OPTIMIZER = (
         "optim.optimizer", "adam", "the critic is trained with AdamW; leave it at its default", only(*ADAMW)
     ),
     _fixed("optim.name", "AdamW", "the critic is trained with AdamW; leave it at its default", only(*ADAMW)),
-    _fixed(
-        "optim.total_training_steps",
-        -1,
-        "verl always overwrites it with the length of the run; write trainer.total_training_steps",
-        _length_of_the_run,
-    ),
+    no_effect("critic.optim.total_training_steps", -1, OVERWRITTEN, value_type=nullable(INTEGER)),
     _fixed(
         "optim.weight_decay_incr_style",
         "constant",

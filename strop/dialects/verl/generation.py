@@ -30,7 +30,7 @@ from strop.dialects.ledger.key_mapping import (
     refused,
 )
 from strop.dialects.ledger.placement_notes import NATIVE_SAMPLER, NO_RAY, NO_SHARDS, ONE_GPU, ONE_MACHINE
-from strop.dialects.ledger.reader import apply_converters, check_values, usage_notes
+from strop.dialects.ledger.reader import apply_converters, check_values, notices_on_error, usage_notes
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.dialects.verl.data import all_tokens
@@ -312,12 +312,15 @@ def read_verl_generate(
     selection = select(config, selection)
     tree = read_command_line(LEDGER, GENERATION, _default_config(overrides), overrides, selection, key_owner)
     foreign = ForeignConfig(LEDGER, tree, here=here_requested(here), key_owner=key_owner)
-    overridden = check_values(foreign)
-    fields = apply_converters(foreign)
-    try:
-        generation = GenerationConfig.model_validate(fields.values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        keys = tuple(str(part) for part in first["loc"])
-        raise ConfigError(f"{fields.locator(LEDGER.dialect)(keys)}: {value_reason(first, keys)}.") from None
+    with notices_on_error(foreign):
+        overridden = check_values(foreign)
+        fields = apply_converters(foreign)
+        try:
+            generation = GenerationConfig.model_validate(fields.values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            keys = tuple(str(part) for part in first["loc"])
+            raise ConfigError(
+                f"{fields.locator(LEDGER.dialect)(keys)}: {value_reason(first, keys)}."
+            ) from None
     return LoadedGeneration(generation, overridden, tuple(usage_notes(foreign)))

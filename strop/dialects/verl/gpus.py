@@ -162,7 +162,8 @@ def with_gpus(row: KeyMapping) -> KeyMapping:
         return replace(row, supported=_or_present(native))
 
     def notice(foreign: ForeignValues) -> str | None:
-        if not uses_gpus(foreign) or native(foreign, foreign[row.key]):
+        value = foreign[row.key]
+        if not uses_gpus(foreign) or (native(foreign, value) and (row.fields or value == row.default)):
             return None
         return f"without effect: {_WITH_RANKS.get(row.note, row.note)}"
 

@@ -21,6 +21,8 @@ from strop.config.step_arithmetic import to_steps
 from strop.dialects.ledger.key_mapping import ForeignValues
 from strop.dialects.verl import switches
 
+OVERWRITTEN = "verl overwrites it with the length of the run; write trainer.total_training_steps"
+"""Note of `optim.total_training_steps`."""
 DECAYS = {
     "constant": "constant",
     "linear": "linear",

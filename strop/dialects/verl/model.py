@@ -149,11 +149,11 @@ ROWS = (
         "model.override",
         read=override_config,
     ),
-    refused(
+    mapped(
         "actor_rollout_ref.model.override_config.moe_config.freeze_moe_router",
         False,
-        "the router is trained like all other weights; leave the key False, or train LoRA on modules other "
-        "than the router",
+        "model.freeze_router",
+        inactive=switches.megatron,
     ),
     *recomputation.SWITCH_ROWS,
     mapped(

@@ -31,7 +31,7 @@ _RECIPE_FORMAT = "spo"
 _RECIPE_LOOP = ("spo_tool_agent", "recipe/spo/config/spo_agent.yaml")
 """Name of that agent loop, and the file that names its class."""
 _SAME_TOKENS = "each turn continues the tokens of the one before; nothing is tokenized again"
-_ACTIVE_WHERE_SET = ("actor_rollout_ref.rollout.mode", "actor_rollout_ref.rollout.name")
+_ACTIVE_WHERE_SET = ("actor_rollout_ref.rollout.mode", "actor_rollout_ref.rollout.name", "data.image_key")
 """Keys that mean something else where they are set to their default than where they are not set."""
 _DEFAULT_CALLS = 1
 _DEFAULT_OUTPUT = 256

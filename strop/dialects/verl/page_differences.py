@@ -20,8 +20,9 @@ def clip_ratio_alone(foreign: ForeignValues) -> str | None:
 
 def kl_coefficient(foreign: ForeignValues) -> str | None:
     """The page's YAML has another default of the coefficient than the page's text and the code."""
-    if not foreign["algorithm.use_kl_in_reward"] or foreign.is_set("algorithm.kl_ctrl.kl_coef"):
-        return None
+    key = "algorithm.kl_ctrl.kl_coef"
+    if not foreign["algorithm.use_kl_in_reward"] or foreign.is_set(key) or foreign[key] != 0.005:
+        return None  # A component's own default is no difference.
     return "algorithm.kl_ctrl.kl_coef is 0.005, as in the YAML of verl's page; verl's code has 0.001: write the key"
 
 

@@ -34,6 +34,8 @@ from strop.dialects.verl.serving_engine import (
     with_serving,
 )
 
+ENGINES = ("vllm", "sglang", "hf", "trtllm", "vllm_omni", "naive")
+"""Names of rollouts in verl's versions."""
 _SINGLE_ROLLOUT_ESTIMATORS = ("gae", *switches.REWARD_OF_ONE, "reinforce_plus_plus", "remax")
 """Estimators that can learn from a single response per prompt."""
 
@@ -42,7 +44,8 @@ def write_sampling(run: Run) -> Mapping[str, Any]:
     """Write the sampling options; a top-k of -1 keeps all tokens."""
     rollout, options = "actor_rollout_ref.rollout", run.rollout.sampling
     return {
-        f"{rollout}.temperature": options.temperature,
+        f"{rollout}.do_sample": options.temperature > 0,
+        f"{rollout}.temperature": options.temperature or 1.0,
         f"{rollout}.top_k": options.top_k or -1,
         f"{rollout}.top_p": options.top_p,
         f"{rollout}.ignore_eos": options.ignore_eos,
@@ -51,10 +54,22 @@ def write_sampling(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_sampling)
 def sampling(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the sampling options of training responses."""
+    """Read the sampling options of training responses; `do_sample: False` means greedy ones at any temperature. Several
+    greedy responses to a prompt are refused."""
     rollout = "actor_rollout_ref.rollout"
+    count, samples = foreign[f"{rollout}.n"], foreign[f"{rollout}.do_sample"]
+    if not samples and (count > 1 or foreign["algorithm.adv_estimator"] == "remax"):
+        others = (
+            "the one with which remax compares it" if count == 1 else f"the other {count - 1} of its prompt"
+        )
+        raise foreign.error_for(
+            f"{rollout}.do_sample",
+            f"{rollout}.do_sample is False, and a greedy response is identical to {others}, so that nothing "
+            f"can be learned; write {rollout}.do_sample=True, or one response per prompt with an estimator that needs "
+            "no others, such as reinforce_plus_plus.",
+        )
     return {
-        "rollout.sampling.temperature": foreign[f"{rollout}.temperature"],
+        "rollout.sampling.temperature": foreign[f"{rollout}.temperature"] if samples else 0.0,
         "rollout.sampling.top_k": all_tokens(foreign[f"{rollout}.top_k"]),
         "rollout.sampling.top_p": foreign[f"{rollout}.top_p"],
         "rollout.sampling.ignore_eos": foreign[f"{rollout}.ignore_eos"],
@@ -105,7 +120,7 @@ ROWS = (
         "actor_rollout_ref.rollout.name",
         "vllm",
         "the native sampler in the trainer's process",
-        value_type=STRING,
+        value_type=one_of(*ENGINES),
         supported=lambda foreign, value: serving_engine(foreign) is not None,
         fields=("rollout.engine.type",),
         read=engine,
@@ -133,7 +148,7 @@ ROWS = (
     placement(
         "actor_rollout_ref.rollout.dtype",
         "bfloat16",
-        "the sampler uses the trainer's dtype",
+        "the native sampler computes in the trainer's dtype, bfloat16 by default, and has no float16",
         supported=supports_dtype,
         value_type=one_of(*DTYPES, *HALF_DTYPES, "auto"),
         fields=("rollout.engine.dtype",),
@@ -193,10 +208,12 @@ ROWS = (
         supported=same_as("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
         inactive=switches.rollout_dynamic,
     ),
-    refused(
+    mapped(
         "actor_rollout_ref.rollout.do_sample",
         True,
-        "greedy responses to one prompt are identical and give no training signal; leave it True",
+        "rollout.sampling.temperature",
+        read=sampling,
+        note="False means greedy responses, of which each prompt has one",
     ),
     placement(
         "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space",
@@ -258,14 +275,14 @@ ROWS = (
         placement(
             "actor_rollout_ref.rollout.mode",
             "sync",
-            "the native sampler in the trainer's process",
+            "an engine's requests are always asynchronous, and the native sampler runs in the trainer's process",
             value_type=one_of("sync", "async"),
             supported=with_serving(only("sync")),
         ),
         placement(
             "actor_rollout_ref.rollout.disable_log_stats",
             True,
-            NATIVE_SAMPLER,
+            "an engine's own statistics are not printed",
             supported=with_serving(only(True)),
         ),
         placement("actor_rollout_ref.rollout.layered_summon", False, NATIVE_SAMPLER, supported=only(False)),

@@ -7,6 +7,7 @@ set, the native sampler answers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -130,7 +131,12 @@ def serving_option(
         name = serving_engine(foreign)
         return f"verl does not pass it to {name}" if name is not None and key not in _OPTIONS[name] else None
 
-    return placement(
+    def unused(foreign: ForeignValues) -> str | None:
+        value = foreign[f"{_ROLLOUT}.{key}"]
+        is_unused = serving_engine(foreign) is None and value != default and native(foreign, value)
+        return f"accepted without effect: {instead}" if is_unused else None
+
+    row = placement(
         f"{_ROLLOUT}.{key}",
         default,
         instead,
@@ -140,6 +146,7 @@ def serving_option(
         fields=tuple(fields),
         read=engine,
     )
+    return replace(row, warn=unused)
 
 
 def write_precision(run: Run) -> Mapping[str, Any]:

@@ -10,12 +10,12 @@ from strop.config.schema.algorithm import SftConfig
 from strop.config.units import Amount
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
 from strop.dialects.ledger.value_types import number_list
-from strop.dialects.verl.data import custom_class, limit_of_rows, write_custom_class
+from strop.dialects.verl.data import custom_class, limit_of_rows, write_custom_class, write_row_limits
+from strop.dialects.verl.parameter_dtypes import PARAMETER_DTYPES
 from strop.dialects.verl.trainer import every, frequency
 
 EACH_EPOCH = "after_each_epoch"
 """Value of an interval that means one epoch."""
-DTYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
 
 
 def without_lora(foreign: ForeignValues) -> str | None:
@@ -66,7 +66,7 @@ def write_precision(run: Run) -> Mapping[str, Any]:
 @written_by(write_precision)
 def precision(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the dtypes: the key sets the parameters' dtype; computation is in bfloat16."""
-    kind = DTYPES[foreign["model.fsdp_config.model_dtype"]]
+    kind = PARAMETER_DTYPES[foreign["model.fsdp_config.model_dtype"]]
     return {"model.dtype": kind, "model.compute_dtype": "bfloat16"}
 
 
@@ -130,7 +130,7 @@ def write_answer_columns(run: Run) -> Mapping[str, Any]:
             columns |= {f"data.{name}_key": first, f"data.{name}_dict_keys": inside or None}
     eval_path = run.data.eval[0].path if run.data.eval else None
     files = {"data.train_files": train.path, "data.val_files": eval_path}
-    return {**files, **columns, **write_custom_class(train.dataset)}
+    return {**files, **columns, **write_row_limits(run), **write_custom_class(train.dataset)}
 
 
 @written_by(write_answer_columns)

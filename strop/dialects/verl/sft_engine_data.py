@@ -28,6 +28,7 @@ from strop.dialects.verl.data import (
     custom_class_rows,
     template_args,
     write_custom_class,
+    write_row_limits,
     write_template_args,
 )
 from strop.dialects.verl.images import (
@@ -55,6 +56,7 @@ def write_conversations(run: Run) -> Mapping[str, Any]:
         "data.val_files": held_out[0].path if held_out else None,
         "data.messages_key": train.response,
         **write_row_columns(run, "data"),
+        **write_row_limits(run),
         **write_image_columns(run),
         **write_custom_class(train.dataset),
     }

@@ -24,7 +24,7 @@ from strop.dialects.ledger.value_types import (
     one_of,
 )
 from strop.dialects.verl import switches
-from strop.dialects.verl.lr_schedule import fsdp_schedule, megatron_schedule
+from strop.dialects.verl.lr_schedule import OVERWRITTEN, fsdp_schedule, megatron_schedule
 from strop.dialects.verl.megatron_optimizer import schedule_rows
 from strop.dialects.verl.sft_converters import (
     betas,
@@ -134,7 +134,6 @@ ROWS = (
                 "the weight decay is constant; leave it constant",
                 only("constant"),
             ),
-            ("total_training_steps", -1, "write trainer.total_training_steps", only(-1)),
             ("eps", 1e-8, "AdamW's epsilon is 1e-8; leave it 1e-8", only(1e-8)),
             (
                 "optimizer",
@@ -163,6 +162,7 @@ ROWS = (
             ("use_precision_aware_optimizer", False),
         )
     ),
+    no_effect("optim.total_training_steps", -1, OVERWRITTEN, value_type=nullable(INTEGER)),
     no_effect("optim.use_checkpoint_opt_param_scheduler", False, "a resumed run always keeps its schedule"),
     *(
         placement(

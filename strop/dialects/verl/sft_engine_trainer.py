@@ -48,8 +48,8 @@ from strop.dialects.verl import sft_engine_data, sft_engine_optimizer
 from strop.dialects.verl.checkpoint_contents import checkpoint_contents_rows
 from strop.dialects.verl.gpus import one_gpu
 from strop.dialects.verl.hydra import read_command_line
+from strop.dialects.verl.parameter_dtypes import PARAMETER_DTYPES, half_parameters
 from strop.dialects.verl.sft_converters import (
-    DTYPES,
     imports,
     lora,
     without_lora,
@@ -69,7 +69,7 @@ def template(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def precision(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the dtypes: the key sets the parameters' dtype; computation is in bfloat16."""
-    return {"model.dtype": DTYPES[foreign["engine.model_dtype"]], "model.compute_dtype": "bfloat16"}
+    return {"model.dtype": PARAMETER_DTYPES[foreign["engine.model_dtype"]], "model.compute_dtype": "bfloat16"}
 
 
 def _heads_only(foreign: ForeignValues, value: Any) -> bool:
@@ -148,7 +148,8 @@ _ENGINE = (
         "model.dtype",
         "model.compute_dtype",
         read=precision,
-        value_type=one_of(*DTYPES),
+        value_type=one_of(*PARAMETER_DTYPES),
+        warn=half_parameters("engine.model_dtype"),
         note="dtype of the parameters; computation is in bfloat16",
     ),
     *(

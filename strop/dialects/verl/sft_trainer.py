@@ -40,8 +40,8 @@ from strop.dialects.verl.gpus import one_gpu
 from strop.dialects.verl.hydra import read_command_line
 from strop.dialects.verl.later_sft_keys import OTHER_NAMES
 from strop.dialects.verl.later_sft_keys import ROWS as LATER
+from strop.dialects.verl.parameter_dtypes import PARAMETER_DTYPES, half_parameters
 from strop.dialects.verl.sft_converters import (
-    DTYPES,
     answer_columns,
     betas,
     imports,
@@ -84,8 +84,9 @@ _MODEL = (
         "model.dtype",
         "model.compute_dtype",
         read=precision,
-        value_type=one_of(*DTYPES),
-        note="dtype of the parameters; computation is in bfloat16; fp16 is not supported",
+        value_type=one_of(*PARAMETER_DTYPES),
+        warn=half_parameters("model.fsdp_config.model_dtype"),
+        note="dtype of the parameters; computation is in bfloat16",
     ),
     placement("model.fsdp_config.wrap_policy.min_num_params", 0, NO_SHARDS, supported=only(0)),
     placement("model.fsdp_config.cpu_offload", False, NO_SHARDS, supported=only(False)),

@@ -11,12 +11,12 @@ from strop.config.step_arithmetic import to_steps
 from strop.config.units import Amount
 from strop.dialects.ledger.key_mapping import (
     ForeignValues,
+    always,
     mapped,
     no_effect,
     not_on_page,
     only,
     placement,
-    refused,
     written_by,
 )
 from strop.dialects.ledger.value_types import INTEGER, STRING, STRING_OR_LIST, ValueType, nullable, one_of
@@ -166,8 +166,10 @@ def mode(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 def write_rollout_files(run: Run) -> Mapping[str, Any]:
-    """Write nothing: verl's key is a folder, and a run's rollouts are in the run folder."""
-    return {}
+    """Write a folder where the rollouts of every step are written."""
+    every = to_steps(run, run.record.rollouts_every)
+    is_every = every is not None and (every.count, every.unit) == (1, "steps")
+    return {"trainer.rollout_data_dir": str(run.folder_path / "rollouts") if is_every else None}
 
 
 @written_by(write_rollout_files)
@@ -338,10 +340,12 @@ ROWS = (
     FOLDER,
     *RESUME,
     mapped("trainer.remove_previous_ckpt_in_save", False, "checkpoint.keep", read=max_checkpoints),
-    refused(
+    placement(
         "trainer.del_local_ckpt_after_load",
         False,
-        "Strop never deletes a checkpoint before the next one is complete; leave it False",
+        "a checkpoint that is loaded stays until the next one is complete; trainer.max_actor_ckpt_to_keep bounds their "
+        "number",
+        supported=always,
     ),
     no_effect(
         "trainer.ray_wait_register_center_timeout",

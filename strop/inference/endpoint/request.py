@@ -43,6 +43,7 @@ _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto", "none"),
     "modalities": (None, ["text"]),
+    "skip_special_tokens": (None, False),
 }
 """Keys of unsupported features, with the values that do not request them."""
 

@@ -42,7 +42,6 @@ _ACCEPTED_KEYS = frozenset(
         "logprobs",
         "return_token_ids",
         "return_tokens_as_token_ids",
-        "skip_special_tokens",
         "user",
     )
 )
@@ -56,6 +55,7 @@ _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (None, 0),
     "logit_bias": (None, {}),
     "include_stop_str_in_output": (None, True),
+    "skip_special_tokens": (None, False),
 }
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens`."""

@@ -13,6 +13,7 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from strop.config.schema.inference_engine import NativeEngineConfig
+from strop.data.encoding.model_tokens import eos_token_ids
 from strop.errors import InferenceError
 from strop.inference.native.model.adapter import is_applicable
 from strop.inference.native.model.architecture import native_unsupported_reason
@@ -26,7 +27,6 @@ from strop.inference.native.sequences import SequenceBatch
 from strop.inference.native.step_lock import StepLock
 from strop.inference.native.stopping import StopStringMatcher
 from strop.inference.request_validation import refuse_prompt_logprobs, validate_request
-from strop.inference.stop_tokens import eos_token_ids
 from strop.inference.weight_files import read_weights
 from strop.models.shared_weights import model_weights
 from strop.models.vision.embedding import takes_images

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from strop.errors import EngineLostError, InferenceError
 from strop.inference.openai.requests import chat_body, completion_body, parse_reply
 from strop.inference.openai.vllm_server import VllmServer
 from strop.inference.request_validation import refuse_prompt_logprobs, validate_request
-from strop.inference.server_client import ServerClient
+from strop.inference.server_client import ServerClient, ServerRejectionError
 from strop.inference.stop_tokens import effective_stop_tokens
 from strop.inference.weight_files import share_weights
 from strop.protocols import EngineCapabilities, TrainerAddress
@@ -93,6 +93,9 @@ class OpenAiEngine:
         if section.weight_updates == "vllm":
             self._trained = VllmServer(self._client, section.model, section.holder or "strop")
         self._weights: SharedFile | None = None
+        self._keeps_special_tokens = True
+        """Whether the server's chat API is asked for special tokens in the text."""
+        self._has_separate_reasoning = False
         self._admitting = asyncio.Event()
         """Set while new requests are sent to the server; they wait while the engine is paused."""
         self._admitting.set()
@@ -117,7 +120,7 @@ class OpenAiEngine:
         self._check_open()
         if not self._started:
             self._thread.run(self._client.open())
-            self._thread.run(self._sample(_PROBE) if self._trained is None else self._trained.check())
+            self._thread.run(self._probe() if self._trained is None else self._trained.check())
             self._started = True
 
     def close(self) -> None:
@@ -172,6 +175,21 @@ class OpenAiEngine:
             self._check_open()
             raise
 
+    async def _probe(self) -> None:
+        """Sample one token. A server that rejects the parameter for special tokens is asked without it."""
+        try:
+            await self._sample(_PROBE)
+        except ServerRejectionError:
+            if self._section.api != "chat":
+                raise
+            self._keeps_special_tokens = False
+            await self._sample(_PROBE)
+            log.warning(
+                "The server (rollout.engine) rejects `skip_special_tokens: false`, so that the texts of its replies "
+                "lack the tokens that its tokenizer holds as special tokens, perhaps tags such as <think> or <answer>. "
+                "`api: completions` gets the tokens themselves."
+            )
+
     async def _sample(self, request: SampleRequest) -> Completion:
         await self._admitting.wait()
         async with self._client.slot():
@@ -190,12 +208,26 @@ class OpenAiEngine:
             return await self._trained.sample(request, self._eos_ids, self._vocab_size)
         model = self._section.model
         if self._section.api == "chat":
-            reply = await self._client.post("/chat/completions", chat_body(request, model))
-        else:
-            ends = effective_stop_tokens(request.sampling, self._eos_ids)
-            stops = sorted(token for token in ends if 0 <= token < self._vocab_size)
-            reply = await self._client.post("/completions", completion_body(request, model, stops))
+            body = chat_body(request, model, keeps_special_tokens=self._keeps_special_tokens)
+            reply = await self._client.post("/chat/completions", body)
+            completion = parse_reply(request, reply, self._encode, version=0)
+            self._report_separate_reasoning(reply["choices"][0]["message"])
+            return completion
+        ends = effective_stop_tokens(request.sampling, self._eos_ids)
+        stops = sorted(token for token in ends if 0 <= token < self._vocab_size)
+        reply = await self._client.post("/completions", completion_body(request, model, stops))
         return parse_reply(request, reply, self._encode, version=0)
+
+    def _report_separate_reasoning(self, message: Mapping[str, Any]) -> None:
+        """Warn once of a server that takes the reasoning out of the text."""
+        found = next((key for key in ("reasoning_content", "reasoning") if message.get(key)), None)
+        if found is not None and not self._has_separate_reasoning:
+            self._has_separate_reasoning = True
+            log.warning(
+                f"The server (rollout.engine) returns the reasoning of its replies in {found}, so that their "
+                "texts have no reasoning and no tags of it. Start it without a reasoning parser, or write "
+                "`api: completions`."
+            )
 
     def _encode(self, text: str) -> IntArray:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)

@@ -42,8 +42,12 @@ def completion_body(request: SampleRequest, model: str, stop_token_ids: list[int
     }
 
 
-def chat_body(request: SampleRequest, model: str) -> dict[str, Any]:
-    """Body for `/chat/completions`. Raises `InferenceError` for a prompt that is no conversation without tools."""
+def chat_body(request: SampleRequest, model: str, *, keeps_special_tokens: bool) -> dict[str, Any]:
+    """Body for `/chat/completions`; `keeps_special_tokens` asks for them in the text of the reply, by a parameter that
+    OpenAI's own API does not have.
+
+    Raises `InferenceError` for a prompt that is no conversation without tools.
+    """
     if not request.messages:
         raise InferenceError(
             f"request {request.id!r}: rollout.engine.api is chat, which sends conversations without tools; this "
@@ -52,6 +56,8 @@ def chat_body(request: SampleRequest, model: str) -> dict[str, Any]:
     sampling = _sampling(request)
     if request.sampling.stop_token_ids:
         sampling["stop_token_ids"] = list(request.sampling.stop_token_ids)
+    if keeps_special_tokens:
+        sampling["skip_special_tokens"] = False
     return {"model": model, "messages": [dict(message) for message in request.messages], **sampling}
 
 

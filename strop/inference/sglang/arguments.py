@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers import PretrainedConfig
 
+from strop.config.peft_adapter import adapter_options
 from strop.config.schema.inference_engine import SglangEngineConfig
 from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.errors import ConfigError
@@ -87,12 +88,13 @@ def adapter_arguments(
 
     Raises `ConfigError` for a model whose layers SGLang pads on the CPU, to which its adapters do not fit.
     """
-    targets = lora.targets
+    options = adapter_options(lora)
+    is_listed = lora.adapter is None and isinstance(options.targets, tuple)
     arguments = {
         "enable_lora": True,
         "max_loras_per_batch": 1,
-        "max_lora_rank": lora.rank,
-        "lora_target_modules": ["all"] if isinstance(targets, str) else list(targets),
+        "max_lora_rank": options.max_rank,
+        "lora_target_modules": list(options.targets or ()) if is_listed else ["all"],
     }
     if not on_cpu:
         return arguments

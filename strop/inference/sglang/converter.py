@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from strop.config.schema.model import ModelConfig
+from strop.data.encoding.model_tokens import eos_token_ids
 from strop.inference.native.stopping import StopStringMatcher
 from strop.inference.request_validation import validate_request
 from strop.inference.serving.images import RequestImages
 from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
 from strop.inference.stop_cut import cut_at_stop
-from strop.inference.stop_tokens import eos_token_ids
 from strop.models.loading import load_config, load_generation_config
 from strop.types import Completion, SampleRequest
 

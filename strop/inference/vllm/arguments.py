@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from strop.config.peft_adapter import adapter_options
 from strop.config.plan.memory import BYTES
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
@@ -65,7 +66,8 @@ def engine_arguments(
         "worker_extension_cls": WORKER_EXTENSION,
     }
     if model.lora is not None and loads_adapters(section, model):
-        rank = next((size for size in _LORA_RANKS if size >= model.lora.rank), model.lora.rank)
+        largest = adapter_options(model.lora).max_rank
+        rank = next((size for size in _LORA_RANKS if size >= largest), largest)
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
     if section.devices > 1:
         arguments["distributed_executor_backend"] = "mp"

@@ -12,12 +12,12 @@ import torch
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.data.encoding.model_tokens import eos_token_ids
 from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.request_validation import validate_request
 from strop.inference.serving.arguments import engine_dtype
 from strop.inference.serving.backend import SERVING_CAPABILITIES
 from strop.inference.serving.images import check_expansion, request_images
-from strop.inference.stop_tokens import eos_token_ids
 from strop.inference.vllm.arguments import (
     add_engine_kwargs,
     engine_arguments,

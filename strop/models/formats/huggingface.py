@@ -2,47 +2,102 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
+import torch
 from peft import PeftModel
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
+from strop.config.peft_adapter import CONFIG_FILE
+from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
+from strop.models.formats.stored_base import StoredBase, read_stored_base
 from strop.models.formats.weight_shards import write_weight_shards
-from strop.models.loading import silence_transformers, without_deepspeed
-from strop.models.lora import adapter_weights, merged_weights
+from strop.models.loading import without_deepspeed
+from strop.models.lora import adapter_weights, merged_weights, serving_layout
 from strop.models.packed_attention.forward import base_model
+from strop.models.silence import silence_transformers
 from strop.workers.atomic_folder import atomic_folder
 
 ADAPTER_FOLDER = "adapter"
 """Name of the adapter's folder inside the folder of the merged model."""
 
 
-def export_model(model: nn.Module, add_files: Callable[[Path], object], folder: Path) -> None:
+def export_model(
+    model: nn.Module,
+    add_files: Callable[[Path], object],
+    folder: Path,
+    *,
+    base: ModelConfig | None = None,
+    dtype: str | None = None,
+) -> None:
     """Write config, generation config and weights (safetensors) into `folder`.
-
-    `add_files` writes further files, such as the tokenizer's.
 
     For a model with an adapter, `folder` gets the merged weights, and `folder/adapter` the adapter in PEFT's
     format. A model that is there is replaced once the new one is complete. Raises `ModelError` if the folder cannot
     be written, or holds other files.
+
+    Args:
+        add_files: writes further files, such as the tokenizer's.
+        base: section of the model that an adapter is merged into. The merge has the data types of its files, and its
+            weights as they are there, even if the run holds them in a shorter type.
+        dtype: data type of all weights; if omitted, that of `base`'s files for an adapter, and otherwise the trained
+            parameters' own.
     """
     _require_replaceable(folder)
+    stored = (
+        read_stored_base(base, loaded=base_model(model).dtype)
+        if base and isinstance(model, PeftModel)
+        else StoredBase()
+    )
+    sizes: Counter[torch.dtype] = Counter()
+
+    def dtype_of(name: str, tensor: Tensor) -> torch.dtype:
+        chosen = (
+            getattr(torch, dtype) if dtype and tensor.is_floating_point() else stored.dtype_of(name, tensor)
+        )
+        sizes[chosen] += tensor.numel()
+        return cast(torch.dtype, chosen)
+
     try:
-        with atomic_folder(folder) as partial, silence_transformers(), without_deepspeed():
-            base = base_model(model)
-            base.save_pretrained(partial, state_dict={})  # the other files
-            write_weight_shards(base, merged_weights(model), partial)
-            add_files(partial)
+        with atomic_folder(folder) as unfinished, silence_transformers(), without_deepspeed():
+            whole = base_model(model)
+            whole.save_pretrained(unfinished, state_dict={})  # the other files
+            weights = merged_weights(model, originals=stored.weights, dtype=torch.float32)
+            write_weight_shards(whole, weights, unfinished, dtype_of=dtype_of)
+            _write_dtype(unfinished / "config.json", loaded=whole.dtype, written=sizes.most_common(1)[0][0])
+            add_files(unfinished)
             if isinstance(model, PeftModel):
-                write_adapter(model, partial / ADAPTER_FOLDER)
+                write_adapter(model, unfinished / ADAPTER_FOLDER)
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"The model could not be exported to {folder}: {getattr(error, 'strerror', None) or error}. Check that the "
             "folder can be written and that the disk has space."
         ) from error
+
+
+def _write_dtype(file: Path, *, loaded: torch.dtype, written: torch.dtype) -> None:
+    """Name the data type of the files, which transformers loads them in, in place of that in memory."""
+    old, new = (str(dtype).removeprefix("torch.") for dtype in (loaded, written))
+
+    def renamed(values: dict[str, object]) -> dict[str, object]:
+        return {
+            key: new
+            if (key, value) == ("dtype", old)
+            else renamed(value)
+            if isinstance(value, dict)
+            else value
+            for key, value in values.items()
+        }
+
+    if old != new:
+        values = renamed(json.loads(file.read_text(encoding="utf-8")))
+        file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _require_replaceable(folder: Path) -> None:
@@ -55,7 +110,30 @@ def _require_replaceable(folder: Path) -> None:
 
 def write_adapter(model: PeftModel, folder: Path) -> None:
     """Write the adapter in PEFT's format."""
-    model.save_pretrained(str(folder), state_dict=dict(adapter_weights(model)))
+    _write(model, dict(adapter_weights(model)), folder)
+
+
+def write_serving_adapter(model: PeftModel, folder: Path) -> None:
+    """Write the adapter in PEFT's format for an inference engine, with one rank and the scale alpha / rank.
+
+    vLLM and SGLang read one rank and one alpha for all modules, and SGLang no `use_rslora`. Factors of a smaller rank
+    are padded with zeros, and B takes the ratio of another scale. Raises ModelError for experts, whose factors stand
+    side by side.
+    """
+    factors = dict(adapter_weights(model))
+    layout = serving_layout(model)
+    if layout is None:
+        _write(model, factors, folder)
+        return
+    _write(model, dict(layout.rearranged(factors)), folder)
+    file = folder / CONFIG_FILE
+    uniform = {"r": layout.rank, "lora_alpha": layout.scale * layout.rank, "use_rslora": False}
+    values = json.loads(file.read_text()) | uniform | {"rank_pattern": {}, "alpha_pattern": {}}
+    file.write_text(json.dumps(values, indent=2, sort_keys=True))
+
+
+def _write(model: PeftModel, factors: dict[str, Tensor], folder: Path) -> None:
+    model.save_pretrained(str(folder), state_dict=factors)
     (folder / "README.md").unlink()  # PEFT's empty model card
 
 

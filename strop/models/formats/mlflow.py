@@ -14,6 +14,7 @@ from pathlib import Path
 
 from strop.errors import MissingExtraError, ModelError
 from strop.workers.atomic_folder import fsync_tree, replace_folder, restore_folder
+from strop.workers.atomic_write import remove_leftovers, temporary_path
 
 
 def require_mlflow() -> None:
@@ -34,11 +35,11 @@ def write_mlflow(model: Path, folder: Path, *, max_new_tokens: int) -> None:
     import mlflow.transformers
 
     # Imports torch, which a command that starts a run's processes does without.
-    from strop.models.loading import silence_transformers
+    from strop.models.silence import silence_transformers
 
-    partial = folder / ".mlflow.tmp"
+    partial = temporary_path(folder / "mlflow")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_leftovers(folder)
         with silence_transformers(), _silent_mlflow():
             mlflow.transformers.save_model(
                 str(model.resolve()),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -27,10 +28,15 @@ from transformers import (
     PreTrainedModel,
 )
 
+from strop.config.peft_adapter import CONFIG_FILE, AdapterOptions, read_adapter_options
 from strop.errors import ModelError
-from strop.models.loading import LOAD_ERRORS, silence_transformers
+from strop.models.loading import LOAD_ERRORS
+from strop.models.silence import silence_transformers
 
 _SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+_ADAPTER = "lora_adapter"
+_PEFT = "base_model.model."
+"""Start of the names in PEFT's models."""
 _LORA_A = re.compile(r"(.*)\.lora_A\.(?:\w+\.)?weight")
 
 
@@ -164,30 +170,37 @@ def _join_tensor(parts: Sequence[Tensor], name: str, folder: Path) -> Tensor:
 
 
 def _merge_adapter(weights: dict[str, Tensor], folder: Path, alpha: float | None) -> dict[str, Tensor]:
-    """W + (alpha / rank) B A for adapted weights; all under the model's own names."""
+    """W + scale B A for adapted weights; all under the model's own names."""
     adapted = {match[1]: name for name in weights if (match := _LORA_A.fullmatch(name))}
-    if adapted and alpha is None:
-        alpha = _read_alpha(folder)
+    options = _read_options(folder, alpha) if adapted else None
     merged = {}
     for name, tensor in weights.items():
         if ".lora_" in name:
             continue
         module = name.removesuffix(".weight").removesuffix(".base_layer")
-        if alpha is not None and name.endswith(".weight") and module in adapted:
+        if options is not None and name.endswith(".weight") and module in adapted:
             a = weights[adapted[module]].float()
             b = weights[adapted[module].replace(".lora_A.", ".lora_B.")].float()
-            tensor = (tensor.float() + (alpha / a.shape[0]) * (b @ a)).to(tensor.dtype)
-        merged[name.removeprefix("base_model.model.").replace(".base_layer.", ".")] = tensor
+            scale = options.scale(module.removeprefix(_PEFT), a.shape[0])
+            tensor = (tensor.float() + scale * (b @ a)).to(tensor.dtype)
+        merged[name.removeprefix(_PEFT).replace(".base_layer.", ".")] = tensor
     return merged
 
 
-def _read_alpha(folder: Path) -> float:
-    """The adapter's alpha, from the files that verl saves with it."""
-    for path in (folder / "lora_train_meta.json", folder / "lora_adapter" / "adapter_config.json"):
-        if path.is_file():
-            alpha = json.loads(path.read_text(encoding="utf-8")).get("lora_alpha")
-            if alpha:
-                return float(alpha)
+def _read_options(folder: Path, alpha: float | None) -> AdapterOptions:
+    """The adapter's scale, from the files that verl saves with it; `alpha` replaces theirs."""
+    options = None
+    if (folder / _ADAPTER / CONFIG_FILE).is_file():
+        options = read_adapter_options(folder / _ADAPTER, "The checkpoint")
+    meta = folder / "lora_train_meta.json"
+    if alpha is None and options is None and meta.is_file():
+        alpha = json.loads(meta.read_text(encoding="utf-8")).get("lora_alpha")
+    if alpha:
+        return (
+            AdapterOptions(rank=1, alpha=float(alpha)) if options is None else replace(options, alpha=alpha)
+        )
+    if options is not None:
+        return options
     raise ModelError(
         f"{folder} has an adapter, but neither lora_train_meta.json nor lora_adapter/adapter_config.json gives "
         "its lora_alpha. Pass the value of the run's configuration, such as lora_alpha=16."

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -25,12 +26,14 @@ def write_weight_shards(
     weights: Iterable[tuple[str, Tensor]],
     folder: Path,
     *,
+    dtype_of: Callable[[str, Tensor], torch.dtype] = lambda name, tensor: tensor.dtype,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write weights under Hugging Face's names, as transformers loads them; one file in memory at a time.
 
     transformers keeps the weights of some families in other tensors than their files do, such as those of all experts
-    of a layer in one, so that each layer is converted back as a whole.
+    of a layer in one, so that each layer is converted back as a whole. `dtype_of` gives the data type of a tensor by
+    its name in the files.
     """
     files: list[tuple[Path, dict[str, int]]] = []
     shard: dict[str, Tensor] = {}
@@ -42,7 +45,8 @@ def write_weight_shards(
         files.append((path, {name: tensor.nbytes for name, tensor in shard.items()}))
         shard.clear()
 
-    for name, tensor in _converted(model, weights):
+    for name, converted in _converted(model, weights):
+        tensor = converted.to(dtype_of(name, converted))
         if shard and size + tensor.nbytes > max_shard_bytes:
             write()
             size = 0

@@ -23,6 +23,7 @@ from strop.models.packed_attention.options import AttentionOptions
 from strop.models.packed_attention.segments import PackedSegments
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.packed_attention.tensor_parallel import TensorGroup
+from strop.models.silence import one_line
 from strop.models.vision.embedding import decoder_mask, embed_images, sees_whole_images, use_host_plans
 from strop.transfers import to_device
 from strop.types import BoolArray, MicroBatch
@@ -307,6 +308,8 @@ def _probe(base: PreTrainedModel) -> str | None:
         )[0][0]
     except ModelError as error:
         return str(error)
+    except Exception as error:  # noqa: BLE001  (the model is foreign code, and runs with padding)
+        return f"it cannot be run with packed sequences ({one_line(error)})"
     finally:
         _set_text_attention(base, own)
         base.train(training)

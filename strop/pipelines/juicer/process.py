@@ -62,7 +62,10 @@ class ServiceProcess:
     def ended(self) -> str | None:
         """The end of the process; None while it runs."""
         code = self._process.poll()
-        return None if code is None else f"it ended {describe_exit(code)}"
+        if code is None:
+            return None
+        self.close()  # with its operators, at once: later another process may have its number
+        return f"it ended {describe_exit(code)}"
 
     def log_tail(self) -> str:
         """The last lines that the service has written."""

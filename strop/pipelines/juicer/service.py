@@ -11,16 +11,20 @@ With --owned the service ends when its standard input is closed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import errno
 import hmac
 import importlib
 import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,6 +40,14 @@ _RECIPE_KEYS = ("process", "text_keys", "np")
 _WITHOUT_EFFECT = ("project_name", "dataset_path", "export_path")
 """Keys of a recipe that say where rows come from and go to, which a request does."""
 _BATCH_ROWS = 1000
+HEADER_SECONDS = 10.0
+"""Timeout for the headers of the first request, with the token, after a connection was opened."""
+MAX_STRANGERS = 64
+"""Maximum number of connections without a request that has the token; one more closes the oldest."""
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_RETRY_SECONDS = 0.1
+_WARNING_SECONDS = 60.0
+"""Shortest time between two warnings about connections that cannot be accepted."""
 
 
 class RequestError(Exception):
@@ -150,12 +162,78 @@ def _write(rows: Any, effects: list[dict[str, Any]], target: Path) -> None:
             writer.write_table(table.cast(schema))
 
 
+class Server(ThreadingHTTPServer):
+    """A thread for each connection. Connections that bring no request with the token are few, and closed after a time:
+    every user of the machine can connect."""
+
+    request_queue_size = 128
+
+    def __init__(self, port: int) -> None:
+        self._strangers: dict[Any, float] = {}
+        """Connections without a request that has the token, and when they are closed; oldest first."""
+        self._lock = threading.Lock()
+        self._next_warning = 0.0
+        super().__init__(("127.0.0.1", port), Handler)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection. Where the table of files is full, the oldest stranger makes place for a later try."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _NO_RESOURCES:
+                if time.monotonic() >= self._next_warning:
+                    self._next_warning = time.monotonic() + _WARNING_SECONDS
+                    print(f"A connection cannot be accepted: {error.strerror}.", file=sys.stderr, flush=True)
+                self._close_strangers(1)
+                time.sleep(_RETRY_SECONDS)
+            raise  # the loop of the server tries again
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own."""
+        with self._lock:
+            self._strangers[request] = time.monotonic() + HEADER_SECONDS
+            surplus = len(self._strangers) - MAX_STRANGERS
+        self._close_strangers(surplus)
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Close the strangers whose time is over; the server calls this twice a second."""
+        with self._lock:
+            late = sum(until < time.monotonic() for until in self._strangers.values())
+        self._close_strangers(late)
+
+    def admit(self, request: Any) -> None:
+        """A connection has brought the token, or has ended."""
+        with self._lock:
+            self._strangers.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self.admit(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print an error of the service; that a client has gone is none."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+    def _close_strangers(self, count: int) -> None:
+        with self._lock:
+            oldest = [*self._strangers][: max(0, count)]
+            for request in oldest:
+                del self._strangers[request]
+                with contextlib.suppress(OSError):  # it may have closed itself
+                    request.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
+
+
 class Handler(BaseHTTPRequestHandler):
     """Requests of one connection."""
 
     sessions: ClassVar[dict[str, Session]] = {}
     token: ClassVar[str] = ""
     protocol_version = "HTTP/1.1"
+    timeout = 600.0
+    """Seconds for which a client may neither send nor receive."""
 
     def do_GET(self) -> None:
         """The state of the service."""
@@ -204,7 +282,11 @@ class Handler(BaseHTTPRequestHandler):
             shutil.copyfileobj(file, self.wfile)
 
     def _receive(self, body: Path) -> None:
-        left = int(self.headers.get("Content-Length") or 0)
+        length = self.headers.get("Content-Length") or "0"
+        if not (length.isascii() and length.isdecimal()):
+            self.close_connection = True
+            raise RequestError("Content-Length is no number of bytes")
+        left = int(length)
         with body.open("wb") as file:
             while left and (block := self.rfile.read(min(left, 2**20))):
                 left -= len(block)
@@ -229,6 +311,7 @@ class Handler(BaseHTTPRequestHandler):
     def _is_allowed(self) -> bool:
         given = self.headers.get("Authorization", "")
         if hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+            self.server.admit(self.connection)  # type: ignore[attr-defined]
             return True
         self.close_connection = True
         self._answer_json(401, {"error": f"the token is missing or wrong; it is the service's {TOKEN}"})
@@ -263,7 +346,7 @@ def main() -> None:
         sys.exit(f"Set the environment variable {TOKEN} to a token that requests must have.")
     if arguments.owned:
         threading.Thread(target=_end_with_input, daemon=True).start()
-    server = ThreadingHTTPServer(("127.0.0.1", arguments.port), Handler)
+    server = Server(arguments.port)
     print(json.dumps({"port": server.server_port}), flush=True)
     os.dup2(2, 1)  # what Data-Juicer prints goes to the log
     server.serve_forever()

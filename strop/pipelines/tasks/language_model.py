@@ -21,7 +21,7 @@ URL_VARIABLE = "OPENAI_BASE_URL"
 
 
 class LanguageModel:
-    """A language model and the cache of its replies, so that no request is sent twice."""
+    """A language model and the cache of its replies, so that no answered request is sent again."""
 
     def __init__(
         self,

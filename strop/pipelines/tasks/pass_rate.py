@@ -16,6 +16,7 @@ from strop.pipelines.tasks.filters import outside
 from strop.pipelines.tasks.llm_operators import plain_rows
 from strop.pipelines.tasks.parts import ROW_ID
 from strop.pipelines.tasks.protocol import PipelineServices, Processed, Removal, Rewards, kept
+from strop.reward_comparison import reaches
 from strop.rewards.judges.chat_client import JudgeReply
 from strop.rewards.judges.judge_cache import JudgeCache, cache_key
 
@@ -43,7 +44,7 @@ class PassRate:
         for row, found in enumerate(rewards):
             if found.scored:
                 values = np.array(found.scored)
-                rate[row] = (values >= self._section.pass_reward).mean()
+                rate[row] = reaches(values, self._section.pass_reward).mean()
                 mean[row], deviation[row] = values.mean(), values.std()
         for name, values in zip(self.adds, (rate, mean, deviation), strict=True):
             table = with_column(table, name, pa.array(values, from_pandas=True))
@@ -55,7 +56,8 @@ class PassRate:
             for removal in outside(rate, self._section.min, self._section.max, "pass_rate")
         }
         if self._section.min_reward_std > 0:
-            for removal in outside(deviation, self._section.min_reward_std, None, "reward_std"):
+            # rounded, because rewards are sums of floating-point numbers
+            for removal in outside(np.round(deviation, 9), self._section.min_reward_std, None, "reward_std"):
                 removals.setdefault(removal.row, removal)
         removals.update((removal.row, removal) for removal in faults)
         unscored = int(np.isnan(rate).sum()) - len(faults)

@@ -10,7 +10,7 @@ from typing import Any
 
 from strop.config.schema.sandbox import LocalSandboxConfig, SandboxConfig
 from strop.rewards.code.cases import CodeTest, code_tests
-from strop.rewards.code.extraction import complete_program, extract_program
+from strop.rewards.code.extraction import complete_program, extract_program, prompt_beginning
 from strop.sandbox.protocol import Sandbox
 from strop.sandbox.registry import open_sandbox
 
@@ -33,14 +33,20 @@ def code_reward(
     The program is the last fenced block of Python, else the entire text. With `entry_point`, a function that
     the prompt begins, it follows the prompt's code. `answer` has the tests: Python code, a list of asserts, or
     inputs and outputs; `max_tests` uses only the first of them. Tests that have not ended after
-    `budget_seconds` count as failed.
+    `budget_seconds` count as failed. Tests that are Python code run in a process of their own, which gets copies of
+    the program's values (`strop/sandbox/inside/`).
 
     Raises ValueError if the answer has no tests of a known form, and SandboxError if the sandbox fails.
     """
     program = extract_program(completion)
+    beginning = None
     if entry_point is not None and prompt:
-        program = complete_program(program, str(prompt[-1]["content"]), entry_point)
-    tests = code_tests(program, answer, entry_point=entry_point, separate=partial)[:max_tests]
+        beginning = prompt_beginning(str(prompt[-1]["content"]), entry_point)
+    if entry_point is not None and beginning is not None:
+        program = complete_program(program, beginning, entry_point)
+    tests = code_tests(program, answer, entry_point=entry_point, separate=partial, beginning=beginning or "")[
+        :max_tests
+    ]
     outcomes = run_tests(open_sandbox(sandbox), tests, sandbox.concurrency, budget_seconds, partial)
     return sum(outcomes) / len(outcomes) if partial else float(all(outcomes))
 

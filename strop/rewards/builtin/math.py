@@ -1,37 +1,38 @@
-"""`math`: LaTeX answers, compared by math-verify as mathematical expressions."""
+"""`math`: answers in LaTeX or plain text, compared as mathematical objects."""
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from sympy import Basic, Float, Rational
+from sympy import Basic
 
-from strop.rewards.builtin.math_limits import MAX_CHARS, check_expression, check_latex
+from strop.rewards.builtin.answer_values import mathematical_answer_text
+from strop.rewards.builtin.math_limits import MAX_CHARS, check_latex
 from strop.rewards.builtin.math_text import (
-    approximation,
+    answers_in_text,
     is_same_text,
     last_boxed,
-    rounding_error,
-    spellings,
-    without_percent,
+    plain_text,
+    stated_answer,
 )
 from strop.rewards.limits import SizeLimitError, zero_beyond_limits
+from strop.rewards.mathematics.equality import is_equal
+from strop.rewards.mathematics.nodes import Node, ParseError, Quantity, UnsupportedError, walk
+from strop.rewards.mathematics.parser import parse_answer
 
-_EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
-_ANSWER_LINE = re.compile(r"(?i:answer)\**+\s*:(.+)")
-_FORMULA_BORDER = re.compile(r"(\$+|\\[()\[\]])")
-_MAX_SEARCHED_CHARS = 8000
-"""Length of the end of a response that `flexible` searches; the work is quadratic in it."""
+_DECIMAL = re.compile(r"\s*-?\d+\.\d+\s*")
+_DECIMAL_COMMA = re.compile(r"\s*(-?\d+),(\d+)\s*")
+_CHOICE = re.compile(r"(?:(?i:option|choice)\s*)?\(?([A-Z])\)?")
+_STATED_CHOICE = re.compile(
+    r"\W*(?:\\text(?:bf)?\s*\{\s*)?\(?([A-Z])(?:\)|[.:])(?:\s*\})?(?:\s|\\[ ,~]|~)*\S.*", re.DOTALL
+)
 
-# math-verify warns that its own time limits are off. They use SIGALRM, which works in a main thread only; the
-# limit of `execution/worker.py` works in any thread.
-logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+_SYMPY_ERRORS = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, NotImplementedError)
+"""Errors of sympy on expressions without a meaning, such as the integral of a matrix."""
 
 
 @zero_beyond_limits
@@ -39,22 +40,18 @@ def math_reward(completion: str, answer: Any, *, method: Literal["strict", "flex
     r"""1 if the completion's answer equals the task's answer, else 0.
 
     `strict` reads the last `\boxed{...}`; if there is none, the rest of the line after the last `Answer:`.
-    `flexible` lets math-verify search the end of the text. `answer` is LaTeX, with or without `\boxed{}` or dollar
-    signs around it, or a number. An answer that is too large to evaluate (see `math_limits`) is equal only to the
-    same text.
+    `flexible` also reads the end of a text without a box: the last formula or number, or the one after the last
+    `answer is`. `answer` is LaTeX, with or without `\boxed{}` or dollar signs around it, a number, or a solution in the
+    form of GSM8K, whose part after `####` counts. An answer that is too large to evaluate (see `math_limits`) is equal
+    only to the same text.
 
-    Raises ValueError if the task's answer cannot be parsed.
+    Raises ValueError for a task's answer that is null, NaN, infinite, empty, or a number with a trailing period.
     """
-    gold = _gold(str(answer))
-    if method == "flexible" and (stated := last_boxed(completion)) is None:
-        return float(_agrees(gold, answers_in_text(completion)))
-    if method == "strict":
-        stated = _stated(completion)
-    if stated is None or not stated.strip():
-        return 0.0
-    if is_same_text(stated, gold.latex):
-        return 1.0
-    return float(_is_equal(gold, stated))
+    gold = _gold(mathematical_answer_text(answer))
+    if method == "flexible" and last_boxed(completion) is None:
+        return float(any(_agrees(gold, found) for found in answers_in_text(completion)))
+    stated = stated_answer(completion)
+    return float(stated is not None and bool(stated.strip()) and _agrees(gold, stated))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,10 @@ class _Gold:
     """The task's answer: as text, and parsed."""
 
     latex: str
-    parsed: list[Any]
+    readings: list[Node]
+    """Parsed answer; empty for text that is not mathematics."""
+    is_unsupported: bool
+    """Whether it has an operator that math-verify evaluates."""
     is_evaluable: bool
     """Whether it is within the limits."""
     max_chars: int
@@ -72,102 +72,84 @@ class _Gold:
 @lru_cache(maxsize=1024)
 def _gold(answer: str) -> _Gold:
     """Parsed answer of the task; parsed once for all responses of a group."""
+    answer = answer.rpartition("####")[2]
     inside = last_boxed(answer)
     latex = answer.strip().strip("$") if inside is None else inside
     max_chars = MAX_CHARS + 4 * len(latex)
     try:
         check_latex(latex, max_chars)
-        parsed = _parse(latex)
-        check_expression(parsed[0] if parsed else None)
-    except SizeLimitError:
-        return _Gold(latex, [latex], False, max_chars)
-    if not parsed:
-        raise ValueError(f"the task's answer {answer!r} cannot be parsed as mathematics")
-    return _Gold(latex, parsed, True, max_chars)
+        return _Gold(latex, *_readings(latex), True, max_chars)
+    except (SizeLimitError, RecursionError):
+        return _Gold(latex, [], False, False, max_chars)
 
 
-def _parse(latex: str) -> list[Any]:
-    return list(parse(f"\\boxed{{{latex}}}", _EXTRACTION, parsing_timeout=None))
+def _readings(latex: str) -> tuple[list[Node], bool]:
+    """Readings of an answer, and whether it has an operator that only math-verify evaluates."""
+    try:
+        return parse_answer(latex), False
+    except UnsupportedError:
+        return [], True
+    except ParseError:
+        return [], False
 
 
-def _stated(text: str) -> str | None:
-    inside = last_boxed(text)
-    if inside is None:
-        lines = _ANSWER_LINE.findall(text)
-        inside = lines[-1].lstrip("$* ").rstrip("$*. ") if lines else None
-    return inside
-
-
-def _is_equal(gold: _Gold, stated: str) -> bool:
-    """Whether the answer, in any spelling, equals the task's answer, or the task's percentage its number."""
+def _agrees(gold: _Gold, stated: str) -> bool:
+    """Whether a stated answer equals the task's answer."""
+    if is_same_text(stated, gold.latex):
+        return True
     if not gold.is_evaluable:
         raise SizeLimitError("the task's answer is too large to evaluate")
     check_latex(stated, gold.max_chars)
-    if _is_wrong_approximation(gold, stated):
-        return False
-    golds = [gold]
-    number = without_percent(gold.latex)
-    if number is not None and without_percent(stated) is None:
-        golds.append(_gold(number))
-    return any(_agrees(each, _parsed(latex, gold)) for latex in spellings(stated) for each in golds)
+    comma = _DECIMAL_COMMA.fullmatch(stated)
+    if comma is not None and _DECIMAL.fullmatch(gold.latex):
+        stated = f"{comma[1]}.{comma[2]}"
+    readings, is_unsupported = _readings(stated)
+    if gold.readings and readings:
+        if any(is_equal(one, other) for one in gold.readings for other in readings):
+            return True
+        if _has_unit(gold.readings) != _has_unit(readings) and _agrees_in_units(gold.latex, stated):
+            return True
+    elif is_unsupported or gold.is_unsupported:
+        return _agrees_by_math_verify(gold, stated)
+    plain = plain_text(gold.latex)
+    if plain == plain_text(stated):
+        return not gold.readings or not readings or gold.readings == readings
+    choice = _CHOICE.fullmatch(plain)
+    stated_choice = _CHOICE.fullmatch(plain_text(stated)) or _STATED_CHOICE.fullmatch(stated)
+    return choice is not None and stated_choice is not None and choice[1] == stated_choice[1]
 
 
-def _parsed(latex: str, gold: _Gold) -> list[Any]:
-    """The parsed answer, and the answer with its decimals as fractions. Raises SizeLimitError."""
-    check_latex(latex, gold.max_chars)
-    found = _parse(latex)
-    if found and isinstance(found[0], Basic) and found[0].has(Float) and not isinstance(found[0], Float):
-        found.append(found[0].replace(lambda node: node.is_Float, lambda node: Rational(str(node))))
-    return found
+def _has_unit(readings: list[Node]) -> bool:
+    return any(isinstance(node, Quantity) for reading in readings for node in walk(reading))
 
 
-def _agrees(gold: _Gold, found: list[Any]) -> bool:
-    if found and type(found[0]) is type(gold.parsed[0]) and found[0] == gold.parsed[0]:
-        return True
-    for each in found:
-        check_expression(each)
-    return bool(verify(gold.parsed, found, timeout_seconds=None, allow_set_relation_comp=True))
-
-
-def _is_wrong_approximation(gold: _Gold, stated: str) -> bool:
-    r"""Whether the answer is `a \approx b` where b is not a rounding of a."""
-    sides = approximation(stated)
-    if sides is None:
-        return False
-    left, right = (_parsed(side, gold) for side in sides)
-    if not (
-        left and right and all(isinstance(side[0], Basic) and side[0].is_number for side in (left, right))
-    ):
-        return False
-    return bool(abs(left[0].evalf() - right[0].evalf()) > rounding_error(sides[1]) * 1.001)
-
-
-def answers_in_text(text: str) -> list[Any]:
-    """Answers that math-verify finds in the end of a text; formulas beyond the limits are left out."""
-    return checked_answers(text, _EXTRACTION)
-
-
-def checked_answers(
-    text: str, extraction: Sequence[LatexExtractionConfig | ExprExtractionConfig]
-) -> list[Any]:
-    """Answers of the given kinds that math-verify finds in the end of a text.
-
-    Formulas beyond the limits are left out. Raises SizeLimitError for an answer beyond them.
-    """
-    pieces = _FORMULA_BORDER.split(text[-_MAX_SEARCHED_CHARS:])
-    if len(pieces) > 1 or "^" in text or "**" in text:
-        pieces = [_harmless(piece) for piece in pieces]
-    found = list(parse("".join(pieces), extraction, parsing_timeout=None))
-    for each in found:
-        check_expression(each)
-    return found
-
-
-def _harmless(piece: str) -> str:
-    """The text between two borders of formulas, or a space if it has a formula that exceeds a limit."""
-    is_prose = piece.count(" ") > len(piece) / 50
+def _agrees_in_units(gold: str, stated: str) -> bool:
+    """Whether two answers are equal where a letter after a number is a unit in both."""
     try:
-        check_latex(piece, _MAX_SEARCHED_CHARS if is_prose else MAX_CHARS)
-    except SizeLimitError:
-        return " "
-    return piece
+        both = [parse_answer(latex, units=True) for latex in (gold, stated)]
+    except ParseError:
+        return False
+    return all(map(_has_unit, both)) and any(is_equal(one, other) for one in both[0] for other in both[1])
+
+
+def _agrees_by_math_verify(gold: _Gold, stated: str) -> bool:
+    """Equality of answers with sums, integrals, limits or derivatives, by the values that sympy gives them."""
+    golds = gold.readings or _evaluated(gold.latex, gold.max_chars)
+    return any(is_equal(one, other) for other in _evaluated(stated, gold.max_chars) for one in golds)
+
+
+def _evaluated(text: str, max_chars: int) -> list[Node]:
+    """Readings of an answer, or of its value; empty for one that sympy cannot evaluate."""
+    from sympy import latex
+
+    from strop.rewards.builtin.math_verify_search import parse_boxed
+
+    readings, is_unsupported = _readings(text)
+    if not is_unsupported:
+        return readings
+    found = parse_boxed(text, max_chars)
+    try:
+        value = found[0].doit() if found and isinstance(found[0], Basic) else None
+    except _SYMPY_ERRORS:
+        return []
+    return [] if value is None else _readings(latex(value))[0]

@@ -6,16 +6,10 @@ from typing import Any
 
 from strop.rewards.builtin.math import math_reward
 
-_GSM8K = "####"
-
 
 def math_in_text_reward(completion: str, answer: Any) -> float:
-    """1 if math-verify finds the task's answer in the completion, in any form, else 0.
+    """1 if the end of the completion states the task's answer, in any form, else 0.
 
-    This is Trinity-RFT's accuracy reward. An answer in the form of GSM8K counts from its last `####`. Raises
-    ValueError if the answer cannot be parsed.
+    The role of Trinity-RFT's accuracy reward: `math` with the method `flexible`. Raises ValueError as `math` does.
     """
-    found = str(answer).rpartition(_GSM8K)[2].strip()
-    return math_reward(
-        completion, found.replace(",", "") if _GSM8K in str(answer) else found, method="flexible"
-    )
+    return math_reward(completion, answer, method="flexible")

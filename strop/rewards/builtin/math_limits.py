@@ -160,11 +160,14 @@ def check_expression(expression: object) -> None:
     max_exponent = MAX_TERMS
     if expression.has(Function) or isinstance(expression, Relational):
         max_exponent = MAX_EXPONENT_OF_FUNCTIONS
+    integrals = 0
     for count, node in enumerate(_nodes(expression)):
         if count > MAX_NODES:
             raise SizeLimitError(f"the answer has more than {MAX_NODES} nodes")
-        if isinstance(node, Integral) and len(node.limits) > 1:
-            raise SizeLimitError("the answer has an integral over several variables")
+        if isinstance(node, Integral):
+            integrals += len(node.limits)
+            if integrals > 1 or len(node.function.free_symbols) > 1:
+                raise SizeLimitError("the answer has an integral over several variables, or with parameters")
         if isinstance(node, Sum | Product):
             _check_range(node)
         elif isinstance(node, Pow) and isinstance(node.base, MatrixBase | MatrixExpr):
@@ -192,7 +195,7 @@ def _check_range(node: Sum | Product) -> None:
     for _, first, last in node.limits:
         if isinstance(first, Integer) and isinstance(last, Integer):
             terms *= max(int(last) - int(first) + 1, 1)
-        elif last.is_number and last.is_finite:
+        elif last.is_number and (last.is_finite or isinstance(node, Product)):
             terms *= MAX_TERMS + 1  # a bound that is not a literal
     if terms > MAX_TERMS:
         raise SizeLimitError(f"the answer has a sum or a product of more than {MAX_TERMS} terms")

@@ -1,4 +1,4 @@
-r"""Text of LaTeX answers: the boxed part of a response, and other spellings of the same answer."""
+r"""Stated answers of responses: the boxed part, the line after `Answer:`, and the formulas of a text."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import re
 
 _BARE_BOX = re.compile(r"\\boxed[ \t]*+([^\s${}\\][^\s${}]*|\\[^\s$]+)")
 _BRACE = re.compile(r"(?<!\\)[{}]")
-_PREFIX = re.compile(r"\\(?:text|textbf|mathrm)\s*+\{[^{}]*?(?:\b(?:is|are|equals)|[:=])\s*+:?\s*+\}")
-_ROOT = re.compile(r"√\s*+(\{[^{}]*\}|\([^()]*\)|\d++(?:\.\d++)?|[a-zA-Z])")
-_APPROXIMATION = re.compile(r"\\approx(?![a-zA-Z])|≈|\\simeq(?![a-zA-Z])")
-_PERCENT = re.compile(r"\\?%")
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-_SUPERSCRIPT = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
-_CHARACTERS = {
-    "−": "-",
-    "°": r"^\circ ",
-    "π": r"\pi ",
-    "∞": r"\infty ",
-    "×": r"\times ",
-    "·": r"\cdot ",
-    "÷": r"\div ",
-    "≤": r"\le ",
-    "≥": r"\ge ",
-    "½": r"\frac{1}{2}",
-}
+_ANSWER_LINE = re.compile(r"(?i:answer)\**+\s*:(.+)")
+_MAX_SEARCHED_CHARS = 8000
+"""Length of the end of a response that `flexible` searches."""
+_ANSWER_IS = re.compile(r"(?i:answer)\**+\s*+(?:is|are|:|=)\s*+:?")
+_FORMULA = re.compile(
+    r"\$\$([^$]+)\$\$|(?<!\\)\$((?:\\\$|[^$\n])+?)(?<!\\)\$"
+    r"|\\\[((?:(?!\\[\[\]]).)+)\\\]|\\\(((?:(?!\\[()]).)+)\\\)",
+    re.DOTALL,
+)
+_JOINT = re.compile(r"\s*+(?:,(?:\s*+(?:and|or))?|and|or)\s*")
+_PLAIN_NUMBER = re.compile(
+    r"(?<![\w.^{])[-−+]?[$€£¥]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)(?:e[+-]?\d+)?"
+    r"(?:\s?[/^:*+-]\s?\d+(?:\.\d+)?)*(?:\s?(?:%|\\%))?"
+)
+_SPACE = re.compile(r"\s+")
+_KEPT_SPACE = re.compile(r"(?<=[\w,]) (?=\w)")
+_FONT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 
 
 def last_boxed(text: str) -> str | None:
@@ -45,36 +44,84 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def spellings(latex: str) -> list[str]:
-    """The answer as it stands, then in plain LaTeX, if that differs: without words, a final period, or symbols."""
-    plain = _PREFIX.sub("", latex, count=1).strip().rstrip(".,;").strip()
-    for character, command in _CHARACTERS.items():
-        plain = plain.replace(character, command)
-    plain = _SUPERSCRIPT.sub(lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", plain)
-    plain = _ROOT.sub(lambda found: rf"\sqrt{{{found[1].strip('{}')}}}", plain)
-    return [latex] if plain in ("", latex) else [latex, plain]
+def stated_answer(text: str) -> str | None:
+    r"""Content of the last `\boxed{...}`, else the rest of the line after the last `Answer:`; None without both."""
+    inside = last_boxed(text)
+    if inside is None:
+        lines = _ANSWER_LINE.findall(text)
+        inside = lines[-1].lstrip("$* ").rstrip("$*. ") if lines else None
+    return inside
 
 
-def approximation(latex: str) -> tuple[str, str] | None:
-    r"""The two sides of `a \approx b`; None if the answer is not an approximation."""
-    sides = _APPROXIMATION.split(latex)
-    return (sides[0], sides[1]) if len(sides) == 2 else None
+def answers_in_text(text: str) -> list[str]:
+    """Answers that the end of a text may state: after the last `answer is`, else its last formula or number.
+
+    Formulas that only commas, `and` or `or` separate are one list.
+    """
+    text = text[-_MAX_SEARCHED_CHARS:]
+    for found in reversed(list(_ANSWER_IS.finditer(text))):
+        line = text[found.end() :].lstrip(" *\n").split("\n", 1)[0]
+        answers = _first_answers(line)
+        if answers:
+            has_digit = any(each.isdigit() for answer in answers for each in answer)
+            return answers if has_digit else [*answers, *_last_answer(text)]
+    return _last_answer(text)
 
 
-def rounding_error(decimal: str) -> float:
-    """Maximum error of a number that is rounded to the digits that are written."""
-    digits = re.sub(r"[^\d.]", "", decimal)
-    whole, point, fraction = digits.partition(".")
-    zeros = len(whole) - len(whole.rstrip("0"))
-    return 0.5 * 10.0 ** (-len(fraction) if point else zeros)
+def _last_answer(text: str) -> list[str]:
+    formulas = list(_FORMULA.finditer(text))
+    numbers = list(_PLAIN_NUMBER.finditer(_FORMULA.sub(lambda each: " " * len(each[0]), text)))
+    numbers = [number for number in numbers if any(each.isdigit() for each in number[0])]
+    if formulas and (not numbers or formulas[-1].end() > numbers[-1].end()):
+        return [_joined(text, formulas)]
+    return [numbers[-1][0]] if numbers else []
 
 
-def without_percent(latex: str) -> str | None:
-    """The answer without its percent sign; None if it has none."""
-    plain = _PERCENT.sub("", latex)
-    return None if plain == latex else plain
+def _first_answers(line: str) -> list[str]:
+    formulas = list(_FORMULA.finditer(line))
+    if formulas:
+        first = [formulas[0]]
+        for following in formulas[1:]:
+            if not _JOINT.fullmatch(line[first[-1].end() : following.start()]):
+                break
+            first.append(following)
+        return [_joined(line, first)]
+    whole = line.strip().rstrip("*. ")
+    number = _PLAIN_NUMBER.search(line)
+    answers = [whole] if whole and len(whole) < 100 else []
+    if number is not None and any(each.isdigit() for each in number[0]):
+        answers.append(number[0])
+    return answers
+
+
+def _joined(text: str, formulas: list[re.Match[str]]) -> str:
+    """The last formula, with those before it that only a comma, `and` or `or` separates."""
+    parts = [_content(formulas[-1])]
+    for position in range(len(formulas) - 1, 0, -1):
+        between = text[formulas[position - 1].end() : formulas[position].start()]
+        if not _JOINT.fullmatch(between):
+            break
+        parts.append(_content(formulas[position - 1]))
+    return ", ".join(reversed(parts))
+
+
+def _content(formula: re.Match[str]) -> str:
+    return next(group for group in formula.groups() if group is not None)
 
 
 def is_same_text(one: str, other: str) -> bool:
-    """Whether two answers differ in spaces only."""
-    return "".join(one.split()) == "".join(other.split())
+    """Whether two answers differ only in spaces without a meaning: `4 2` is not `42`, and `1, 234` is not `1,234`."""
+    return _without_spaces(one) == _without_spaces(other)
+
+
+def _without_spaces(text: str) -> str:
+    text = _SPACE.sub(" ", text.strip())
+    kept = _KEPT_SPACE.sub("\0", text)
+    return kept.replace(" ", "").replace("\0", " ")
+
+
+def plain_text(latex: str) -> str:
+    """An answer without fonts, formula borders, sizes and trailing periods, for the comparison of texts."""
+    text = _FONT.sub(r"\1", latex.strip().strip("$"))
+    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])|\\[,;:! ]", "", text).replace(r"\dfrac", r"\frac")
+    return _without_spaces(text.strip().rstrip(".").replace("**", ""))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from strop.rewards.code.separated import separated
 from strop.sandbox.protocol import Program, ProgramResult
 
 _FORMS = (
@@ -36,22 +37,25 @@ class CodeTest:
     passes: Callable[[ProgramResult], bool]
 
 
-def code_tests(program: str, answer: Any, *, entry_point: str | None, separate: bool) -> list[CodeTest]:
-    """The tests of a program. `separate` runs each assert of a list on its own.
+def code_tests(
+    program: str, answer: Any, *, entry_point: str | None, separate: bool, beginning: str = ""
+) -> list[CodeTest]:
+    """The tests of a program. `separate` runs each assert of a list on its own; `beginning` is code of the prompt,
+    whose helper functions the tests may use.
 
     Raises ValueError if the task's answer has no known form.
     """
     spec = _parsed(answer)
     if isinstance(spec, str):
-        return _asserts(program, [_with_check(spec, entry_point)], separate)
+        return [_check(program, spec, entry_point, beginning)]
     if isinstance(spec, Mapping):
         entry_point = spec.get("entry_point", entry_point)
         if isinstance(spec.get("test"), str):
-            return _asserts(program, [_with_check(spec["test"], entry_point)], separate)
+            return [_check(program, spec["test"], entry_point, beginning)]
         for key in ("test_list", "assert_case", "tests"):
             if key in spec:
                 setup = str(spec.get("test_setup_code") or "")
-                return _asserts(f"{program}\n{setup}", _texts(spec[key]), separate)
+                return _asserts(program, _texts(spec[key]), separate, setup)
         if {"inputs", "outputs"} <= set(spec):
             return _cases(program, list(spec["inputs"]), list(spec["outputs"]), spec.get("fn_name"))
     elif isinstance(spec, Sequence) and spec:
@@ -77,14 +81,18 @@ def _texts(tests: Any) -> list[str]:
     return [tests] if isinstance(tests, str) else [str(each) for each in tests]
 
 
-def _with_check(test: str, entry_point: str | None) -> str:
+def _check(program: str, test: str, entry_point: str | None, beginning: str) -> CodeTest:
     """HumanEval's test defines `check`, which takes the function."""
-    return f"{test}\n\ncheck({entry_point})" if entry_point and "def check(" in test else test
+    source = f"{test}\n\ncheck({entry_point})\n" if entry_point and "def check(" in test else test
+    return CodeTest(separated(program, source, shared=beginning, entry_point=entry_point), _ran_to_the_end)
 
 
-def _asserts(program: str, tests: list[str], separate: bool) -> list[CodeTest]:
+def _asserts(program: str, tests: list[str], separate: bool, setup: str = "") -> list[CodeTest]:
+    """Tests from asserts; `setup` is code for both, the program and the asserts."""
     tests = tests if separate else ["\n".join(tests)]
-    return [CodeTest(Program(f"{program}\n\n{test}\n"), _ran_to_the_end) for test in tests]
+    return [
+        CodeTest(separated(f"{program}\n{setup}", f"{setup}\n{test}\n"), _ran_to_the_end) for test in tests
+    ]
 
 
 def _cases(program: str, inputs: list[Any], outputs: list[Any], name: Any) -> list[CodeTest]:
@@ -110,7 +118,7 @@ def _text(value: Any) -> str:
 def _arguments(given: Any) -> list[Any]:
     """Arguments of a call: a list, or a text with one JSON value per line."""
     if isinstance(given, str):
-        return [_value(line) for line in given.splitlines() if line.strip()]
+        return [_value(line) for line in given.split("\n") if line.strip()]
     return list(given)
 
 

@@ -1,10 +1,12 @@
-"""Signatures of reward functions: which arguments a function takes, and how its result is read.
+"""Signatures of reward functions: which arguments a function takes.
 
 Three signatures are supported, recognized by the names of the parameters, and each function may be `async`:
 
     verl    f(data_source, solution_str, ground_truth, extra_info=None, ...), or of its batch reward manager
             f(data_sources, solution_strs, ground_truths, extra_infos, ...) -> list
-    TRL     f(prompts, completions, **columns) -> list of one reward per completion
+    TRL     f(prompts, completions, **columns) -> list of one reward per completion; both are texts where the
+            prompt column holds text, and otherwise messages; further parameters are `completion_ids`,
+            `trainer_state`, `log_metric` and `log_extra`
     Strop   f(completion, answer, ...), f(completion): further parameters are columns, by name, and
             `conversation`, all messages from the prompt to the last reply
 """
@@ -13,29 +15,30 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from strop.errors import RewardError
-from strop.rewards.limits import LimitExceeded
+from strop.rewards.execution.result import (
+    RewardValue,
+    SignatureError,
+    finite_number,
+    parse_reward_result,
+)
+from strop.rewards.execution.trainer_state import TrainerState
 
 if TYPE_CHECKING:
     from strop.types import Message
 
 Arguments = dict[str, Any]
-RewardValue = tuple[float, dict[str, float]]
-"""Value of one function, a `LimitExceeded` where it exceeded a limit, and its named parts."""
-
-
-class SignatureError(RewardError):
-    """A task lacks a column that the function requires, or the function returned no valid reward."""
-
 
 _VERL_PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
+_TRL_PARAMETERS = frozenset({"prompts", "completions", "completion_ids"})
+"""Parameters by which TRL's form is recognized."""
+_TRL_LOGS = frozenset({"log_metric", "log_extra"})
+_TRL_SERVICES = _TRL_LOGS | {"trainer_state"}
 _SUPPORTED_SIGNATURES = (
     "Supported signatures: f(completion, answer, **columns), verl's "
     "f(data_source, solution_str, ground_truth, extra_info=None) and TRL's f(prompts, completions, **columns)"
@@ -57,6 +60,9 @@ class RewardInput:
     """Values of the workflow, such as rewards of tools."""
     conversation: tuple[Message, ...] = ()
     """All messages, from the prompt to the last reply."""
+    prompt_text: str | None = None
+    """The prompt column's value where it is text; None where it is messages."""
+    trainer_state: TrainerState = field(default_factory=TrainerState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,8 @@ class BoundReward:
     """Parameters without a default that the run file does not set."""
     args: Mapping[str, Any]
     """Arguments from the run file."""
+    is_trl: bool = False
+    """Whether the signature is TRL's, whose functions may leave themselves out of the sum."""
 
     def __call__(self, response: RewardInput) -> RewardValue:
         """Raises SignatureError, and whatever the function raises."""
@@ -81,10 +89,33 @@ class BoundReward:
         if missing:
             columns = ", ".join(sorted(available))
             raise SignatureError(f"requires the column {missing[0]!r}; the task has {columns}")
+        log = _RewardLog()
+        if self.is_trl:
+            available |= {"log_metric": log.metric, "log_extra": log.extra}
         if self.accepted is not None:
             available = {name: value for name, value in available.items() if name in self.accepted}
         result = self.function(**{**available, **self.args})
-        return parse_reward_result(asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result)
+        result = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+        value, parts = parse_reward_result(result, may_skip=self.is_trl)
+        parts.update(log.numbers)
+        return value, parts
+
+
+@dataclass(frozen=True, slots=True)
+class _RewardLog:
+    """Log of a function in TRL's form, in addition to its rewards; the numbers become parts of its reward."""
+
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def metric(self, name: str, value: Any) -> None:
+        """TRL's `log_metric`: a number of the whole call, which has one response."""
+        if (number := finite_number(value)) is not None:
+            self.numbers[str(name)] = number
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        """TRL's `log_extra`: a column of TRL's table of completions; its texts are not recorded."""
+        for value in values:
+            self.metric(column, value)
 
 
 async def _awaited(result: Awaitable[Any]) -> Any:
@@ -95,16 +126,18 @@ def bind_reward(function: Callable[..., Any], name: str, args: Mapping[str, Any]
     """Resolve the function's signature. Raises RewardError if it is not supported or one of `args` does not fit."""
     parameters = _parameters(function, name)
     hints = _hints(function)
+    is_trl = not {"solution_str", "solution_strs"} & parameters.keys() and not _TRL_PARAMETERS.isdisjoint(
+        parameters
+    )
     if "solution_str" in parameters:
         available: Callable[[RewardInput], Arguments] = _verl_arguments
         fixed = frozenset(_VERL_PARAMETERS)
     elif "solution_strs" in parameters:
         available = _verl_batch_arguments
         fixed = frozenset(f"{parameter}s" for parameter in _VERL_PARAMETERS)
-    elif {"completions", "completion_ids", "prompts"} & parameters.keys():
-        as_text = hints.get("completions") == list[str]
-        available = _trl_text_arguments if as_text else _trl_arguments
-        fixed = frozenset({"prompts", "completions", "completion_ids"})
+    elif is_trl:
+        available = _trl_arguments
+        fixed = _TRL_PARAMETERS | _TRL_SERVICES
     else:
         first = next(iter(parameters))
         available = _StropArguments(first)
@@ -114,8 +147,14 @@ def bind_reward(function: Callable[..., Any], name: str, args: Mapping[str, Any]
     kinds = {parameter.kind for parameter in parameters.values()}
     named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     required = {n for n, p in named.items() if p.default is p.empty and n not in args}
+    required -= _TRL_LOGS if is_trl else set()
     accepted = None if inspect.Parameter.VAR_KEYWORD in kinds else frozenset(named)
-    return BoundReward(name, function, available, accepted, frozenset(required), args)
+    if available in (_verl_arguments, _verl_batch_arguments) and (unknown := sorted(required - fixed)):
+        raise RewardError(
+            f"reward {name!r}: it requires {unknown[0]!r}, and a function in verl's form gets "
+            f"{', '.join(sorted(fixed))}. Give {unknown[0]!r} a default, set it in args, or read it from extra_info."
+        )
+    return BoundReward(name, function, available, accepted, frozenset(required), args, is_trl)
 
 
 def _parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:
@@ -124,16 +163,16 @@ def _parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect
             f"reward {name!r}: {function.__name__} is a class; name a function. {_SUPPORTED_SIGNATURES}."
         )
     try:
-        parameters = inspect.signature(function).parameters
+        signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise RewardError(
             f"reward {name!r}: Python cannot read its signature ({error}). {_SUPPORTED_SIGNATURES}."
         ) from error
-    written = f"{name}({', '.join(map(str, parameters.values()))})"
+    parameters = signature.parameters
     named = [p for p in parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     if not named or any(p.kind is p.POSITIONAL_ONLY for p in named):
         raise RewardError(
-            f"reward {name!r}: the signature {written} is not supported. {_SUPPORTED_SIGNATURES}."
+            f"reward {name!r}: the signature {name}{signature} is not supported. {_SUPPORTED_SIGNATURES}."
         )
     return parameters
 
@@ -169,6 +208,15 @@ def _check_argument(
         )
 
 
+def _columns(response: RewardInput) -> Arguments:
+    """The columns of the row, with its answer and source. A taskset without an answer column or a source column leaves
+    a row's own columns of these names as they are."""
+    columns = {"answer": None, "source": "", **response.columns}
+    columns |= {"answer": response.answer} if response.answer is not None else {}
+    columns |= {"source": response.source} if response.source else {}
+    return columns
+
+
 def _verl_arguments(response: RewardInput) -> Arguments:
     return {
         "data_source": response.source,
@@ -188,23 +236,17 @@ def _with_info(extra_info: Any, info: Mapping[str, Any]) -> Any:
 
 
 def _trl_arguments(response: RewardInput) -> Arguments:
-    """Lists of one element each, in TRL's conversational format: prompts and completions are messages. A taskset
-    without an answer column or a source column leaves a row's own columns of these names as they are."""
-    columns = {"answer": None, "source": "", **response.columns}
-    columns |= {"answer": response.answer} if response.answer is not None else {}
-    columns |= {"source": response.source} if response.source else {}
+    """Lists of one element each: texts in TRL's standard format, whose prompt column holds text, and messages in its
+    conversational one."""
+    said = response.conversation[len(response.prompt) :] or ({"role": "assistant", "content": response.text},)
+    is_text = response.prompt_text is not None
     return {
-        **{name: [value] for name, value in columns.items()},
-        "prompts": [list(response.prompt)],
-        "completions": [[{"role": "assistant", "content": response.text}]],
+        **{name: [value] for name, value in _columns(response).items()},
+        "prompts": [response.prompt_text if is_text else list(response.prompt)],
+        "completions": [response.text if is_text else list(said)],
         "completion_ids": [list(response.completion_ids)],
+        "trainer_state": response.trainer_state,
     }
-
-
-def _trl_text_arguments(response: RewardInput) -> Arguments:
-    """TRL's arguments for a function that annotates `completions: list[str]`."""
-    texts = {"prompts": [response.prompt[-1]["content"]], "completions": [response.text]}
-    return {**_trl_arguments(response), **texts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,45 +258,7 @@ class _StropArguments:
     def __call__(self, response: RewardInput) -> Arguments:
         return {
             "conversation": response.conversation,
-            **response.columns,
+            **_columns(response),
             "prompt": response.prompt,
-            "answer": response.answer,
-            "source": response.source,
             self.first: response.text,
         }
-
-
-def parse_reward_result(result: Any) -> RewardValue:
-    """Read a number, verl's mapping with `score` and parts, or TRL's list with one of these.
-
-    Parts that are not finite numbers (verl's `pred` is text) are dropped, because parts are averaged.
-    Raises SignatureError for anything else, including NaN and infinity.
-    """
-    if isinstance(result, list) and len(result) == 1:
-        return parse_reward_result(result[0])
-    if not isinstance(result, Mapping):
-        return _number(result), {}
-    if "score" not in result:
-        raise SignatureError(f"returned a dict without 'score', with {', '.join(map(str, result))}")
-    parts = {str(k): float(v) for k, v in result.items() if k != "score" and _is_finite(v)}
-    return _number(result["score"]), parts
-
-
-def _number(value: Any) -> float:
-    if getattr(value, "shape", None) == ():  # a NumPy or torch scalar
-        value = value.item()
-    if not isinstance(value, Real):
-        what = "None" if value is None else f"a {type(value).__name__}, {_short(value)}"
-        raise SignatureError(f"returned {what}; a reward is a number")
-    if not math.isfinite(value):
-        raise SignatureError(f"returned {float(value)}; a reward is a finite number")
-    return value if isinstance(value, LimitExceeded) else float(value)
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,9 +23,16 @@ def construct_reward_fn(
 ) -> Callable[..., dict[str, float]]:
     """A function of completion and answer that calls an object of the class, constructed with `args`.
 
-    Raises RewardError if the constructor does.
+    Raises RewardError if the constructor does, and if the object requires further arguments.
     """
     reward_fn = construct(kind, f"reward {name!r}", RewardError, **args)
+    try:
+        inspect.signature(reward_fn).bind(response="", truth=None)
+    except TypeError as error:
+        raise RewardError(
+            f"reward {name!r}: {kind.__name__} cannot be called with `response` and `truth`, which it gets here "
+            f"({error}). Give further parameters a default."
+        ) from error
 
     def score(completion: str, answer: Any = None) -> dict[str, float]:
         parts = reward_fn(response=completion, truth=answer)

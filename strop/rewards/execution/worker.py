@@ -19,7 +19,8 @@ from typing import Any
 
 from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
-from strop.rewards.execution.signature import BoundReward, RewardInput, RewardValue, SignatureError
+from strop.rewards.execution.result import RewardValue, SignatureError
+from strop.rewards.execution.signature import BoundReward, RewardInput
 from strop.workers.process_limits import ProcessLimits
 
 RewardJob = tuple[RewardInput, int]

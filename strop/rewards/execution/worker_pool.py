@@ -12,7 +12,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
-from strop.rewards.execution.signature import RewardInput, RewardValue
+from strop.rewards.execution.result import RewardParts, RewardValue
+from strop.rewards.execution.signature import RewardInput
 from strop.rewards.execution.worker import RewardOutcome
 from strop.rewards.execution.worker_process import RewardWorkerProcess, WorkerDeath, WorkerIsolation
 from strop.rewards.limits import LimitExceeded
@@ -224,7 +225,7 @@ class RewardWorkerPool:
         """Record the outcome of the call that ended the worker; the job is the first one that waits."""
         function = self._functions[len(job.scores)]
         is_zero = death.timed_out and function.on_timeout == "zero"
-        if self._add_outcome(job, (LimitExceeded(0.0), {}) if is_zero else death.cause):
+        if self._add_outcome(job, (LimitExceeded(0.0), RewardParts()) if is_zero else death.cause):
             self._waiting.popleft()
 
     def _extend_deadline(self, worker: _Worker) -> None:

@@ -1,4 +1,4 @@
-"""On-disk cache of judge replies, keyed by request: no request is paid for twice, not even after a restart."""
+"""On-disk cache of judge replies, keyed by request: an answered request is paid for once, also after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-r"""Extraction of boxed answers, as the graders of MATH, PRM800K and their descendants do it."""
+r"""Extraction of boxed answers and of the text in other commands, as the graders of MATH, PRM800K and their
+descendants do it."""
 
 from __future__ import annotations
 
@@ -40,3 +41,20 @@ def braced(text: str, opening: int) -> str | None:
             if depth == 0:
                 return text[opening + 1 : index]
     return None
+
+
+def without_command(text: str, command: str, *, keep: bool = True) -> str:
+    r"""The text without each `\command{...}` of one line, up to the next closing brace; with `keep`, what is inside
+    stays."""
+    opening, parts, position = f"\\{command}{{", [], 0
+    while (start := text.find(opening, position)) >= 0:
+        inside, line = start + len(opening), text.find("\n", start)
+        end = text.find("}", inside, len(text) if line < 0 else line)
+        if end < 0:  # no later one of this line is closed either
+            end = len(text) if line < 0 else line
+            parts.append(text[position:end])
+            position = end
+            continue
+        parts += [text[position:start], text[inside:end] if keep else ""]
+        position = end + 1
+    return "".join([*parts, text[position:]])

@@ -1,7 +1,7 @@
 r"""Equality of expressions by value, as PRM800K's grader (arXiv 2305.20050) and ToRA's (arXiv 2309.17452) have it.
 
-Where these graders give a text to sympy, math-verify compares the two expressions here: it evaluates no code, and its
-work is bounded.
+Where these graders give a text to sympy, `math` compares the two expressions here: it evaluates no code, and its work
+is bounded.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import re
 
 from strop.rewards.builtin.math import math_reward
 from strop.rewards.upstream import hendrycks
+from strop.rewards.upstream.boxed import braced
 
 _TOLERANCE = 1e-4
+_MAX_CHARS = 1000
+"""Length from which on the commands of an answer are not read."""
 _UNITS = (
     *("degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour"),
     *("day", "week", "month", "year", "foot", "feet", "inch", "yard"),
-    *("liter"),
+    "liter",
 )
 _UNIT = re.compile(rf"(?:{'|'.join(_UNITS)})(?:es)?s? *(?:\^[0-9]+)?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:\D|$))")
@@ -34,6 +37,8 @@ _RATIO = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
 _EXPONENT = re.compile(r"\^[{(]|\^[0-9]+\^|\^[0-9]{2,}")
 _AMOUNT = re.compile(r"\$\d")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\\?%")
+_BASE = re.compile(r"\d_\{?(\d+)")
+_QUOTIENT = re.compile(r"(-?\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?")
 _TIMES_PI = re.compile(r"(-?\d*(?:\.\d+)?) *\\pi")
 
 
@@ -58,7 +63,7 @@ def is_equal_prm800k(answer: str, truth: str) -> bool:
 def is_equal_tolerant(answer: str, truth: str) -> bool:
     """Whether two answers are equal numbers, up to a relative error of 1e-4 and a factor of 100, equal lists of such
     numbers, or equal expressions."""
-    given, expected = _amount(answer[:1000]), _amount(truth)
+    given, expected = _amount(answer[:_MAX_CHARS]), _amount(truth)
     if given.strip().lower() == expected.strip().lower() or _no_spaces(given) == _no_spaces(expected):
         return True
     numbers, truths = _numbers(given), _numbers(expected)
@@ -66,16 +71,21 @@ def is_equal_tolerant(answer: str, truth: str) -> bool:
         return any(_is_close(number, each) for number in numbers for each in truths)
     if not given:
         return False
-    if _no_brackets(given) == _no_brackets(expected):
+    if _no_brackets(given, expected) == _no_brackets(expected, given):
         return True
-    parts, wanted = _list_parts(given), _list_parts(expected)
-    if len(parts) > 1 and len(wanted) > 1:
+    if "," in given and "," in expected:
+        parts, wanted = _list_parts(given, expected), _list_parts(expected, given)
         return len(parts) == len(wanted) and all(map(is_equal_tolerant, parts, wanted))
+    value, wanted_value = _quotient(given), _quotient(expected)
+    if value is not None and wanted_value is not None:
+        return math.isclose(value, wanted_value, rel_tol=_TOLERANCE)
     return _same_expression(answer, truth)
 
 
 def _same_expression(answer: str, truth: str) -> bool:
     if "#" in answer:  # prose with a mark of GSM8K
+        return False
+    if _BASE.findall(answer) != _BASE.findall(truth):
         return False
     try:
         return math_reward(f"\\boxed{{{answer}}}", truth) == 1.0
@@ -97,15 +107,43 @@ def _plain(answer: str) -> str:
         text = text.replace(name, f"*10^{power}")
     text = re.sub(r"\^ *\\circ", "", _UNIT.sub("", text))
     text = re.sub(r",\\! *", "", text).replace("\\tfrac", "\\frac").replace("\\dfrac", "\\frac")
-    text = re.sub(r"\\frac *\{([^{}]*)\} *\{([^{}]*)\}", r" \1/\2", text)
-    text = re.sub(r"\\text *\{([^{}]*)\}", r"\1", text)
-    text = re.sub(r"\\sqrt *\{([^{}]*)\}", r"sqrt(\1)", text)
+    text = _with_plain_arguments(re.sub(r"\\text *\{([^{}]*)\}", r"\1", text))
     for command, plain in _NAMES.items():
         text = text.replace(command, plain)
     text = re.sub(r"\\(?:left|right|,|;|!| )", "", text)
     text = re.sub(r"([0-9]) +([0-9])", r"\1+\2", re.sub("- *", "-", text.strip()))
     text = re.sub(r"[{}\s]", "", text).lower()
     return str(int(_number(text))) if _is_integer(text) else text
+
+
+def _with_plain_arguments(text: str) -> str:
+    r"""The text with `a/b` for `\frac{a}{b}` and `\frac ab`, and `sqrt(a)` for `\sqrt{a}`; a long text itself."""
+    if len(text) > _MAX_CHARS:
+        return text
+    for command in ("\\sqrt", "\\frac"):
+        before, found, rest = text.rpartition(command)
+        while found:
+            first, rest = _argument(rest)
+            if command == "\\sqrt":
+                text = f"{before}sqrt({first}){rest}"
+            else:
+                second, rest = _argument(rest)
+                text = f"{before} {_as_factor(first)}/{_as_factor(second)}{rest}"
+            before, found, rest = text.rpartition(command)
+    return text
+
+
+def _argument(text: str) -> tuple[str, str]:
+    """The argument of a command, in braces or of one character, and the text after it."""
+    text = text.lstrip(" ")
+    inside = braced(text, 0) if text.startswith("{") else text[:1]
+    if inside is None:  # the braces are not closed
+        return text, ""
+    return inside, text[len(inside) + 2 :] if text.startswith("{") else text[1:]
+
+
+def _as_factor(text: str) -> str:
+    return f"({text})" if any(sign in text[1:] for sign in "+-/") else text
 
 
 def _elements(text: str) -> list[str]:
@@ -128,7 +166,8 @@ def _may_be_equal(given: str, expected: str) -> bool:
 
 def _is_integer(text: str) -> bool:
     number = _number(text)
-    return math.isfinite(number) and abs(number - round(number)) <= 1e-7
+    is_near = math.isfinite(number) and abs(number - round(number)) <= 1e-7
+    return is_near and (number == 0 or round(number) != 0)  # 9.11e-31 is not 0, unlike in these graders
 
 
 def _number(text: str) -> float:
@@ -166,12 +205,26 @@ def _no_spaces(text: str) -> str:
     return text.replace(" ", "")
 
 
-def _no_brackets(text: str) -> str:
-    return re.sub(r"[\[\](){}]", "", text.strip())
+def _quotient(text: str) -> float | None:
+    """The value of a number or of a quotient of two numbers."""
+    found = _QUOTIENT.fullmatch(text.replace(" ", ""))
+    if found is None or (found[2] is not None and float(found[2]) == 0):
+        return None
+    return float(found[1]) / float(found[2] or 1)
 
 
-def _list_parts(text: str) -> list[str]:
+def _no_brackets(text: str, other: str) -> str:
+    """The text without braces and parentheses; without square brackets around it too, unless the other text has
+    parentheses there."""
     text = text.strip()
-    if text[:1] in ("(", "[") and text[-1:] in (")", "]"):
+    if not other.strip().startswith("("):
+        text = text.strip("[]")
+    return re.sub(r"[(){}]", "", text)
+
+
+def _list_parts(text: str, other: str) -> list[str]:
+    """The elements of a list, without the brackets around it if the other text has the same."""
+    text, other = text.strip(), other.strip()
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]") and (text[0], text[-1]) == (other[:1], other[-1:]):
         text = text[1:-1]
     return [part.strip() for part in text.split(",")]

@@ -11,7 +11,7 @@ import re
 _REMOVED = ("\n", "\\!")
 _DROPPED_COMMANDS = ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$")
 _UNITS = "\\text{ "
-_RATIO = re.compile(r"(-?(?:0|[1-9][0-9]*))/(-?(?:0|[1-9][0-9]*))")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 
 
 class NormalFormError(ValueError):
@@ -64,14 +64,18 @@ def _with_braced_roots(text: str) -> str:
     return "\\sqrt".join((first, *braced))
 
 
-def with_fractions(text: str) -> str:
-    r"""The text with braces in its fractions, and `a/b` of two integers as a fraction.
+def with_fractions(text: str, *, roots: bool = False) -> str:
+    r"""The text with braces in its fractions, and `a/b` of two integers as a fraction; with `roots` also that of texts
+    with a root, as in `\sqrt{21}/5`.
 
     Raises NormalFormError for an incomplete fraction.
     """
     text = _with_braced_fractions(text)
-    ratio = _RATIO.fullmatch(text)
-    return text if ratio is None else _fraction(*ratio.groups())
+    parts = text.split("/")
+    is_ratio = len(parts) == 2 and all(
+        _INTEGER.fullmatch(part) or (roots and "sqrt" in part) for part in parts
+    )
+    return f"\\frac{{{parts[0]}}}{{{parts[1]}}}" if is_ratio else text
 
 
 def _with_braced_fractions(text: str) -> str:
@@ -88,9 +92,3 @@ def _with_braced_fractions(text: str) -> str:
             below = part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}"
             parts.append(f"{{{part[0]}}}{below}")
     return "\\frac".join(parts)
-
-
-def _fraction(above: str, below: str) -> str:
-    if "-0" in (above, below):
-        return f"{above}/{below}"
-    return f"\\frac{{{above}}}{{{below}}}"

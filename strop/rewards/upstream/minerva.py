@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from strop.rewards.upstream.boxed import without_command
+
 _REPLACED = (
     ("an ", ""),
     ("a ", ""),
@@ -26,13 +28,6 @@ _LATEX = (
     *("\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}", "\\text{}"),
     *("\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"),
 )
-_FORMULA = re.compile(r".*?\$(.*?)\$.*")
-_CONTENTS = (
-    re.compile(r"\\text\{(.*?)\}"),
-    re.compile(r"\\textbf\{(.*?)\}"),
-    re.compile(r"\\overline\{(.*?)\}"),
-    re.compile(r"\\boxed\{(.*)\}"),
-)
 _SHORT_FRACTION = re.compile(r"frac([^{])(.)")
 _SHORT_ROOT = re.compile(r"sqrt([^{])")
 
@@ -44,9 +39,23 @@ def normal_form(answer: str) -> str:
         text = text.replace(before, after)
     for part in (*_UNITS, *_LATEX):
         text = text.replace(part, "")
-    text = _FORMULA.sub(r"$\1$", text)
-    for command in _CONTENTS:
-        text = command.sub(r"\1", text)
+    text = "\n".join(map(_first_formula, text.split("\n")))
+    for command in ("text", "textbf", "overline"):
+        text = without_command(text, command)
+    text = "\n".join(map(_boxed, text.split("\n")))
     text = _SHORT_ROOT.sub(r"sqrt{\1}", _SHORT_FRACTION.sub(r"frac{\1}{\2}", text)).replace("$", "")
     digits = text.replace(",", "")
     return digits.strip() if digits.isdigit() else text.strip()
+
+
+def _first_formula(line: str) -> str:
+    """The first formula of a line, with its dollar signs; the line if it has none."""
+    parts = line.split("$", 2)
+    return f"${parts[1]}$" if len(parts) == 3 else line
+
+
+def _boxed(line: str) -> str:
+    r"""A line without its first `\boxed{` and its last brace."""
+    start, end = line.find("\\boxed{"), line.rfind("}")
+    inside = start + len("\\boxed{")
+    return line[:start] + line[inside:end] + line[end + 1 :] if start >= 0 and inside <= end else line

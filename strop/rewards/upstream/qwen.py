@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from strop.rewards.upstream import hendrycks
+from strop.rewards.upstream.boxed import without_command
 
 _REMOVED = ("\n", "\\!", "\\$", "$", "%", "\\left", "\\right", "\\mathbf", "^{\\circ}", "^\\circ")
 _REPLACED = (
@@ -21,11 +22,9 @@ _REPLACED = (
     ("\\}", "}"),
 )
 _ARRAY = re.compile(r"\\(begin|end)\{array\}(?:\{.*?\})?")
-_MBOX = re.compile(r"\\mbox\{.*?\}")
-_TEXT = re.compile(r"\\text\{(.*?)\}")
 _UNIT = re.compile(r"(?<=\d)(?:\s+[A-Za-z]+)+\.?\s*$|(?<=\d)\s*\b(?:cm|mm|km|kg|mph|ft|inches|degrees)\b")
 _VARIABLE = re.compile(r"^[A-Za-z]\s*=\s*")
-_WHOLE = re.compile(r"(\d+)\.0+(?!\d)")
+_WHOLE = re.compile(r"(?<!\d)(\d+)\.0+(?!\d)")
 _ROOT = re.compile(r"\\sqrt\s*(\w+)")
 
 
@@ -45,12 +44,12 @@ def normal_form(answer: str) -> str:
     text = _ARRAY.sub(r"\\\1{pmatrix}", text)
     for before, after in _REPLACED:
         text = text.replace(before, after)
-    text = _UNIT.sub("", _TEXT.sub(r"\1", _MBOX.sub("", text)))
+    text = _UNIT.sub("", without_command(without_command(text, "mbox", keep=False), "text"))
     text = _WHOLE.sub(r"\1", _VARIABLE.sub("", text))
     text = re.sub(r"(?<!\\)\binf(?:inity)?\b", r"\\infty", text).replace(" .", " 0.").replace("{.", "{0.")
     if text.startswith("."):
         text = f"0{text}"
-    text = hendrycks.with_fractions(_ROOT.sub(r"\\sqrt{\1}", text.replace(" ", "")))
+    text = hendrycks.with_fractions(_ROOT.sub(r"\\sqrt{\1}", text.replace(" ", "")), roots=True)
     if (text[:1], text[-1:]) in (("{", "}"), ("(", ")")):
         text = text[1:-1]
     return text.strip()

@@ -17,7 +17,7 @@ from math_verify import LatexExtractionConfig, verify
 
 from strop.rewards.builtin.answer_tags import last_tagged
 from strop.rewards.builtin.countdown import evaluate
-from strop.rewards.builtin.math import answers_in_text, checked_answers
+from strop.rewards.builtin.math_verify_search import answers_in_text, checked_answers
 from strop.rewards.limits import zero_beyond_limits
 from strop.rewards.upstream import qwen
 from strop.rewards.upstream.boxed import last_box_of_math, last_box_of_prm800k

@@ -11,13 +11,13 @@ from strop.rewards.builtin.code import DEFAULT_SANDBOX
 from strop.rewards.registry import VERL_REWARD_BY_SOURCE
 from strop.rewards.resolve import load_reward_function
 from strop.rewards.upstream.verl_code import verl_code_reward
-from strop.rewards.upstream.verl_math import verl_gsm8k_reward
+from strop.rewards.upstream.verl_math import verl_gsm8k_reward, verl_math_dapo_reward
 
 # Loaded with this module, so that no task's time limit includes an import.
 _REWARDS: dict[str, Callable[..., float]] = {
     name: load_reward_function(name) for name in sorted(set(VERL_REWARD_BY_SOURCE.values()))
 }
-_GSM8K_CHARS = {"0.4": None, "0.9": 300}
+_GSM8K_CHARS = {"0.4": None, "0.5": 300, "0.9": 300}
 
 
 def verl_by_source_reward(
@@ -25,14 +25,14 @@ def verl_by_source_reward(
     answer: Any,
     source: str,
     *,
-    version: Literal["0.4", "0.9"] = "0.4",
+    version: Literal["0.4", "0.5", "0.9"] = "0.4",
     sandbox: SandboxConfig = DEFAULT_SANDBOX,
     budget_seconds: float = 24.0,
 ) -> float:
     """Value of the scorer that `VERL_REWARD_BY_SOURCE` has for the task's source.
 
-    In version 0.9 (since verl 0.5), GSM8K's scorer searches only the last 300 characters.
-    Raises ValueError for an unknown source.
+    Since version 0.5, GSM8K's scorer searches only the last 300 characters; in version 0.9 (verl 0.9.1), that of
+    `math_dapo` and `aime*` falls back to the last box. Raises ValueError for an unknown source.
     """
     name = next((name for known, name in VERL_REWARD_BY_SOURCE.items() if fnmatchcase(source, known)), None)
     if name is None:
@@ -45,4 +45,6 @@ def verl_by_source_reward(
         return verl_code_reward(completion, answer, sandbox=sandbox, budget_seconds=budget_seconds)
     if name == "verl_gsm8k":
         return verl_gsm8k_reward(completion, answer, last_chars=_GSM8K_CHARS[version])
+    if name == "verl_math_dapo":
+        return verl_math_dapo_reward(completion, answer, version=version)
     return _REWARDS[name](completion, answer)

@@ -6,9 +6,10 @@ Each reads the answer where the scorer of this name in verl's `utils/reward_scor
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from strop.rewards.limits import zero_beyond_limits
+from strop.rewards.stated_answer import StatedAnswer
 from strop.rewards.upstream import hendrycks, minerva
 from strop.rewards.upstream.boxed import braced, last_box_of_math, last_box_of_prm800k
 from strop.rewards.upstream.expressions import is_equal_prm800k, is_equal_tolerant
@@ -17,6 +18,10 @@ _GSM8K = re.compile(r"#### (-?[0-9.,]+)")
 _ANSWER_LINE = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
 _SEARCHED_CHARS = 300
 """Length of the end of a response in which an answer line counts."""
+_BOX_CHARS = 100
+"""Length of the end of a response in which a box counts."""
+_INVALID = "[INVALID]"
+"""verl's answer of a response without an answer line."""
 _BEFORE = ("answer:", "answer is", "answers are")
 _AFTER = ("is answer", "is the answer", "are answers", "are the answers")
 _VERBS = ("be ", "is ", "are ", "=", ": ", "get ", "be\n", "is\n", "are\n", ":\n", "get\n")
@@ -40,14 +45,21 @@ def verl_math_reward(completion: str, answer: Any) -> float:
 
 
 @zero_beyond_limits
-def verl_math_dapo_reward(completion: str, answer: Any) -> float:
-    """1 if the last line `Answer: ...` is the answer in Minerva's normal form, else -1.
+def verl_math_dapo_reward(
+    completion: str, answer: Any, *, version: Literal["0.4", "0.5", "0.9"] = "0.4"
+) -> float:
+    r"""1 if the last line `Answer: ...` is the answer in Minerva's normal form, else -1.
 
-    Only the last 300 characters of the response count.
+    Only the last 300 characters of the response count. In version 0.9 (verl 0.9.1), a response without such a line has
+    the answer of the last `\boxed{...}` in its last 100 characters, which is compared as text.
     """
-    lines = _ANSWER_LINE.findall(completion[-_SEARCHED_CHARS:])
-    stated = lines[-1] if lines else "[INVALID]"
-    return 1.0 if minerva.normal_form(stated) == minerva.normal_form(str(answer)) else -1.0
+    end = completion[-_SEARCHED_CHARS:]
+    lines = _ANSWER_LINE.findall(end)
+    stated = minerva.normal_form(lines[-1] if lines else _INVALID)
+    is_right = stated == minerva.normal_form(str(answer))
+    if version == "0.9" and stated == _INVALID and (boxed := _last_box(end[-_BOX_CHARS:])) is not None:
+        stated, is_right = boxed, boxed == str(answer)
+    return StatedAnswer(1.0 if is_right else -1.0, is_right=is_right, prediction=stated)
 
 
 @zero_beyond_limits
@@ -88,9 +100,14 @@ def stated_in_prose(text: str) -> str:
 
 def last_box_of_mathruler(text: str) -> str | None:
     r"""Content of the last `\boxed{...}`; None if there is none or it is not closed."""
-    start = text.rfind("\\boxed{")
-    found = None if start < 0 else braced(text, start + len("\\boxed"))
+    found = _last_box(text)
     return None if found is None else found.strip()
+
+
+def _last_box(text: str) -> str | None:
+    r"""Content of the last `\boxed{...}`; None if there is none or it is not closed."""
+    start = text.rfind("\\boxed{")
+    return None if start < 0 else braced(text, start + len("\\boxed"))
 
 
 def _thinks_then_boxes(text: str) -> bool:

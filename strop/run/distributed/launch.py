@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, assert_never
+from typing import assert_never
 
 from strop.buffer.factory import backup_path, clear_buffer, reset_writers
 from strop.config.load.loader import LoadedRun
@@ -25,16 +25,19 @@ from strop.config.schema import Run
 from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.errors import Interrupted
-from strop.rewards.known_sources import require_known_sources
+from strop.python_rewards import PythonRewards
+from strop.rewards.scorable_tasks import require_scorable_tasks
 from strop.run.distributed.local_role import LocalRoleProcess
 from strop.run.distributed.ray_cluster import open_ray_roles
 from strop.run.distributed.role import RoleEntry, RoleName, RoleSpec, print_line
 from strop.run.distributed.supervisor import RoleSupervisor
 from strop.run.entry.prepare_data import prepare_data
 from strop.run.state.explorer_state import ExplorerState
+from strop.run.state.identity import run_identity, save_identity
 from strop.run.state.resume import find_start
-from strop.runs.folder import RunFolder
+from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.metrics_file import last_metrics, read_metrics
+from strop.sync.factory import clear_versions
 from strop.workers.cleanup import cleanup
 from strop.workers.signals import StopSignal
 
@@ -44,7 +47,7 @@ _MAIN_ROLES: tuple[RoleName, ...] = ("explorer", "trainer")
 
 def launch(
     loaded: LoadedRun,
-    reward: Callable[..., Any] | None,
+    reward: PythonRewards | None,
     entry: RoleEntry,
     stop: StopSignal | None = None,
     locks: Sequence[int] = (),
@@ -59,11 +62,14 @@ def launch(
     run, section = loaded.run, loaded.run.synchronizer
     assert not isinstance(section, MemorySyncConfig)
     require_reward(run, reward)
-    require_known_sources(run)
+    require_scorable_tasks(run, reward)
     folder = RunFolder.of(run)
-    for note in find_start(run, folder).notes:
+    identity = run_identity(run, reward)
+    for note in find_start(run, folder, identity).notes:
         print_line("run", note)
     folder.create()
+    with reporting_write_errors(folder.path):
+        save_identity(identity, folder.path)
     prepare_data(run, reward, stop)
     if ExplorerState.load(folder.explorer) is None:
         _clear_run(loaded, folder)
@@ -92,7 +98,7 @@ def _open_roles(
     match run.cluster:
         case LocalClusterConfig():
             yield [
-                RoleSupervisor(spec.name, partial(LocalRoleProcess, spec, entry.module, locks), max_restarts)
+                RoleSupervisor(spec.name, partial(LocalRoleProcess, spec, entry, locks), max_restarts)
                 for spec in specs
             ]
         case RayClusterConfig() as section:
@@ -104,12 +110,10 @@ def _open_roles(
 
 def _clear_run(loaded: LoadedRun, folder: RunFolder) -> None:
     """Delete what an older run left in the buffer and in the synchronizer's folder."""
-    from strop.sync import factory  # imports torch, which the launcher of a resumed run does not need
-
     section = loaded.run.synchronizer
     assert not isinstance(section, MemorySyncConfig)
     clear_buffer(loaded.run.buffer, folder.path, is_process=loaded.run.has_buffer_process)
-    factory.clear_versions(section, folder.path)
+    clear_versions(section, folder.path)
     ExplorerState().save(folder.explorer)
 
 

@@ -10,8 +10,8 @@ from typing import IO
 
 import cloudpickle
 
-from strop.run.distributed.role import RoleExit, RoleSpec, print_line
-from strop.workers.child_process import ErrorReport, describe_exit, spawn_module
+from strop.run.distributed.role import RoleEntry, RoleExit, RoleSpec, print_line
+from strop.workers.child_process import ErrorReport, describe_exit, start_module
 
 _OUTPUT_GRACE_SECONDS = 5.0
 """Longest wait for the rest of an ended process's output, which one of its own children may keep open."""
@@ -20,15 +20,17 @@ _OUTPUT_GRACE_SECONDS = 5.0
 class LocalRoleProcess:
     """A `RoleProcess` of this machine. Its output is printed line by line, by a thread."""
 
-    def __init__(self, spec: RoleSpec, module: str, inherited: Sequence[int] = ()) -> None:
-        """Start `module`, which reads the spec from stdin and inherits the file descriptors `inherited`."""
+    def __init__(self, spec: RoleSpec, entry: RoleEntry, inherited: Sequence[int] = ()) -> None:
+        """Start the entry's module, which reads the spec from stdin and inherits the file descriptors `inherited`."""
         self._name = spec.name
         self._report = ErrorReport()
         descriptor = self._report.fileno()
-        self._process = spawn_module(
-            module,
+        self._process = start_module(
+            entry.module,
             str(descriptor),
             spec.name,
+            imports=entry.imports,
+            has_children=spec.name != "buffer",
             pass_fds=[descriptor, *inherited],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

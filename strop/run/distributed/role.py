@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from strop.config.load.loader import LoadedRun
 from strop.errors import RankLostError
+from strop.python_rewards import PythonRewards
 from strop.workers.worker import WorkerTarget
 
 RoleName = Literal["buffer", "explorer", "trainer"]
@@ -19,7 +20,7 @@ class RoleSpec:
 
     name: RoleName
     loaded: LoadedRun
-    reward: Callable[..., Any] | None
+    reward: PythonRewards | None
     """The reward function that was passed to `strop.train`; None if the run file names it."""
     argv: list[str]
     """The command line of the launcher."""
@@ -31,6 +32,8 @@ class RoleEntry:
 
     module: str
     """Main module of a local process: reads a `RoleSpec` from stdin."""
+    imports: Sequence[str]
+    """Modules of the roles, which are imported once for all local processes."""
     serve: WorkerTarget
     """Target of a Ray actor: receives a `RayRoleSpec`."""
 

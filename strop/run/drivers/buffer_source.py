@@ -7,10 +7,14 @@ checkpoint and discards the groups.
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 from strop.buffer.priority import oldest_version
@@ -24,7 +28,11 @@ from strop.run.drivers.batch_source import BatchSource
 from strop.run.optimize.updater import StepBatch
 from strop.run.rollout.group_ids import remove_padding, step_of_group
 from strop.run.state.run_state import RunState
+from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.types import ExperienceGroup
+from strop.workers.append_file import AppendFile
+
+log = logging.getLogger("strop.run")
 
 
 class BufferSource(BatchSource):
@@ -75,31 +83,104 @@ class BufferSource(BatchSource):
         self._buffer.discard(ids)
 
 
+class IncompleteSteps:
+    """The groups of the incomplete steps that a run was trained on, in a file of JSON Lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.groups: dict[int, list[str]] = {}
+        """Ids of the groups of each step."""
+        if path.is_file():
+            with closing(AppendFile(path)):  # removes a line that a killed process left incomplete
+                lines = path.read_text(encoding="utf-8").splitlines()
+            self.groups = {row["step"]: row["groups"] for row in map(json.loads, lines)}
+
+    def record(self, step: int, groups: list[str]) -> None:
+        """Write the groups of a step. Raises `RunFolderError` where the file cannot be written."""
+        self.groups[step] = groups
+        row = json.dumps({"step": step, "groups": groups}) + "\n"
+        with reporting_write_errors(self._path), closing(AppendFile(self._path)) as file:
+            file.append(row.encode())
+            file.sync()
+
+
 class StepSource(BufferSource):
-    """Takes the groups of one explorer step after the other: the same batches, whatever the timing."""
+    """Takes the groups of one explorer step after the other: the same batches, whatever the timing.
+
+    Under `buffer.on_timeout: train` a step may be incomplete. Its groups are written to the run folder before they are
+    trained on, so that a killed run repeats the step with the same ones; those that come later are dropped.
+    """
+
+    def __init__(
+        self, buffer: Buffer, tasks_per_step: int, *, incomplete: IncompleteSteps | None = None
+    ) -> None:
+        """`incomplete` records the incomplete steps that are trained on; None refuses them."""
+        super().__init__(buffer, tasks_per_step)
+        self._incomplete = incomplete
 
     def next_batch(self, step: int) -> StepBatch:
-        """All groups of step `step`.
+        """All groups of step `step`; under `buffer.on_timeout: train` those that arrived.
 
-        Raises `StoreError` where only some of them arrive, or groups of another step, and
-        `BufferExhausted` where the explorer ended before that step.
+        Raises `StoreError` where only some of them arrive or, under `train`, none within twice the timeout, or groups
+        of another step; and `BufferExhausted` where the explorer ended before that step.
         """
+        if self._incomplete is not None:
+            return self._arrived(step, self._incomplete)
         taken = self._buffer.take(self._size)
         if len(taken) < self._size:
             raise StoreError(
                 f"Only {len(taken)} of the {self._size} groups of step {step} arrived within "
                 "buffer.read_timeout_seconds, so the trainer stops; nothing is lost. Check that the explorer "
-                "is running. If its steps take longer, increase `buffer.read_timeout_seconds`."
+                "is running. If its steps take longer, increase `buffer.read_timeout_seconds`; "
+                "`buffer.on_timeout: train` trains on the groups that arrived."
             )
-        others = sorted({step_of_group(group.id) for group in taken} - {step})
+        self._require_step(taken, step)
+        self._pending_ack += [group.id for group in taken]
+        return StepBatch(remove_padding(taken))
+
+    def _arrived(self, step: int, incomplete: IncompleteSteps) -> StepBatch:
+        repeated = incomplete.groups.get(step)
+        size = self._size if repeated is None else len(repeated)
+        batch: list[ExperienceGroup] = []
+        late: list[str] = []
+        while len(batch) < size:
+            wanted = size - len(batch)
+            taken = self._buffer.take(wanted)
+            if not taken and not batch:
+                taken = _take_once_more(self._buffer, wanted, step)
+            late += [group.id for group in taken if step_of_group(group.id) < step]
+            batch += [group for group in taken if step_of_group(group.id) >= step]
+            if len(taken) < wanted:
+                break
+        if not batch:
+            raise _nothing_arrived(step)
+        self._require_step(batch, step)
+        if len(batch) < self._size and repeated is None:
+            incomplete.record(step, [group.id for group in batch])
+            log.warning(
+                "Step %d is trained on %d of its %d groups, which arrived within buffer.read_timeout_seconds.",
+                step,
+                len(batch),
+                self._size,
+            )
+        self._pending_ack += [*late, *(group.id for group in batch)]
+        return StepBatch(
+            remove_padding(batch),
+            {
+                "groups/trained": float(len(remove_padding(batch))),
+                "groups/missing": float(self._size - len(batch)),
+                "groups/late_dropped": float(len(late)),
+            },
+        )
+
+    def _require_step(self, groups: Sequence[ExperienceGroup], step: int) -> None:
+        others = sorted({step_of_group(group.id) for group in groups} - {step})
         if others:
             raise StoreError(
                 f"The trainer's next step is {step}, and the buffer gave groups of step {others[0]}: "
                 "explorer and trainer are not of one run, or their trainer.tasks_per_step differ. Start "
                 "both with the same run file, or give this run a `buffer.name` of its own."
             )
-        self._pending_ack += [group.id for group in taken]
-        return StepBatch(remove_padding(taken))
 
 
 class ArrivalSource(BufferSource):
@@ -118,6 +199,7 @@ class ArrivalSource(BufferSource):
         max_staleness: int | None,
         report_shortfall: Callable[[int], None],
         first_step: int = 1,
+        waits_once_more: bool = False,
     ) -> None:
         """
         Args:
@@ -127,12 +209,14 @@ class ArrivalSource(BufferSource):
             max_staleness: drop groups that are more steps old; None keeps all.
             report_shortfall: sends the new `group_offset` to the explorer.
             first_step: the run's first step with rollouts.
+            waits_once_more: wait a second time for a batch of which no group arrived.
         """
         super().__init__(buffer, tasks_per_step)
         self._report_shortfall = report_shortfall
         self._read_timeout_seconds = read_timeout_seconds
         self._max_staleness = max_staleness
         self._first_step = first_step
+        self._waits_once_more = waits_once_more
         self._evicted = buffer.counts().evicted
 
     def next_batch(self, step: int) -> StepBatch | None:
@@ -148,6 +232,8 @@ class ArrivalSource(BufferSource):
             missing, left = self._size - len(batch), max(0.0, deadline - time.monotonic())
             try:
                 groups = self._buffer.take(missing, timeout_seconds=left)
+                if not groups and not batch and self._waits_once_more:
+                    groups = _take_once_more(self._buffer, missing, step)
             except WritersLostError:
                 raise
             except BufferExhausted:
@@ -161,7 +247,7 @@ class ArrivalSource(BufferSource):
             if len(groups) < missing and batch:
                 break
             if not groups:
-                raise self._timeout_error(step)
+                raise _nothing_arrived(step)
         if not batch:
             self._check_not_first(step)
             return None
@@ -193,19 +279,28 @@ class ArrivalSource(BufferSource):
             "groups/queued": float(counts.queued),
         }
 
-    def _timeout_error(self, step: int) -> StoreError:
-        return StoreError(
-            f"No usable group for step {step} arrived within buffer.read_timeout_seconds "
-            f"({self._read_timeout_seconds:g}), so the trainer stops; nothing is lost. Check that the explorer "
-            "is running. If its steps take longer, increase `buffer.read_timeout_seconds`."
-        )
-
     def _check_not_first(self, step: int) -> None:
         if step == self._first_step:
             raise StoreError(
                 "The explorer has finished without a single group to train on. The explorer's metrics.jsonl "
                 "says what became of its rollouts (rollouts/error_fraction, groups/filtered)."
             )
+
+
+def _take_once_more(buffer: Buffer, groups: int, step: int) -> list[ExperienceGroup]:
+    """Wait for groups as long as before, after a wait in which none arrived."""
+    log.warning(
+        "No group for step %d arrived within buffer.read_timeout_seconds; the trainer waits for them once more.",
+        step,
+    )
+    return buffer.take(groups)
+
+
+def _nothing_arrived(step: int) -> StoreError:
+    return StoreError(
+        f"No usable group for step {step} arrived within buffer.read_timeout_seconds, so the trainer stops; nothing is "
+        "lost. Check that the explorer is running. If its steps take longer, increase `buffer.read_timeout_seconds`."
+    )
 
 
 class ReplaySource(ArrivalSource):
@@ -226,12 +321,16 @@ class ReplaySource(ArrivalSource):
         return super()._metrics(batch) | {"groups/reused": float(again)}
 
 
-def open_buffer_source(run: Run, buffer: Buffer, report_shortfall: Callable[[int], None]) -> BufferSource:
+def open_buffer_source(
+    run: Run, buffer: Buffer, folder: RunFolder, report_shortfall: Callable[[int], None]
+) -> BufferSource:
     """The source for the run's synchronizer style: by step under `fixed`, else by arrival."""
     assert not isinstance(run.synchronizer, MemorySyncConfig)
     size, selection = run.trainer.tasks_per_step, run.trainer.batch_selection
+    trains_incomplete = run.buffer.on_timeout == "train"
     if isinstance(run.synchronizer.style, FixedStyleConfig):
-        return StepSource(buffer, size)
+        incomplete = IncompleteSteps(folder.incomplete_steps) if trains_incomplete else None
+        return StepSource(buffer, size, incomplete=incomplete)
     reuses = isinstance(run.buffer, PriorityBufferConfig) and run.buffer.reuse_cooldown_seconds is not None
     max_staleness = (
         int(selection.max_staleness.count) if isinstance(selection, StalenessSelectionConfig) else None
@@ -243,4 +342,5 @@ def open_buffer_source(run: Run, buffer: Buffer, report_shortfall: Callable[[int
         max_staleness=max_staleness,
         report_shortfall=report_shortfall,
         first_step=run.trainer.warmup_steps + 1,
+        waits_once_more=trains_incomplete,
     )

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strop.algorithms.loss_spec import LossSpec
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig
-from strop.config.schema.data import EvalTasksetConfig
+from strop.config.schema.preference import DpoConfig
 from strop.data.offline_dataset import OfflineDataset, is_offline_taskset, load_offline_dataset
-from strop.errors import ConfigError
 from strop.protocols import TrainingEngine
+from strop.python_rewards import PythonRewards
+from strop.run.check.refusals import is_evaluated_by_reward
 from strop.run.distributed.placement import open_rank_placement
 from strop.run.optimize.reference_logprobs import ReferenceLogprobs, reference_logprobs
 from strop.run.prompt_images import load_prompt_images
@@ -25,6 +25,7 @@ from strop.run.rollout.inference_engines import open_colocated_engine
 from strop.run.rollout.rollout_services import open_rollout_services, reward_sources
 from strop.run.rollout.tasks import EvalTasksets, load_eval_tasks
 from strop.run.state.run_state import RunState
+from strop.run.tokenizer import load_policy_tokens
 from strop.runs.folder import RunFolder
 from strop.training.backends.registry import open_training_engines
 from strop.types import Experience, FloatArray, RolloutGroup, TrainingBatch
@@ -84,48 +85,37 @@ class OfflinePolicy:
         return Evaluation(metrics, groups)
 
 
-_EVAL_METRICS = ("loss", "dpo/margin", "dpo/accuracy")
+_EVAL_METRICS = ("loss", "pairs/margin", "pairs/accuracy")
 """Metrics of the loss that are reported for held-out rows."""
 
 
-def require_eval_data(run: Run, reward: Callable[..., Any] | None) -> None:
-    """Raises `ConfigError` for an eval taskset with neither demonstrations or pairs nor a reward."""
-    for taskset in run.data.eval:
-        if not (is_offline_taskset(taskset) or _is_scored(run, taskset, reward)):
-            raise ConfigError(
-                f"data.eval ({taskset.name}): there is no way to evaluate it. Name its response columns, as in "
-                "data.train, to evaluate by the loss, or write a `reward` that scores sampled completions."
-            )
-
-
-def load_held_out(
-    run: Run, tokenizer: PreTrainedTokenizerBase, reward: Callable[..., Any] | None
-) -> HeldOutData:
+def load_held_out(run: Run, tokenizer: PreTrainedTokenizerBase, reward: PythonRewards | None) -> HeldOutData:
     """Read and check the eval tasksets."""
     images = load_prompt_images(run, tokenizer) if run.data.eval else None
+    tokens = load_policy_tokens(run, tokenizer)
     answers = tuple(
         load_offline_dataset(
-            section, run.data, tokenizer, name=section.name, seed=run.seed, shuffle=False, images=images
+            section,
+            run.data,
+            tokenizer,
+            name=section.name,
+            seed=run.seed,
+            shuffle=False,
+            images=images,
+            tokens=tokens,
         )
         for section in run.data.eval
         if is_offline_taskset(section)
     )
-    sampled = [taskset for taskset in run.data.eval if _is_scored(run, taskset, reward)]
+    sampled = [taskset for taskset in run.data.eval if is_evaluated_by_reward(run, taskset, reward)]
     return HeldOutData(answers, load_eval_tasks(run, tokenizer, sampled))
-
-
-def _is_scored(run: Run, taskset: EvalTasksetConfig, reward: Callable[..., Any] | None) -> bool:
-    if taskset.text is not None:
-        return False
-    section = run.reward if taskset.reward is None else taskset.reward
-    return not section.is_empty or (reward is not None and taskset.reward is None)
 
 
 @contextmanager
 def open_offline_policy(
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
-    reward: Callable[..., Any] | None,
+    reward: PythonRewards | None,
     checkpoint: Path | None,
     held_out: HeldOutData,
     stop: StopSignal,

@@ -10,14 +10,14 @@ import csv
 import io
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from strop.config.load.loader import LoadedRun
 from strop.config.schema import Run
 from strop.errors import CheckpointError
+from strop.python_rewards import PythonRewards
 from strop.run.entry.evaluate import open_evaluator
 from strop.run.rollout.server_explorer import samples_from_server
 from strop.runs.folder import RunFolder, reporting_write_errors
@@ -41,7 +41,7 @@ class BenchRow:
 
 
 def bench(
-    loaded: LoadedRun, reward: Callable[..., Any] | None = None, stop: StopSignal | None = None
+    loaded: LoadedRun, reward: PythonRewards | None = None, stop: StopSignal | None = None
 ) -> list[BenchRow]:
     """Evaluate all checkpoints and write the tables.
 

@@ -29,7 +29,18 @@ from strop.runs.folder import RunFolder
 
 STEPS = 3
 """Steps of the short copy; the first one is not measured."""
-_OTHER_FIELDS = {"project", "name", "output", "folder", "checkpoint", "evaluate", "record", "bench", "stages"}
+_OTHER_FIELDS = {
+    "project",
+    "name",
+    "output",
+    "folder",
+    "checkpoint",
+    "export",
+    "evaluate",
+    "record",
+    "bench",
+    "stages",
+}
 """Sections that do not change a step."""
 _LAST_LINES = 20
 
@@ -122,7 +133,7 @@ def _train(run: Run, folder: Path) -> list[dict[str, float]]:
     metrics = RunFolder.of(run).metrics
     if process.returncode or not metrics.exists():
         raise TrainingError(f"The calibration's steps failed:\n{''.join(last).strip()}")
-    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").split("\n") if line]
     return [row for row in rows if "time/step_seconds" in row]
 
 

@@ -12,10 +12,12 @@ from strop.config.load.loader import load_run
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.data.encoding.chat_template import PromptEncoder
+from strop.data.encoding.reply_text import ReplyDecoder
 from strop.errors import RunFolderError
 from strop.inference.registry import load_engine, running_engine
 from strop.models.loading import load_tokenizer
 from strop.protocols import InferenceEngine
+from strop.run.tokenizer import load_model_tokens
 from strop.runs.folder import RunFolder
 from strop.seeds import derive_seed
 from strop.training.device import find_device
@@ -76,7 +78,10 @@ class ModelChat:
     ) -> None:
         self._encoder = PromptEncoder(tokenizer, source.chat_template)
         self._is_plain = source.chat_template == "none"
-        self._engine, self._tokenizer = engine, tokenizer
+        self._replies = ReplyDecoder(
+            tokenizer, self._encoder, load_model_tokens(source.model, tokenizer).end_ids
+        )
+        self._engine = engine
         self._sampling, self._seed = sampling, seed
         self._system = source.system
         self._answers = 0
@@ -101,10 +106,10 @@ class ModelChat:
             messages=tuple(messages),
         )
         completion = run_coroutine(self._engine.sample([request]))[0]
-        answer = str(self._tokenizer.decode(completion.token_ids, skip_special_tokens=True))
-        self._messages = [*messages, {"role": "assistant", "content": answer}]
+        content = self._replies.decode_content(completion.token_ids)
+        self._messages = [*messages, {"role": "assistant", "content": content}]
         self._answers += 1
-        return answer
+        return self._replies.decode(completion.token_ids)
 
 
 @contextmanager

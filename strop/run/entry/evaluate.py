@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.errors import CheckpointError, ConfigError
 from strop.protocols import TrainingEngine
-from strop.rewards.known_sources import require_known_sources
-from strop.run.drivers.offline_policy import load_held_out, open_offline_policy, require_eval_data
+from strop.python_rewards import PythonRewards
+from strop.rewards.scorable_tasks import require_scorable_tasks
+from strop.run.check.refusals import require_eval_data
+from strop.run.drivers.offline_policy import load_held_out, open_offline_policy
 from strop.run.entry.policy_only import policy_only
 from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import evaluate as evaluate_tasksets
@@ -32,9 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def evaluate(
-    loaded: LoadedRun, checkpoint: Path | None, reward: Callable[..., Any] | None
-) -> dict[str, float]:
+def evaluate(loaded: LoadedRun, checkpoint: Path | None, reward: PythonRewards | None) -> dict[str, float]:
     """Evaluate every eval taskset once: by the reward of sampled completions; under SFT and DPO also by the
     loss on demonstrations or pairs. Raises `ConfigError` where there is no eval taskset."""
     with open_evaluator(loaded.run, reward) as evaluate_checkpoint:
@@ -64,7 +64,7 @@ EvaluateCheckpoint = Callable[[Path | None], CheckpointMetrics]
 
 @contextmanager
 def open_evaluator(
-    run: Run, reward: Callable[..., Any] | None, stop: StopSignal | None = None
+    run: Run, reward: PythonRewards | None, stop: StopSignal | None = None
 ) -> Iterator[EvaluateCheckpoint]:
     """Load the model and the eval tasksets once, to evaluate one checkpoint after the other.
 
@@ -76,7 +76,7 @@ def open_evaluator(
             "such as `eval: [{name: test, path: test.jsonl}]`."
         )
     stop = stop or StopSignal()
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         opener = _open_offline
     else:
         opener = _open_server if samples_from_server(run) else _open_sampling
@@ -85,9 +85,7 @@ def open_evaluator(
 
 
 @contextmanager
-def _open_offline(
-    run: Run, reward: Callable[..., Any] | None, stop: StopSignal
-) -> Iterator[EvaluateCheckpoint]:
+def _open_offline(run: Run, reward: PythonRewards | None, stop: StopSignal) -> Iterator[EvaluateCheckpoint]:
     """Evaluation of an SFT or DPO run."""
     require_eval_data(run, reward)
     tokenizer = load_run_tokenizer(run)
@@ -102,9 +100,7 @@ def _open_offline(
 
 
 @contextmanager
-def _open_sampling(
-    run: Run, reward: Callable[..., Any] | None, stop: StopSignal
-) -> Iterator[EvaluateCheckpoint]:
+def _open_sampling(run: Run, reward: PythonRewards | None, stop: StopSignal) -> Iterator[EvaluateCheckpoint]:
     """Evaluation of a run with rollouts."""
     tokenizer, tasks = _load_tasks(run, reward)
     with (
@@ -121,9 +117,7 @@ def _open_sampling(
 
 
 @contextmanager
-def _open_server(
-    run: Run, reward: Callable[..., Any] | None, stop: StopSignal
-) -> Iterator[EvaluateCheckpoint]:
+def _open_server(run: Run, reward: PythonRewards | None, stop: StopSignal) -> Iterator[EvaluateCheckpoint]:
     """Evaluation of the model that a server has, without loading the run's."""
     tokenizer, tasks = _load_tasks(run, reward)
     with open_server_explorer(run, tokenizer, reward_sources(run, reward), stop) as explorer:
@@ -139,10 +133,10 @@ def _open_server(
         yield evaluate_checkpoint
 
 
-def _load_tasks(run: Run, reward: Callable[..., Any] | None) -> tuple[PreTrainedTokenizerBase, EvalTasksets]:
+def _load_tasks(run: Run, reward: PythonRewards | None) -> tuple[PreTrainedTokenizerBase, EvalTasksets]:
     """Tokenizer and eval tasks of a run that is scored by its reward."""
     require_reward(run, reward)
-    require_known_sources(run)
+    require_scorable_tasks(run, reward)
     tokenizer = load_run_tokenizer(run)
     return tokenizer, load_eval_tasks(run, tokenizer, run.data.eval)
 

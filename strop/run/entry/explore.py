@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strop.buffer.factory import clear_buffer, open_buffer
 from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
 from strop.config.save import save_resolved
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, RolloutAlgorithmConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig, RolloutAlgorithmConfig
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
 from strop.inference.interruptible_sampler import InterruptibleSampler
 from strop.protocols import Buffer, InferenceEngine
-from strop.rewards.known_sources import require_known_sources
+from strop.python_rewards import PythonRewards
+from strop.rewards.scorable_tasks import require_scorable_tasks
 from strop.run.distributed.placement import local_address
 from strop.run.distributed.rendezvous import describe_rendezvous, rendezvous
 from strop.run.drivers.continuous_explorer import ContinuousExplorer
@@ -34,6 +35,7 @@ from strop.run.rollout.tasks import TrainTaskSource, load_tasks
 from strop.run.rollout.workflow_runners import make_workflow_runners
 from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.horizon import compute_horizon
+from strop.run.state.identity import run_identity, save_identity
 from strop.run.state.resume import StartPoint, find_start
 from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_run_tokenizer
@@ -54,7 +56,7 @@ EXPLORER_MEMBER = "explorer-0"
 
 
 def explore(
-    loaded: LoadedRun, reward: Callable[..., Any] | None = None, stop: StopSignal | None = None
+    loaded: LoadedRun, reward: PythonRewards | None = None, stop: StopSignal | None = None
 ) -> ExplorerState:
     """Explore to the end of the run, or resume an earlier start that was stopped or killed.
 
@@ -63,12 +65,16 @@ def explore(
     run = loaded.run
     stop = stop or StopSignal()
     algorithm, section = run.algorithm, run.synchronizer
-    assert not isinstance(algorithm, SftConfig | DpoConfig) and not isinstance(section, MemorySyncConfig)
+    assert not isinstance(algorithm, OfflineAlgorithmConfig) and not isinstance(section, MemorySyncConfig)
     require_reward(run, reward)
-    require_known_sources(run)
+    require_scorable_tasks(run, reward)
     folder = RunFolder.of(run)
     own = folder.explorer
-    find_start(run, own)  # only for its checks: an explorer has no checkpoints
+    identity = None if run.is_launched_in_roles else run_identity(run, reward)  # that of roles: `launch`
+    has_explored = (explored := ExplorerState.load(own)) is not None and explored.groups_written > 0
+    find_start(
+        run, own, identity if has_explored else None
+    )  # only for its checks: an explorer has no checkpoints
     own.create()
     if not run.is_launched_in_roles:
         prepare_data(run, reward, stop)
@@ -78,7 +84,7 @@ def explore(
     with (
         rendezvous(run, tasks.train.fingerprint, "explorer"),
         stop,
-        open_rollout_services(run, reward_sources(run, reward)) as services,
+        open_rollout_services(run, reward_sources(run, reward, horizon)) as services,
         open_separate_engine(run, tokenizer) as sampler,
     ):
         interruptible = _interruptible(section, sampler, services.event_loop, tokenizer, stop)
@@ -89,6 +95,8 @@ def explore(
         state = ExplorerState.load(own) or _start_new_run(run, section, folder)
         with reporting_write_errors(own.path):
             save_resolved(run, own.run_file)
+            if identity is not None:
+                save_identity(identity, own.path)
         notes = (
             *tasks.notes(),
             *describe_rendezvous(run),
@@ -98,7 +106,7 @@ def explore(
         start = StartPoint(RunState(step=state.step), None, notes)
         with (
             _open_exchange(run, section, folder, sampler.device, stop, horizon.steps) as (receiver, buffer),
-            Recorder(own, loaded, horizon, start) as recorder,
+            Recorder(own, loaded, horizon, start, decode=tokenizer.decode) as recorder,
         ):
             subscriber = Subscriber(
                 loader,

@@ -26,17 +26,17 @@ from strop.training.backends.registry import open_training_engines
 from strop.training.checkpoints import checkpoint as checkpoints
 
 
-def export_checkpoint(folder: Path, to: Path, step: int | None) -> Path:
+def export_checkpoint(folder: Path, to: Path, step: int | None, dtype: str | None = None) -> Path:
     """Export a checkpoint of the run in `folder`; with LoRA, the adapter as well; README.md is its model card.
     Returns `to`.
 
     A GGUF file in place of the run is converted.
 
-    `step` selects the checkpoint; None takes the newest intact one. Raises `CheckpointError` where there
-    is none.
+    `step` selects the checkpoint; None takes the newest intact one. `dtype` is the data type of the weights, in place
+    of the run's `export.dtype`. Raises `CheckpointError` where there is no such checkpoint.
     """
     if gguf_file(str(folder)) is not None:
-        return _convert_gguf(ModelConfig(path=str(folder)), to)
+        return _convert_gguf(ModelConfig(path=str(folder)), to, dtype)
     source = RunFolder(folder)
     if not source.run_file.is_file():
         raise CheckpointError(f"{folder} is no run folder: it has no {source.run_file.name}.")
@@ -47,7 +47,7 @@ def export_checkpoint(folder: Path, to: Path, step: int | None) -> Path:
         if not found.is_dir():
             raise CheckpointError(f"There is no checkpoint of step {step} in {source.checkpoints}.")
         checkpoints.verify(found)
-    run = load_run(source.run_file).run
+    run = load_run(source.run_file, [] if dtype is None else [f"export.dtype={dtype}"]).run
     with open_training_engines(policy_only(run)) as engines:
         engine = engines.policy()
         engine.load(found)
@@ -61,10 +61,10 @@ def export_checkpoint(folder: Path, to: Path, step: int | None) -> Path:
     return to
 
 
-def _convert_gguf(section: ModelConfig, to: Path) -> Path:
+def _convert_gguf(section: ModelConfig, to: Path, dtype: str | None) -> Path:
     """Write a GGUF file's model as a Hugging Face folder."""
     model = load_model(section, device="cpu", trainable=False)
-    export_model(model, load_tokenizer(section).save_pretrained, to)
+    export_model(model, load_tokenizer(section).save_pretrained, to, dtype=dtype)
     return to
 
 

@@ -14,9 +14,11 @@ import pyarrow.parquet as pq
 
 from strop.config.load.loader import LoadedRun
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.generation import GenerationConfig
+from strop.data.encoding.chat_template import PromptEncoder
+from strop.data.encoding.reply_text import ReplyDecoder
 from strop.data.images.messages import content_text
 from strop.data.sources.data_path import resolve_path
 from strop.data.taskset import load_taskset
@@ -30,7 +32,7 @@ from strop.run.rollout.explorer import Explorer, check_error_fraction
 from strop.run.rollout.rollout_services import UNSCORED
 from strop.run.rollout.sampling import sampling_params
 from strop.run.rollout.server_explorer import open_server_explorer, samples_from_server
-from strop.run.tokenizer import load_run_tokenizer
+from strop.run.tokenizer import load_model_tokens, load_policy_tokens, load_run_tokenizer
 from strop.seeds import derive_seed
 from strop.training.backends.registry import open_training_engines
 from strop.training.checkpoints import checkpoint as checkpoints
@@ -56,12 +58,15 @@ def generate(loaded: LoadedRun, prompts: Path, out: Path, checkpoint: Path | Non
     )
     tokenizer = load_run_tokenizer(run)
     images = load_prompt_images(run, tokenizer)
-    taskset = load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False, images=images)
+    tokens = load_policy_tokens(run, tokenizer)
+    taskset = load_taskset(
+        section, run.data, tokenizer, seed=run.seed, shuffle=False, images=images, tokens=tokens
+    )
     tasks = taskset.all_tasks()
     with _open_explorer(run, tokenizer, checkpoint) as (explorer, step):
         groups = explorer.sample(
             tasks,
-            1 if isinstance(run.algorithm, SftConfig | DpoConfig) else run.algorithm.rollouts_per_task,
+            1 if isinstance(run.algorithm, OfflineAlgorithmConfig) else run.algorithm.rollouts_per_task,
             sampling_params(run.rollout.sampling, run.data.max_response_tokens),
             purpose="generate",
             step=step,
@@ -105,15 +110,20 @@ def generate_file(section: GenerationConfig) -> int:
     tokenizer = load_tokenizer(section.model)
     data = section.data
     images = load_generation_images(section, tokenizer)
-    taskset = load_taskset(data.train, data, tokenizer, seed=section.seed, shuffle=False, images=images)
+    tokens = load_model_tokens(section.model, tokenizer)
+    taskset = load_taskset(
+        data.train, data, tokenizer, seed=section.seed, shuffle=False, images=images, tokens=tokens
+    )
     tasks = taskset.all_tasks()
+    prompts = PromptEncoder.of(tokenizer, data)
+    replies = ReplyDecoder(tokenizer, prompts, tokens.end_ids)
     engine = load_engine(section.engine, section.model, tokenizer, find_device("auto"), data.images)
     responses: list[list[str]] = []
     with running_engine(engine), StopSignal() as stop:
         for first in range(0, len(tasks), section.tasks_per_batch):
             requests = list(_requests(section, tasks, first))
             completions = run_coroutine(engine.sample(requests))
-            texts = [str(tokenizer.decode(c.token_ids, skip_special_tokens=True)) for c in completions]
+            texts = [replies.decode(completion.token_ids) for completion in completions]
             each = section.rollouts_per_task
             responses += [texts[start : start + each] for start in range(0, len(texts), each)]
             stop.check()
@@ -135,13 +145,14 @@ def _write(
 ) -> None:
     """Write the rows of the tasks with their completions, as one Parquet file.
 
-    Images are `<image>` in the prompts, and paths in their column.
+    Prompts are text if all of them are, and else messages. Images are `<image>` in them, and paths in their column.
     """
+    are_texts = all(isinstance(task.prompt_value, str) for task in tasks)
     rows = [
         {
-            section.prompt: [
-                {**message, "content": content_text(message["content"])} for message in task.messages
-            ]
+            section.prompt: task.prompt_value
+            if are_texts
+            else [{**message, "content": content_text(message["content"])} for message in task.messages]
         }
         | dict(task.extra)
         | {"responses": list(texts)}

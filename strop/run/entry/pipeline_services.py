@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -16,13 +16,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from strop.config.code_digest import callable_digest, code_digest
 from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
 from strop.config.schema.language_model import EngineModelConfig
 from strop.config.schema.task_filters import PassRateConfig
-from strop.config.user_code import user_code_digest
+from strop.data.encoding.chat_template import PromptEncoder
+from strop.data.encoding.reply_text import ReplyDecoder
 from strop.pipelines.tasks.parts import ROW_ID
 from strop.pipelines.tasks.protocol import Rewards, RowNumbers
+from strop.python_rewards import PythonRewards, list_rewards
 from strop.run.prepared_data import SOURCE_FIELDS, rows_at
 from strop.seeds import derive_seed
 from strop.types import IntArray, RolloutGroup, SampleRequest, SamplingParams
@@ -44,7 +47,7 @@ class RunServices:
     Torch is imported by the first operator that needs a model.
     """
 
-    def __init__(self, run: Run, reward: Callable[..., Any] | None, stop: StopSignal) -> None:
+    def __init__(self, run: Run, reward: PythonRewards | None, stop: StopSignal) -> None:
         self._run = run
         self._reward = reward
         self._stop = stop
@@ -76,17 +79,20 @@ class RunServices:
             "data": run.data.model_dump(mode="json", include={*_ENCODING}),
             "train": run.data.train.model_dump(mode="json", exclude={"path", *SOURCE_FIELDS}),
             "reward": effective_reward(run).model_dump(mode="json"),
-            "files": [user_code_digest(part.function) for part in effective_reward(run).functions],
+            "files": [code_digest(part.function) for part in effective_reward(run).functions],
             "workflow": run.rollout.workflow.model_dump(mode="json"),
             "sampling": run.rollout.sampling.model_dump(mode="json"),
             "seed": run.seed,
-            "python": None if self._reward is None else getattr(self._reward, "__qualname__", "reward"),
+            "python": [
+                [part.name, part.weight, callable_digest(part.function)]
+                for part in list_rewards(self._reward)
+            ],
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def complete(self, model: EngineModelConfig, prompts: Sequence[str], seed: int) -> list[str]:
         """The reply of a model to each prompt."""
-        tokenizer, engine = self._engine(model.path)
+        tokenizer, replies, engine = self._engine(model.path)
         sampling = SamplingParams(temperature=model.temperature, max_tokens=model.max_tokens)
         requests = [
             SampleRequest(
@@ -99,7 +105,7 @@ class RunServices:
         ]
         completions = run_coroutine(engine.sample(requests))
         self._stop.check()
-        return [str(tokenizer.decode(each.token_ids, skip_special_tokens=True)) for each in completions]
+        return [replies.decode(each.token_ids) for each in completions]
 
     def rewards(self, section: PassRateConfig, table: pa.Table, numbers: Sequence[int]) -> list[Rewards]:
         """The rewards of answers to each row."""
@@ -162,16 +168,19 @@ class RunServices:
             self._open_key = ("explorer", path)
         return self._open
 
-    def _engine(self, path: str | None) -> tuple[PreTrainedTokenizerBase, InferenceEngine]:
-        """An engine that loads a model, and the model's tokenizer."""
+    def _engine(self, path: str | None) -> tuple[PreTrainedTokenizerBase, ReplyDecoder, InferenceEngine]:
+        """An engine that loads a model, the model's tokenizer, and the decoder of its replies."""
         from strop.run.rollout.inference_engines import open_separate_engine
-        from strop.run.tokenizer import load_run_tokenizer
+        from strop.run.tokenizer import load_model_tokens, load_run_tokenizer
 
         if self._open_key != ("engine", path):
             self._close()
             run = self._run_with(path)
             tokenizer = load_run_tokenizer(run)
-            self._open = (tokenizer, self._opened.enter_context(open_separate_engine(run, tokenizer)))
+            prompts = PromptEncoder(tokenizer, "tokenizer" if tokenizer.chat_template else "none")
+            replies = ReplyDecoder(tokenizer, prompts, load_model_tokens(run.model, tokenizer).end_ids)
+            engine = self._opened.enter_context(open_separate_engine(run, tokenizer))
+            self._open = (tokenizer, replies, engine)
             self._open_key = ("engine", path)
         return self._open
 

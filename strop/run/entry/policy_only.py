@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, ReinforceConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig, ReinforceConfig
 
 
 def policy_only(run: Run) -> Run:
     """The run with an algorithm that has no reference model and no teachers, for evaluation and export."""
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         return run
     return run.model_copy(update={"algorithm": ReinforceConfig()})

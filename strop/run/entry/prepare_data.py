@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from strop.config.redact import safe_text
 from strop.config.schema import Run
@@ -16,14 +15,15 @@ from strop.pipelines.tasks.execution import Tick
 from strop.pipelines.tasks.part_stages import OpenExecutor, local_processes
 from strop.pipelines.tasks.pipeline import PipelineRun, Progress
 from strop.pipelines.tasks.result import PipelineResult
-from strop.rewards.known_sources import require_known_sources
+from strop.python_rewards import PythonRewards
+from strop.rewards.scorable_tasks import require_scorable_tasks
 from strop.run.entry.pipeline_services import RunServices
 from strop.run.prepared_data import cache_folder, prepared_run, write_pointer
 from strop.workers.signals import StopSignal
 
 
 def prepare_data(
-    run: Run, reward: Callable[..., Any] | None = None, stop: StopSignal | None = None
+    run: Run, reward: PythonRewards | None = None, stop: StopSignal | None = None
 ) -> PipelineResult | None:
     """Run the pipeline, or find its result in the cache; None for a run without one, or with a queue or a stream, whose
     rows pass through the operators as they are read.
@@ -36,7 +36,7 @@ def prepare_data(
     with RunServices(run, reward, stop) as services, progress_bars(stop) as progress:
         result = PipelineRun(run.data, cache_folder(run), services, progress, say, _open_executor(run))()
     write_pointer(run, result)
-    require_known_sources(prepared_run(run))
+    require_scorable_tasks(prepared_run(run), reward)
     return result
 
 

@@ -12,6 +12,7 @@ from typing import assert_never
 from strop.errors import StropError, message_with_notes
 from strop.run.distributed.ray_actor import serve_role
 from strop.run.distributed.role import RoleEntry, RoleSpec
+from strop.workers.imports import without_collections
 from strop.workers.worker import Channel
 
 
@@ -23,11 +24,13 @@ def run_role(spec: RoleSpec) -> None:
 
             run_buffer(spec.loaded)
         case "explorer":
-            from strop.run.entry.explore import explore
+            with without_collections():
+                from strop.run.entry.explore import explore
 
             explore(spec.loaded, spec.reward)
         case "trainer":
-            from strop.run.entry.train import train
+            with without_collections():
+                from strop.run.entry.train import train
 
             train(spec.loaded)
         case _:
@@ -39,7 +42,9 @@ def serve(channel: Channel) -> None:
     serve_role(channel, run_role)
 
 
-ROLE_ENTRY = RoleEntry("strop.run.entry.role_main", serve)
+ROLE_ENTRY = RoleEntry(
+    "strop.run.entry.role_main", ("strop.run.entry.explore", "strop.run.entry.train"), serve
+)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import comb
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy as np
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.reward import RewardConfig
 from strop.data.encoding.messages import to_messages
-from strop.data.sources.columns import value_at
+from strop.data.sources.columns import messages_at, value_at
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
 from strop.errors import DataError, RewardError
+from strop.reward_comparison import reaches
 from strop.rewards.majority_vote import majority_indices
 from strop.rewards.scorer import Scorer
 from strop.types import Rollout, RolloutGroup, SamplingParams, Task
@@ -48,7 +50,7 @@ def score_file(file: ResponseFile, reward: RewardConfig) -> dict[str, SourceScor
     """Score every response, and average over the prompts of each source:
 
     `mean` reward of all responses, `best-of-n` their highest reward, `pass@k` the probability that one of k
-    responses drawn without replacement is correct (reward 1 or more; arXiv 2107.03374), and `majority` the
+    responses drawn without replacement is correct (reward `correct_at` or more; arXiv 2107.03374), and `majority` the
     reward of the answer that most responses give. Raises DataError for rows that cannot be used, and
     RewardError where a reward function fails.
     """
@@ -62,7 +64,7 @@ def score_file(file: ResponseFile, reward: RewardConfig) -> dict[str, SourceScor
                 winners = majority_indices([rollout.text for rollout in group.rollouts])
                 vote = float(np.mean([rewards[index] for index in winners]))
                 tables[group.task.source].append((rewards, vote))
-    return {source: _metrics(table) for source, table in tables.items()}
+    return {source: _metrics(table, reward.correct_at) for source, table in tables.items()}
 
 
 def pass_at_k(responses: int, correct: int, k: int) -> float:
@@ -77,13 +79,15 @@ def _group(file: ResponseFile, rows: DatasetRows, index: int) -> RolloutGroup:
         raise DataError(
             f"{where}: the column {file.responses!r} must hold a list of texts, not {_brief(texts)}."
         )
+    prompt = messages_at(row, file.prompt, where)
     task = Task(
         id=str(index),
-        messages=to_messages(value_at(row, file.prompt, where), where),
+        messages=to_messages(prompt, where),
         prompt_ids=np.zeros(0, np.int32),
         answer=value_at(row, file.answer, where),
         source=str(value_at(row, file.source, where)),
         extra={name: value for name, value in row.items() if name != file.responses},
+        prompt_value=prompt,
     )
     rollouts = tuple(
         Rollout(f"{index}-{position}", task.id, task.id, position, (), text, "ok", SamplingParams())
@@ -94,14 +98,17 @@ def _group(file: ResponseFile, rows: DatasetRows, index: int) -> RolloutGroup:
 
 def _reward(rollout: Rollout) -> float:
     if rollout.reward is None:
-        raise RewardError(f"row {rollout.task_id}, response {rollout.index}: {rollout.error}.")
+        why = rollout.error or "all reward functions returned None, so it has no reward"
+        raise RewardError(f"row {rollout.task_id}, response {rollout.index}: {why}.")
     return rollout.reward
 
 
-def _metrics(table: Sequence[tuple[list[float], float]]) -> SourceScores:
+def _metrics(table: Sequence[tuple[list[float], float]], correct_at: float) -> SourceScores:
     fewest = min(len(rewards) for rewards, _ in table)
     ks = sorted({2**power for power in range(fewest.bit_length()) if 2**power <= fewest} | {fewest})
-    correct = [(len(rewards), sum(reward >= 1 for reward in rewards)) for rewards, _ in table]
+    correct = [
+        (len(rewards), sum(map(partial(reaches, threshold=correct_at), rewards))) for rewards, _ in table
+    ]
     metrics = {
         "mean": _mean([float(np.mean(rewards)) for rewards, _ in table]),
         "best-of-n": _mean([max(rewards) for rewards, _ in table]),

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from strop.config.checks.engine import fixed_weights_fault
 from strop.config.checks.nodes import one_node_fault
 from strop.config.load.loader import LoadedRun
+from strop.config.load.preflight import require_files
 from strop.config.plan.fit import with_default_microbatch
 from strop.config.plan.table import plan_run
 from strop.config.save import folder_mode
 from strop.config.schema import Run
+from strop.config.schema.cluster import RayClusterConfig
 from strop.errors import ConfigError, Interrupted, PlacementError, RankLostError
+from strop.python_rewards import PythonRewards
 from strop.run.entry.result import RunResult
+from strop.run.state.identity import run_identity
 from strop.run.state.resume import find_start
 from strop.runs.folder import RunFolder
 from strop.runs.lock import lock_run
 from strop.runs.status import all_finished, last_row
+from strop.workers.imports import without_collections
+from strop.workers.output import lasting_output
 from strop.workers.restarts import RestartBudget
 from strop.workers.signals import StopSignal
 from strop.workers.torchrun import torchrun_process
@@ -26,7 +32,7 @@ from strop.workers.torchrun import torchrun_process
 
 def start_run(
     loaded: LoadedRun,
-    reward: Callable[..., Any] | None = None,
+    reward: PythonRewards | None = None,
     *,
     stop: StopSignal | None = None,
     callbacks: Sequence[Any] = (),
@@ -42,9 +48,9 @@ def start_run(
         callbacks: the user's callbacks.
 
     Raises:
-        ConfigError: callbacks in a mode that has no training loop in this process, or an inference engine that
-            cannot load the trained weights. PlacementError for keys about lost nodes where all ranks are on this
-            machine.
+        ConfigError: a file or folder that is missing or damaged, callbacks in a mode that has no training loop in this
+            process, or an inference engine that cannot load the trained weights.
+        PlacementError: keys about lost nodes where all ranks are on this machine.
         RunFolderError: another process uses the run folder.
         Interrupted: the run was stopped by a signal. After `stop.request_stop()` the result says
             `stopped` instead.
@@ -55,6 +61,8 @@ def start_run(
         raise ConfigError(f"{fault}.")
     if (fault := one_node_fault(run, is_launched=torchrun_process() is not None)) is not None:
         raise PlacementError(f"{fault}.")
+    if run.mode != "bench" and not isinstance(run.cluster, RayClusterConfig):  # files may be on its nodes
+        require_files(loaded, reward)
     if callbacks:
         _require_training_loop(run)
     if run.mode != "bench":
@@ -64,9 +72,12 @@ def start_run(
     folder = RunFolder.of(run)
     try:
         permissions = folder_mode(run)
-        with lock_run(
-            folder, mode=run.mode, is_distributed=run.is_distributed, permissions=permissions
-        ) as locks:
+        with (
+            lock_run(
+                folder, mode=run.mode, is_distributed=run.is_distributed, permissions=permissions
+            ) as locks,
+            lasting_output(folder.console_log),
+        ):
             if run.mode in ("both", "train") and not _launches_processes(run):
                 return _train(loaded, reward, stop, callbacks)
             return _start_other(loaded, reward, stop, locks)
@@ -79,10 +90,11 @@ def start_run(
 
 
 def _train(
-    loaded: LoadedRun, reward: Callable[..., Any] | None, stop: StopSignal, callbacks: Sequence[Any]
+    loaded: LoadedRun, reward: PythonRewards | None, stop: StopSignal, callbacks: Sequence[Any]
 ) -> RunResult:
     """Train in this process; under `trainer.elastic` the loss of a rank continues from the last checkpoint."""
-    from strop.run.entry.train import train
+    with without_collections():
+        from strop.run.entry.train import train
 
     folder, elastic = RunFolder.of(loaded.run), loaded.run.trainer.elastic
     budget = RestartBudget(elastic.max_restarts if elastic else 0)
@@ -106,7 +118,7 @@ def _train(
 
 
 def _start_other(
-    loaded: LoadedRun, reward: Callable[..., Any] | None, stop: StopSignal, locks: Sequence[int]
+    loaded: LoadedRun, reward: PythonRewards | None, stop: StopSignal, locks: Sequence[int]
 ) -> RunResult:
     """Modes without a training loop in this process; its child processes inherit the locks of the folder."""
     run = loaded.run
@@ -117,7 +129,8 @@ def _start_other(
         rows = bench(loaded, reward, stop)
         return RunResult(folder.path, None, len(rows), rows[-1].step, rows[-1].metrics)
     if run.mode == "explore":
-        from strop.run.entry.explore import explore
+        with without_collections():
+            from strop.run.entry.explore import explore
 
         steps = explore(loaded, reward, stop).step
         return RunResult(folder.explorer.path, None, steps, steps, last_row(folder))
@@ -143,7 +156,7 @@ def _require_training_loop(run: Run) -> None:
         )
 
 
-def finished_result(loaded: LoadedRun) -> RunResult | None:
+def finished_result(loaded: LoadedRun, reward: PythonRewards | None = None) -> RunResult | None:
     """Result of an earlier start of the same run that reached the end, or None.
 
     Raises `RunFolderError` where the folder holds a run of another configuration, or another process uses it.
@@ -153,7 +166,7 @@ def finished_result(loaded: LoadedRun) -> RunResult | None:
     if run.resume != "auto":
         return None
     with lock_run(folder, mode=run.mode, is_distributed=run.is_distributed, permissions=folder_mode(run)):
-        start = find_start(run, folder)
+        start = find_start(run, folder, run_identity(run, reward))
     folders = (folder, folder.explorer) if _launches_processes(run) else (folder,)
     if start.checkpoint is None or not all_finished(folders):
         return None

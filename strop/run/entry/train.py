@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,11 +16,12 @@ from strop.config.plan.bfloat16 import slow_bfloat16
 from strop.config.plan.table import machine_of
 from strop.config.save import save_resolved
 from strop.config.schema import Run
-from strop.config.schema.algorithm import CustomConfig, DpoConfig, SftConfig
+from strop.config.schema.algorithm import CustomConfig, OfflineAlgorithmConfig
 from strop.errors import Interrupted
-from strop.rewards.known_sources import require_known_sources
+from strop.python_rewards import PythonRewards
+from strop.rewards.scorable_tasks import require_scorable_tasks
+from strop.run.check.refusals import require_eval_data
 from strop.run.drivers.callbacks import CallbackList
-from strop.run.drivers.offline_policy import require_eval_data
 from strop.run.drivers.train_loop import TrainLoop, TrainSetup
 from strop.run.entry.prepare_data import prepare_data
 from strop.run.entry.train_setup import (
@@ -33,9 +34,11 @@ from strop.run.state.best_checkpoint import BestCheckpointRule, best_checkpoint_
 from strop.run.state.checkpoint_manager import CheckpointManager, ExportModel
 from strop.run.state.checkpoint_mirror import CheckpointMirror
 from strop.run.state.early_stop import EarlyStopRule
+from strop.run.state.identity import run_identity, save_identity
 from strop.run.state.resume import StartPoint, find_start
 from strop.run.state.run_state import RunState
-from strop.run.tokenizer import load_run_tokenizer
+from strop.run.template_notes import template_notes
+from strop.run.tokenizer import load_policy_tokens, load_run_tokenizer
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.training_examples import write_training_examples
 from strop.workers.signals import StopSignal
@@ -57,7 +60,7 @@ class TrainResult:
 
 def train(
     loaded: LoadedRun,
-    reward: Callable[..., Any] | None = None,
+    reward: PythonRewards | None = None,
     *,
     stop: StopSignal | None = None,
     callbacks: Sequence[Any] = (),
@@ -69,15 +72,17 @@ def train(
     """
     run = loaded.run
     stop = stop or StopSignal()
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         require_eval_data(run, reward)
+        require_scorable_tasks(run, reward)
     elif not run.is_distributed:
         require_reward(run, reward)
-        require_known_sources(run)
+        require_scorable_tasks(run, reward)
     if isinstance(run.algorithm, CustomConfig):
         check_custom_functions(run.algorithm)
     folder = RunFolder.of(run)
-    start = find_start(run, folder)
+    identity = None if run.is_launched_in_roles else run_identity(run, reward)  # that of roles: `launch`
+    start = find_start(run, folder, identity)
     folder.create()
     if not run.is_launched_in_roles:
         prepare_data(run, reward, stop)
@@ -85,13 +90,19 @@ def train(
     with _open_setup(run, tokenizer, reward, start, folder, stop) as setup:
         with reporting_write_errors(folder.path):
             save_resolved(run, folder.run_file)
+            if identity is not None:
+                save_identity(identity, folder.path)
             if setup.examples:
                 write_training_examples(folder.training_examples, setup.examples)
         export = partial(setup.engine.export, add_files=tokenizer.save_pretrained)
-        notes = (*start.notes, *setup.notes, *unusual_values(run), *slow_bfloat16(run, machine_of(run)))
+        templates = template_notes(run, tokenizer, load_policy_tokens(run, tokenizer))
+        advice = (*templates, *unusual_values(run), *slow_bfloat16(run, machine_of(run)))
+        notes = (*start.notes, *setup.notes, *advice)
         stopped = False
         try:
-            with Recorder(folder, loaded, setup.horizon, replace(start, notes=notes)) as recorder:
+            with Recorder(
+                folder, loaded, setup.horizon, replace(start, notes=notes), decode=tokenizer.decode
+            ) as recorder:
                 loop = _make_loop(run, setup, folder, export, recorder, CallbackList(callbacks))
                 state = loop.run()
                 model_step = _export_best(state, setup, folder, export)
@@ -106,12 +117,12 @@ def train(
 def _open_setup(
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
-    reward: Callable[..., Any] | None,
+    reward: PythonRewards | None,
     start: StartPoint,
     folder: RunFolder,
     stop: StopSignal,
 ) -> AbstractContextManager[TrainSetup]:
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
         return open_offline_setup(run, tokenizer, reward, start, stop)
     if run.is_distributed:
         return open_distributed_setup(run, tokenizer, start, folder, stop)

@@ -9,19 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strop.algorithms.loss_spec import LossSpec
 from strop.buffer.factory import clear_buffer, open_buffer
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, RolloutAlgorithmConfig, SftConfig, demonstrations_field
+from strop.config.schema.algorithm import (
+    OfflineAlgorithmConfig,
+    RolloutAlgorithmConfig,
+    SftConfig,
+    demonstrations_field,
+)
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.config.schema.task_order import ColumnOrderConfig
 from strop.data.mixture import run_mixture_order
 from strop.data.offline_dataset import load_offline_dataset, mixed_dataset
-from strop.errors import CheckpointError
 from strop.protocols import EngineSnapshot, TrainingEngine
+from strop.python_rewards import PythonRewards
+from strop.run.check.refusals import require_tasks_taken
 from strop.run.distributed.off_policy_note import off_policy_note
 from strop.run.distributed.placement import local_address, open_rank_placement
 from strop.run.distributed.rendezvous import describe_rendezvous, rendezvous
@@ -52,6 +58,7 @@ from strop.run.state.checkpoint_saver import CompositeSnapshot, saves_engines_in
 from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.horizon import Horizon, compute_horizon
 from strop.run.state.resume import StartPoint
+from strop.run.tokenizer import load_policy_tokens
 from strop.runs.folder import RunFolder
 from strop.sync.factory import SYNC_FOLDER, open_weight_sender
 from strop.sync.publish import Publisher, WeightSource
@@ -73,20 +80,15 @@ TRAINER_MEMBER = "trainer"
 def open_rollout_setup(
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
-    reward: Callable[..., Any] | None,
+    reward: PythonRewards | None,
     start: StartPoint,
     folder: RunFolder,
     stop: StopSignal,
 ) -> Iterator[TrainSetup]:
     """Training on rollouts that this process samples."""
     algorithm = run.algorithm
-    assert not isinstance(algorithm, SftConfig | DpoConfig)
-    if start.state.step > run.trainer.warmup_steps and not start.state.tasks_taken:
-        raise CheckpointError(
-            f"{start.checkpoint} was written by a run whose explorer was a separate process, so it does not "
-            "say which tasks come next. To start from its weights, set model.path to that run's `model` "
-            "folder."
-        )
+    assert not isinstance(algorithm, OfflineAlgorithmConfig)
+    require_tasks_taken(run, start.state, start.checkpoint)
     tasks = load_tasks(run, tokenizer)
     _check_teachers(algorithm, tokenizer, tasks)
     horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.tasks_sampled_per_step))
@@ -95,7 +97,7 @@ def open_rollout_setup(
         open_rank_placement(run) as placement,
         open_training_engines(run, placement) as engines,
         open_colocated_policy(
-            run, engines, tokenizer, reward_sources(run, reward), start.checkpoint, stop
+            run, engines, tokenizer, reward_sources(run, reward, horizon), start.checkpoint, stop
         ) as policy,
         closing(open_buffer(run.buffer, folder.path, check=stop.check)) as buffer,
     ):
@@ -123,7 +125,7 @@ def open_rollout_setup(
 def open_offline_setup(
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
-    reward: Callable[..., Any] | None,
+    reward: PythonRewards | None,
     start: StartPoint,
     stop: StopSignal,
 ) -> Iterator[TrainSetup]:
@@ -138,6 +140,7 @@ def open_offline_setup(
         seed=run.seed,
         shuffle=data.shuffle,
         images=images,
+        tokens=load_policy_tokens(run, tokenizer),
     )
     train = load(train_section(run), name="train", order=data.order)
     if data.mixture:
@@ -158,7 +161,8 @@ def open_offline_setup(
             reference=policy.reference_of,
         )
         source = OfflineSource(train, trainer.tasks_per_step)
-        datasets = (train, *held_out.answers)
+        notes = [note for dataset in (train, *held_out.answers) for note in dataset.notes()]
+        notes += [note for _, taskset in held_out.sampled for note in taskset.notes()]
         yield TrainSetup(
             engine=policy.engine,
             state=policy.state,
@@ -169,7 +173,7 @@ def open_offline_setup(
             publisher=None,
             evaluate=lambda step: policy.evaluate(run, held_out, step=step),
             stop=stop,
-            notes=(*data_notes(run), *map(str, datasets), *(policy.policy.notes if policy.policy else ())),
+            notes=(*data_notes(run), *notes, *(policy.policy.notes if policy.policy else ())),
             examples=training_examples(train.all_groups()[:_EXAMPLES], tokenizer),
         )
 
@@ -184,7 +188,7 @@ def open_distributed_setup(
 ) -> Iterator[TrainSetup]:
     """Training on rollouts that a separate explorer process samples and scores; it also evaluates."""
     algorithm, section = run.algorithm, run.synchronizer
-    assert not isinstance(algorithm, SftConfig | DpoConfig) and not isinstance(section, MemorySyncConfig)
+    assert not isinstance(algorithm, OfflineAlgorithmConfig) and not isinstance(section, MemorySyncConfig)
     tasks = load_tasks(run, tokenizer)
     _check_teachers(algorithm, tokenizer, tasks)
     horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.tasks_sampled_per_step))
@@ -219,7 +223,7 @@ def open_distributed_setup(
             open_buffer(run.buffer, folder.path, role="reader", member_name=TRAINER_MEMBER, check=check)
         ) as buffer:
             lr_schedule = LrSchedule(run.trainer, horizon, run.data.eval)
-            source = open_buffer_source(run, buffer, publisher.report_shortfall)
+            source = open_buffer_source(run, buffer, folder, publisher.report_shortfall)
             yield TrainSetup(
                 engine=engine,
                 state=state,

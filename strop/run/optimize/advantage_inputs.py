@@ -5,6 +5,7 @@ Shapes: `L` tokens of one sequence, `K` target tokens of all experiences of a st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
@@ -14,6 +15,7 @@ import torch
 
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.errors import RewardError
+from strop.run.check.refusals import missing_part
 from strop.types import Experience, FloatArray
 
 
@@ -30,13 +32,14 @@ def make_rollout_batch(
         baselines: reward of the task's greedy completion, by group.
         parts: names of the parts of the reward that the algorithm reads; None for all.
 
-    Raises RewardError where a rollout's reward does not have a part.
+    A part that a rollout does not have is NaN. Raises RewardError for a part that no rollout has.
     """
     rollouts = [list(same) for _, same in groupby(experiences, key=lambda e: (e.group, e.index))]
     numbers: dict[str, int] = {}
     group = [numbers.setdefault(rollout[0].group, len(numbers)) for rollout in rollouts]
     greedy = None if baselines is None else [baselines[rollout[0].group] for rollout in rollouts]
-    names = tuple(rollouts[0][0].reward_parts) if parts is None else parts
+    names = [name for rollout in rollouts for name in rollout[0].reward_parts] if parts is None else parts
+    names = tuple(dict.fromkeys(names))
     turns, states = _turn_states(experiences)
     return RolloutBatch(
         rewards=torch.tensor([rollout[0].reward for rollout in rollouts], dtype=torch.float32),
@@ -53,14 +56,11 @@ def make_rollout_batch(
 
 def _parts(firsts: Sequence[Experience], names: Sequence[str]) -> torch.Tensor:
     """[N, P] from one experience of each rollout."""
-    for experience in firsts:
-        missing = [name for name in names if name not in experience.reward_parts]
-        if missing:
-            raise RewardError(
-                f"algorithm.reward_parts: the reward of task {experience.task_id!r} has no part "
-                f"{missing[0]!r}; it has {', '.join(experience.reward_parts) or 'none'}."
-            )
-    return torch.tensor([[e.reward_parts[name] for name in names] for e in firsts], dtype=torch.float32)
+    for name in names:
+        if all(name not in experience.reward_parts for experience in firsts):
+            raise RewardError(missing_part(name, firsts[0].task_id, firsts[0].reward_parts))
+    table = [[experience.reward_parts.get(name, math.nan) for name in names] for experience in firsts]
+    return torch.tensor(table, dtype=torch.float32)
 
 
 def _turn_rewards(experiences: Sequence[Experience]) -> torch.Tensor | None:

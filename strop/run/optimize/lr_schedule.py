@@ -69,7 +69,7 @@ def learning_rate(
         optimizer.lr,
         position,
         total,
-        count=lambda amount: horizon.in_unit(amount, schedule.interval),
+        count=lambda amount, rounding: horizon.in_unit(amount, schedule.interval, rounding),
     )
 
 

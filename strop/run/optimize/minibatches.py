@@ -12,6 +12,7 @@ import torch
 from strop.algorithms.resampling import resampling_weights
 from strop.config.schema.algorithm import RewardResamplingConfig, RolloutAlgorithmConfig
 from strop.config.schema.trainer import TrainerConfig
+from strop.reward_comparison import exceeds
 from strop.run.optimize.advantage_inputs import split_by_experience
 from strop.seeds import derive_seed
 from strop.types import BoolArray, Experience, ExperienceGroup, FloatArray
@@ -29,7 +30,7 @@ def varied_groups(groups: Sequence[ExperienceGroup], min_reward_std: float) -> l
     found = []
     for group, indices in zip(groups, group_indices(groups), strict=True):
         rewards = list({experience.index: experience.reward for experience in group.experiences}.values())
-        if len(rewards) > 1 and np.std(rewards, ddof=1) > min_reward_std:
+        if len(rewards) > 1 and exceeds(np.std(rewards, ddof=1), min_reward_std):
             found.append(indices)
     return found
 

@@ -17,6 +17,7 @@ from strop.config.schema.process_reward import ProcessRewardConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.errors import RewardError
 from strop.protocols import EngineSnapshot, TrainingEngine
+from strop.run.check.refusals import is_probability, no_probability
 from strop.run.optimize.advantage_inputs import gather_targets
 from strop.run.optimize.second_model_updates import second_model_updates
 from strop.run.optimize.vocabularies import check_same_vocabulary
@@ -62,11 +63,8 @@ class ProcessRewardModel:
         Raises RewardError for an outcome that is not between 0 and 1.
         """
         for experience in experiences:
-            if not 0 <= experience.reward <= 1:
-                raise RewardError(
-                    f"algorithm.type prime reads the reward as the probability that a response is right, but the "
-                    f"reward of task {experience.task_id!r} is {experience.reward}. Write a reward between 0 and 1."
-                )
+            if not is_probability(experience.reward):
+                raise RewardError(no_probability(experience.task_id, experience.reward))
         reference = self._engine.logprobs(experiences, reference=True)
         if self._section.update_first:
             metrics = self._update(experiences, groups, reference, step)

@@ -25,6 +25,7 @@ from strop.config.schema.group_baselines import (
 from strop.config.schema.policy_gradient import KlEstimator
 from strop.config.schema.trainer import TrainerConfig
 from strop.errors import ConfigError
+from strop.run.check.refusals import turn_states_fault
 from strop.run.optimize.advantage_inputs import (
     gather_targets,
     make_rollout_batch,
@@ -199,11 +200,7 @@ class RolloutUpdater:
         parts = algorithm.reward_parts if isinstance(algorithm, GdpoConfig) else ()
         scored = make_rollout_batch(experiences, baselines=baselines, parts=parts)
         if isinstance(algorithm, GigpoConfig) and scored.turn_states is None:
-            raise ConfigError(
-                "algorithm.type gigpo compares turns by the states of an environment, and the workflow reported none; "
-                "write `rollout.workflow: {name: environment, ...}`, return `turn_states` in the WorkflowResult, or "
-                "write algorithm.type: grpo."
-            )
+            raise ConfigError(turn_states_fault())
         if isinstance(algorithm, OptimalTokenBaselineConfig):
             assert logprobs.old is not None
             norms = logit_gradient_norms(

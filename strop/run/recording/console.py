@@ -24,8 +24,8 @@ _CURVE_LENGTH = 40
 _LINE_METRICS = (
     ("reward", "reward/mean"),
     ("loss", "sft_loss"),
-    ("margin", "dpo/margin"),
-    ("accuracy", "dpo/accuracy"),
+    ("margin", "pairs/margin"),
+    ("accuracy", "pairs/accuracy"),
     ("kl", "kl/ref"),
     ("entropy", "entropy"),
     ("length", "response_tokens/mean"),
@@ -38,7 +38,7 @@ _DATA_WARNINGS = (
     ("evicted", "groups/evicted"),
 )
 """Label and name of the group counts that a log line reports when they are above 0."""
-_LIVE_CURVES = (("reward", "reward/mean"), ("margin", "dpo/margin"), ("loss", "sft_loss"))
+_LIVE_CURVES = (("reward", "reward/mean"), ("margin", "pairs/margin"), ("loss", "sft_loss"))
 """Label and name of the metrics for the live display's curve; the first one that a step has is drawn."""
 
 
@@ -62,28 +62,36 @@ class ConsoleMonitor:
 
     def start(self, session: SessionInfo) -> None:
         """Choose the display for the stream, and print the title and the notes."""
+        self._stream, self._steps = session.stream, session.steps
         self._display = make_display(session.stream, session.steps)
         notes = [safe_text(note) for note in session.notes]
         self._display.open(safe_text(session.title), notes, done=session.steps_done)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Display the metrics of one step."""
-        if self._display is not None:
-            self._display.step(step, metrics)
+        if (display := self._current_display()) is not None:
+            display.step(step, metrics)
 
     def samples(self, name: str, step: int, groups: Sequence[RolloutGroup]) -> None:
         """Do nothing: rollouts are too long for a console."""
 
     def message(self, line: str) -> None:
         """Print a line."""
-        if self._display is not None:
-            self._display.print_line(safe_text(line))
+        if (display := self._current_display()) is not None:
+            display.print_line(safe_text(line))
 
     def finish(self, outcome: SessionOutcome, message: str | None) -> None:
         """Close the display; the command line prints the error itself."""
         if self._display is not None:
             self._display.close()
             self._display = None
+
+    def _current_display(self) -> Display | None:
+        """The display; lines take the place of a live display whose terminal has been closed."""
+        if isinstance(self._display, LiveDisplay) and not self._stream.isatty():
+            self._display.close()
+            self._display = LineDisplay(self._stream, self._steps)
+        return self._display
 
 
 class LineDisplay:

@@ -63,14 +63,22 @@ def sandbox_info(run: Run) -> dict[str, Any]:
         sandbox = open_sandbox(run.reward.sandbox)
     except SandboxError as error:  # another machine of the run may score; its scorer has opened the sandbox
         return {"sandbox": {"name": None, "error": str(error)}}
-    return {"sandbox": {"name": sandbox.name, "isolation": sandbox.level.label}}
+    return {
+        "sandbox": {
+            "name": sandbox.name,
+            "isolation": sandbox.level.label,
+            "unlimited": list(sandbox.unlimited),
+        }
+    }
 
 
 def describe_sandbox(sandbox: Mapping[str, Any]) -> str:
     """Describe the sandbox of `sandbox_info` in one sentence."""
     if "error" in sandbox:
         return str(sandbox["error"])
-    return f"Programs run in the sandbox {sandbox['name']!r}, at the isolation level {sandbox['isolation']}."
+    unlimited = sandbox["unlimited"]
+    without = f", without a limit of: {', '.join(unlimited)}" if unlimited else ""
+    return f"Programs run in the sandbox {sandbox['name']!r}, at the isolation level {sandbox['isolation']}{without}."
 
 
 def command_line() -> str:

@@ -23,7 +23,7 @@ from typing import Any, Self, TextIO
 from strop.config.environment_values import name_environment
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import redact, safe_text
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.errors import Interrupted
 from strop.printable import counted
 from strop.run.recording.environment import (
@@ -43,6 +43,7 @@ from strop.runs.formatting import format_steps
 from strop.runs.metrics import metric_of
 from strop.runs.metrics_file import MetricsWriter
 from strop.runs.rollout_file import (
+    DecodePrompt,
     RolloutAdvantages,
     damaged_rollout_files,
     delete_rollouts_after,
@@ -70,7 +71,9 @@ class Recorder:
         start: StartPoint,
         stream: TextIO | None = None,
         monitors: Sequence[Monitor] | None = None,
+        decode: DecodePrompt | None = None,
     ) -> None:
+        """`decode` gives the text of the prompts that the model read, for the files of rollouts."""
         self._folder = folder
         self._loaded = loaded
         self._length = length
@@ -79,6 +82,7 @@ class Recorder:
         self._monitors = make_monitors(loaded.run.record.monitors) if monitors is None else tuple(monitors)
         self._files = ExitStack()
         self._watch = LearningWatch()
+        self._decode = decode
 
     def __enter__(self) -> Self:
         session = self._session_info()
@@ -176,7 +180,7 @@ class Recorder:
         path = rollout_path(folder, step)
         tokens = self._loaded.run.record.rollout_tokens
         with reporting_write_errors(path):
-            write_rollouts(path, step, groups, tokens=tokens, advantages=advantages)
+            write_rollouts(path, step, groups, tokens=tokens, advantages=advantages, decode=self._decode)
 
     def _damage(self, last_kept: int) -> Iterator[str]:
         """Yield a message about each record of the steps done that is missing or damaged."""
@@ -209,7 +213,7 @@ class Recorder:
     def _title(self) -> str:
         run = self._loaded.run
         size = counted(run.trainer.tasks_per_step, "task")
-        if not isinstance(run.algorithm, SftConfig | DpoConfig):
+        if not isinstance(run.algorithm, OfflineAlgorithmConfig):
             size += f" x {counted(run.algorithm.rollouts_per_task, 'rollout')}"
         steps = counted(self._length.steps, "step")
         return f"{run.project} / {run.name}: {steps} of {size}, in {self._folder.path}"

@@ -17,7 +17,8 @@ _LABELS = {"sft": "demonstration"}
 def training_examples(
     groups: Sequence[ExperienceGroup], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[TrainingExample, ...]:
-    """Decode each group's prompt, and its sequences from their first trained token on."""
+    """Decode prompts, each with the sequences that follow it, from their first trained token on: a demonstration has
+    its own prompt, and a pair has one."""
 
     def text_of(experience: Experience) -> TrainingText:
         text = tokenizer.decode(experience.token_ids[experience.prompt_tokens :].tolist())
@@ -28,6 +29,7 @@ def training_examples(
         return str(tokenizer.decode(experience.token_ids[: experience.prompt_tokens].tolist()))
 
     return tuple(
-        TrainingExample(prompt_of(group.experiences[0]), tuple(map(text_of, group.experiences)))
+        TrainingExample(prompt_of(same[0]), tuple(map(text_of, same)))
         for group in groups
+        for same in ([group.experiences] if group.experiences[0].pair else [(e,) for e in group.experiences])
     )

@@ -14,6 +14,8 @@ from strop.config.schema.process_reward import OversamplingConfig
 from strop.errors import RewardError
 from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipeline
 from strop.pipelines.services import ExperienceServices
+from strop.reward_comparison import exceeds, reaches
+from strop.run.check.refusals import missing_component
 from strop.run.rollout.explorer import ExplorationResult, Explorer, ScoredGroup, check_error_fraction
 from strop.run.rollout.sampling import sampling_params
 from strop.run.rollout.tasks import TrainTaskSource
@@ -157,7 +159,7 @@ def _is_preferred(group: ExperienceGroup, section: OversamplingConfig) -> bool:
     rewards = {experience.index: experience.reward for experience in group.experiences}
     mean = sum(rewards.values()) / len(rewards)
     complete = not any(experience.status == "truncated" for experience in group.experiences)
-    is_medium = section.min_mean_reward <= mean <= section.max_mean_reward
+    is_medium = reaches(mean, section.min_mean_reward) and not exceeds(mean, section.max_mean_reward)
     return is_medium and (complete or not section.prefer_complete)
 
 
@@ -193,8 +195,5 @@ def _compared_values(group: RolloutGroup, metric: str | None) -> list[float]:
         return [rollout.reward for rollout in scored if rollout.reward is not None]
     for rollout in scored:
         if metric not in rollout.reward_parts:
-            raise RewardError(
-                f"algorithm.dynamic_sampling.metric: the reward of task {group.task.id!r} has no component "
-                f"{metric!r}; it has {', '.join(rollout.reward_parts)}."
-            )
+            raise RewardError(missing_component(metric, group.task.id, rollout.reward_parts))
     return [rollout.reward_parts[metric] for rollout in scored]

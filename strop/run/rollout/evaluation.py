@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
 from strop.run.rollout.explorer import Explorer, check_error_fraction
 from strop.run.rollout.rollout_metrics import evaluation_metrics
@@ -41,6 +42,7 @@ def evaluate(run: Run, explorer: Explorer, tasksets: EvalTasksets, *, step: int)
         )
         check_error_fraction(explored.groups, run.rollout.max_error_fraction)
         groups[section.name] = explored.groups
-        metrics |= evaluation_metrics(section.name, explored.groups)
+        reward = section.reward or effective_reward(run)
+        metrics |= evaluation_metrics(section.name, explored.groups, reward.correct_at)
     metrics["time/evaluate_seconds"] = time.perf_counter() - started
     return Evaluation(metrics, groups)

@@ -284,9 +284,14 @@ class Explorer:
 
 
 def check_error_fraction(groups: Sequence[RolloutGroup], max_fraction: float) -> None:
-    """Raises `RolloutError` if too large a fraction of the rollouts failed; quotes the first failure."""
+    """Raises `RolloutError` if too large a fraction of the rollouts failed; quotes the first failure.
+
+    A rollout that all reward functions leave out did not fail.
+    """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    failed = [rollout for rollout in rollouts if rollout.status == "error"]
+    failed = [
+        rollout for rollout in rollouts if rollout.status == "error" and rollout.failure_cause != "unscored"
+    ]
     if failed and len(failed) > max_fraction * len(rollouts):
         raise RolloutError(
             f"{len(failed)} of {len(rollouts)} rollouts failed, more than rollout.max_error_fraction "

@@ -14,7 +14,7 @@ import torch
 from strop.config.plan.machine import uniform_machine
 from strop.config.plan.table import plan_on
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
 from strop.config.schema.inference_engine import (
     NativeEngineConfig,
@@ -160,7 +160,7 @@ def engine_notes(run: Run) -> tuple[str, ...]:
 def _logprob_notes(run: Run, engine: str, *, changed: bool) -> list[str]:
     """A note if the run needs log-probs of the policy that the engine does not give."""
     if (
-        isinstance(run.algorithm, SftConfig | DpoConfig)
+        isinstance(run.algorithm, OfflineAlgorithmConfig)
         or run.algorithm.old_policy != "sampler"
         or not changed
     ):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
+from strop.config.redact import safe_text
 from strop.config.schema.reward import RewardConfig
 from strop.inference.endpoint.server import EndpointAccess
+from strop.python_rewards import PythonRewards
+from strop.rewards.execution.trainer_state import TrainingLength
 from strop.rewards.judges.judge import Judge, Judges
 from strop.rewards.scorer import Scorer, reject_duplicate_names
 from strop.training.device import find_device
@@ -44,20 +48,22 @@ class RewardManager:
     def __init__(
         self,
         section: RewardConfig,
-        extra: Callable[..., Any] | None = None,
+        extra: PythonRewards | None = None,
         *,
         replies: Path,
         auxiliary: EndpointAccess | None = None,
         default: float | None = None,
+        length: TrainingLength | None = None,
     ) -> None:
-        """`extra` is one more function, with weight 1; `replies` the folder of the judges' cache; `auxiliary`
+        """`extra` are further functions, as Python objects; `replies` the folder of the judges' cache; `auxiliary`
         the endpoint of the run's auxiliary models; `default` the reward of a rollout that nothing scores, which
-        fails if it is None."""
+        fails if it is None; `length` that of the training, None outside of one."""
         self._default = default
+        self._said_unscored = False
         with ExitStack() as opened:
             self._scorer = None
             if section.functions or extra is not None:
-                self._scorer = opened.enter_context(Scorer(section, extra))
+                self._scorer = opened.enter_context(Scorer(section, extra, length))
             self._models: Sequence[RewardModel] = _load_models(section)
             self._judges: Sequence[Judge] = ()
             if section.judges:
@@ -125,6 +131,16 @@ class RewardManager:
             return rollout
         if self._default is not None:
             return replace(rollout, reward=self._default)
+        if self._scorer is not None:
+            message = (
+                f"task {rollout.task_id!r}: all reward functions ({', '.join(self._scorer.names)}) returned None for "
+                "this response, so it has no reward and is not trained on"
+            )
+            if not self._said_unscored:
+                self._said_unscored = True
+                counted = "rollouts/unscored_fraction counts such responses"
+                print(safe_text(f"strop: {message}; {counted}."), file=sys.stderr, flush=True)
+            return replace(rollout, status="error", error=message, failure_cause="unscored")
         message = (
             f"task {rollout.task_id!r}: this rollout has no reward. The run file has no `reward`, and the "
             "workflow returned none: write a `reward`, or have the workflow return a number"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strop.config.effective_reward import effective_reward
+from strop.config.environment_values import set_environment
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.rollout import EnginePoolConfig
 from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.inference.endpoint.server import EndpointServer
+from strop.python_rewards import PythonRewards
+from strop.rewards.execution.trainer_state import TrainingLength
 from strop.run.rollout.reward_manager import RewardManager
+from strop.run.state.horizon import Horizon
 from strop.runs.folder import RunFolder
 from strop.training.device import find_device
 from strop.workers.event_loop_thread import EventLoopThread
@@ -43,25 +46,38 @@ class RewardSource:
     """A reward section, and one more reward function from Python."""
 
     section: RewardConfig
-    function: Callable[..., Any] | None = None
+    function: PythonRewards | None = None
     default: float | None = None
     """Reward of a rollout that nothing scores; None fails it."""
+    length: TrainingLength | None = None
+    """Length of the training; None outside of one."""
 
 
 UNSCORED: Mapping[str, RewardSource] = {"train": RewardSource(RewardConfig())}
 """Rewards of rollouts that are sampled and not scored."""
 
 
-def reward_sources(run: Run, reward: Callable[..., Any] | None) -> Mapping[str, RewardSource]:
+def reward_sources(
+    run: Run, reward: PythonRewards | None, horizon: Horizon | None = None
+) -> Mapping[str, RewardSource]:
     """Rewards of a run by purpose; `reward` is one more function, for training and for eval tasksets without a
-    reward of their own."""
+    reward of their own. `horizon` is None outside of a training."""
+    length = None
+    if horizon is not None:
+        length = TrainingLength(
+            horizon.updates,
+            horizon.updates_per_step,
+            horizon.scheduled_steps,
+            horizon.steps_per_epoch,
+            horizon.critic_steps,
+        )
     evals = {
-        f"eval-{taskset.name}": RewardSource(taskset.reward)
+        f"eval-{taskset.name}": RewardSource(taskset.reward, length=length)
         for taskset in run.data.eval
         if taskset.reward is not None
     }
     default = 0.0 if isinstance(run.algorithm, DistillationOnlyConfig) else None
-    return {"train": RewardSource(effective_reward(run), reward, default), **evals}
+    return {"train": RewardSource(effective_reward(run), reward, default, length), **evals}
 
 
 @contextmanager
@@ -71,7 +87,7 @@ def open_rollout_services(run: Run, rewards: Mapping[str, RewardSource]) -> Iter
     Raises what `RewardManager` raises, and `ModelError`.
     """
     with ExitStack() as opened:
-        opened.enter_context(_environment(run.rollout.env))
+        opened.enter_context(set_environment(run.rollout.env))
         event_loop = EventLoopThread("rollouts")
         opened.callback(event_loop.close)
         auxiliary = _auxiliary_models(run)
@@ -96,7 +112,12 @@ def _open_rewards(
             access = opened.enter_context(services.admit())
         return opened.enter_context(
             RewardManager(
-                source.section, source.function, replies=cache, auxiliary=access, default=source.default
+                source.section,
+                source.function,
+                replies=cache,
+                auxiliary=access,
+                default=source.default,
+                length=source.length,
             )
         )
 
@@ -120,18 +141,3 @@ def _auxiliary_models(run: Run) -> dict[str, AuxiliaryModel]:
         )
         for section in run.rollout.auxiliary_models
     }
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables inside the context, and restore them afterwards."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

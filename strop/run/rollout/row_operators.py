@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from strop.config.schema import Run
+from strop.data.sources.columns import TableRow
 from strop.data.sources.rows import Row, RowSource
 from strop.pipelines.tasks.columns import to_table, with_column
 from strop.pipelines.tasks.execution import PartRunner, Stage, named_operators
@@ -57,9 +58,10 @@ class RowOperators:
 
 
 def _identified(rows: Sequence[dict[str, Any]], numbers: Sequence[int]) -> list[tuple[str, Row]]:
-    found, last, further = [], numbers[0], 0
+    found: list[tuple[str, Row]] = []
+    last, further = numbers[0], 0
     known: set[int] = set()
-    for row in rows:
+    for row in map(TableRow, rows):
         number = row.pop(ROW_ID)
         if number is not None and number >= 0 and number not in known:
             known.add(number)

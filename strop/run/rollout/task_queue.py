@@ -15,11 +15,12 @@ from strop.data.images.prompt_images import RunImages
 from strop.data.images.row_images import read_row_images
 from strop.data.prompt_check import to_prompt
 from strop.data.sources.rows import DatasetRows, InMemoryRows
-from strop.data.sources.sql_table import is_database_url, read_table_slice
+from strop.data.sources.sql_table import read_table_slice, require_queue_url
 from strop.data.taskset import to_task
 from strop.errors import DataError
 from strop.run.rollout.row_operators import RowOperators
 from strop.run.state.horizon import compute_horizon
+from strop.run.tokenizer import load_training_tokens
 from strop.types import RolloutGroup, Task
 from strop.workers.waiting import TimedWait, never_stop
 
@@ -47,11 +48,7 @@ class TaskQueue:
         section = run.data.train
         assert isinstance(section.path, str)
         self._shown = f"{redact_text(section.path)}, table {section.table}"
-        if not is_database_url(section.path):
-            raise DataError(
-                f"data.queue: {section.path} is not a database URL. A task queue is a table: write, for example, "
-                "`path: sqlite:///tasks.db` and `table: tasks` under data.train."
-            )
+        require_queue_url(section.path)
         read_table_slice(section.path, section.table, first=0, count=1)
         self.position = 0
         """Number of rows read since the start, those filtered for their length included."""
@@ -59,7 +56,7 @@ class TaskQueue:
         self._data = run.data
         self._images = images
         processor = None if images is None else images.processor
-        self._encoder = PromptEncoder(tokenizer, run.data.chat_template, images=processor)
+        self._encoder = PromptEncoder.of(tokenizer, run.data, processor, load_training_tokens(run, tokenizer))
         self._operators = None if run.data.pipeline is None else RowOperators(run)
         self._steps = compute_horizon(run, 1).steps
         self._timeout_seconds = queue.timeout_seconds
@@ -80,6 +77,10 @@ class TaskQueue:
     def observe(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
         """Rows in and out of each operator; results do not change the order of a queue."""
         return {} if self._operators is None else self._operators.take_metrics()
+
+    def notes(self) -> tuple[str, ...]:
+        """The queue in one line; its rows are read during the run."""
+        return (str(self),)
 
     @property
     def fingerprint(self) -> str:

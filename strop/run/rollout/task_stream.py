@@ -21,6 +21,7 @@ from strop.data.taskset import to_task
 from strop.errors import DataError
 from strop.run.rollout.row_operators import RowOperators
 from strop.run.state.horizon import compute_horizon
+from strop.run.tokenizer import load_training_tokens
 from strop.seeds import derive_seed
 from strop.types import RolloutGroup, Task
 
@@ -55,9 +56,7 @@ class TaskStream:
         self._seed = run.seed
         self._block_rows = stream.shuffle_rows
         processor = None if images is None else images.processor
-        self._encoder = PromptEncoder(
-            tokenizer, run.data.chat_template, run.data.chat_template_args, processor
-        )
+        self._encoder = PromptEncoder.of(tokenizer, run.data, processor, load_training_tokens(run, tokenizer))
         self._operators = None if run.data.pipeline is None else RowOperators(run)
         self._steps = compute_horizon(run, 1).steps
         self._position = 0
@@ -84,6 +83,10 @@ class TaskStream:
     def observe(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
         """Rows in and out of each operator; results do not change the order of a stream."""
         return {} if self._operators is None else self._operators.take_metrics()
+
+    def notes(self) -> tuple[str, ...]:
+        """The stream in one line; its rows are read during the run."""
+        return (str(self),)
 
     @property
     def fingerprint(self) -> str:

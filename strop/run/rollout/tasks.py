@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from strop.config.schema import Run
 from strop.config.schema.data import EvalTasksetConfig
+from strop.data.encoding.model_tokens import ModelTokens
 from strop.data.images.prompt_images import RunImages
 from strop.data.mixture import MixedTaskSet, run_mixture_order
 from strop.data.offline_dataset import OfflineDataset, load_offline_dataset
@@ -17,6 +18,7 @@ from strop.run.prepared_data import data_notes, train_section
 from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.task_queue import TaskQueue
 from strop.run.rollout.task_stream import TaskStream
+from strop.run.tokenizer import load_policy_tokens, load_training_tokens
 from strop.types import RolloutGroup, Task
 
 if TYPE_CHECKING:
@@ -44,6 +46,10 @@ class TrainTaskSource(Protocol):
     @property
     def fingerprint(self) -> str:
         """Identity of the tasks; explorer and trainer of one run must have the same."""
+        ...
+
+    def notes(self) -> Iterable[str]:
+        """The source in one line, and notes about its rows."""
         ...
 
     def sources(self) -> frozenset[str]:
@@ -75,25 +81,33 @@ class RunTasks:
     """Notes about the pipeline that prepared the training tasks."""
 
     def notes(self) -> tuple[str, ...]:
-        """One line per taskset: its number of tasks, and how many were filtered or truncated."""
-        others = (*self.auxiliary.values(), *(taskset for _, taskset in self.eval))
-        return (*self.pipeline_notes, *map(str, (self.train, *others)))
+        """One line per taskset: its number of tasks, and how many were filtered or truncated; and further notes."""
+        answers = (note for each in self.auxiliary.values() for note in each.notes())
+        evaluated = (note for _, taskset in self.eval for note in taskset.notes())
+        return (*self.pipeline_notes, *self.train.notes(), *answers, *evaluated)
 
 
 def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunTasks:
     """Read and check all tasksets."""
     data = run.data
-    images = load_prompt_images(run, tokenizer)
+    images, tokens = load_prompt_images(run, tokenizer), load_training_tokens(run, tokenizer)
     train: TrainTaskSource
     if data.stream is not None:
         train = TaskStream(run, data.stream, tokenizer, images)
     elif data.queue is None:
-        train = _load_training_tasks(run, tokenizer, images)
+        train = _load_training_tasks(run, tokenizer, images, tokens)
     else:
         train = TaskQueue(run, data.queue, tokenizer, images)
     auxiliary = {
         section.name: load_offline_dataset(
-            section, data, tokenizer, name=section.name, seed=run.seed, shuffle=data.shuffle, images=images
+            section,
+            data,
+            tokenizer,
+            name=section.name,
+            seed=run.seed,
+            shuffle=data.shuffle,
+            images=images,
+            tokens=tokens,
         )
         for section in data.demonstrations
     }
@@ -101,12 +115,18 @@ def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunTasks:
 
 
 def _load_training_tasks(
-    run: Run, tokenizer: PreTrainedTokenizerBase, images: RunImages | None
+    run: Run, tokenizer: PreTrainedTokenizerBase, images: RunImages | None, tokens: ModelTokens
 ) -> TaskSet | MixedTaskSet:
     """The training taskset, or the mixture of all of them."""
     data = run.data
     load = partial(
-        load_taskset, data=data, tokenizer=tokenizer, seed=run.seed, shuffle=data.shuffle, images=images
+        load_taskset,
+        data=data,
+        tokenizer=tokenizer,
+        seed=run.seed,
+        shuffle=data.shuffle,
+        images=images,
+        tokens=tokens,
     )
     first = load(train_section(run), order=data.order)
     if not data.mixture:
@@ -120,8 +140,15 @@ def load_eval_tasks(
     run: Run, tokenizer: PreTrainedTokenizerBase, sections: Sequence[EvalTasksetConfig]
 ) -> EvalTasksets:
     """Read and check eval tasksets."""
-    images = load_prompt_images(run, tokenizer) if sections else None
-    return tuple(
-        (section, load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False, images=images))
-        for section in sections
+    if not sections:
+        return ()
+    load = partial(
+        load_taskset,
+        data=run.data,
+        tokenizer=tokenizer,
+        seed=run.seed,
+        shuffle=False,
+        images=load_prompt_images(run, tokenizer),
+        tokens=load_policy_tokens(run, tokenizer),
     )
+    return tuple((section, load(section)) for section in sections)

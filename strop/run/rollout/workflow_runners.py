@@ -9,6 +9,7 @@ from strop.config.schema.workflow import WorkflowConfig
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.protocols import Sampler
 from strop.run.prompt_images import load_prompt_images
+from strop.run.tokenizer import load_model_tokens
 from strop.workflows.registry import load_workflow
 from strop.workflows.runner import WorkflowRunner
 from strop.workflows.services import WorkflowServices
@@ -25,7 +26,11 @@ def make_workflow_runners(
     Raises `ConfigError` for a workflow that cannot be found or constructed.
     """
     images = load_prompt_images(run, tokenizer)
-    encoder = TurnEncoder(tokenizer, run.data.chat_template, run.data.chat_template_args, images)
+    data, ends = run.data, load_model_tokens(run.model, tokenizer).end_ids
+    is_raw = data.text_prompts == "raw"
+    encoder = TurnEncoder(
+        tokenizer, data.chat_template, data.chat_template_args, images, ends, raw_text=is_raw
+    )
 
     def runner(section: WorkflowConfig) -> WorkflowRunner:
         bound = load_workflow(section)

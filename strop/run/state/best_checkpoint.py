@@ -9,6 +9,7 @@ from pathlib import Path
 
 from strop.config.schema import Run
 from strop.errors import CheckpointError
+from strop.reward_comparison import exceeds
 from strop.run.state.tracked_metric import tracked_metric, tracked_value
 from strop.training.checkpoints import checkpoint
 
@@ -50,13 +51,14 @@ class BestCheckpointRule:
     def update(
         self, best: BestCheckpoint | None, step: int, metrics: Mapping[str, float]
     ) -> BestCheckpoint | None:
-        """The best after one more evaluation. Of two equal values the earlier one wins; NaN never wins.
+        """The best after one more evaluation. Of two values that are equal up to rounding the earlier one
+        wins; NaN never wins.
 
         Raises TrainingError where the evaluation lacks the metric.
         """
         value = tracked_value(metrics, self.metric, "checkpoint.best.metric")
         sign = 1 if self.mode == "max" else -1
-        if math.isnan(value) or (best is not None and sign * value <= sign * best.value):
+        if math.isnan(value) or (best is not None and not exceeds(sign * value, sign * best.value)):
             return best
         return BestCheckpoint(step, value, self.metric, self.mode)
 

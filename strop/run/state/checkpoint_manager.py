@@ -12,6 +12,7 @@ from strop.config.schema import Run
 from strop.protocols import EngineSnapshot, FileChecksum
 from strop.run.state.checkpoint_mirror import CheckpointMirror
 from strop.run.state.checkpoint_saver import CheckpointSaver
+from strop.run.state.identity import read_identity, save_identity
 from strop.run.state.run_state import RunState
 from strop.runs.folder import RunFolder
 from strop.training.checkpoints import checkpoint
@@ -53,6 +54,7 @@ class CheckpointManager:
         self._mirror = mirror
         self._export = export
         self._saved = saved
+        self._identity = read_identity(folder.path)
         self._saver = CheckpointSaver(async_save=run.checkpoint.async_save)
         self._save_seconds = 0.0
 
@@ -108,6 +110,8 @@ class CheckpointManager:
         def fill(folder: Path) -> Mapping[str, FileChecksum]:
             written = write()
             state.save(folder)
+            if self._identity is not None:
+                save_identity(self._identity, folder)
             (folder / self._folder.run_file.name).write_text(self._run_file, encoding="utf-8")
             if self._export is not None:
                 self._export(folder / EXPORT_FOLDER)

@@ -9,7 +9,9 @@ remote store refuses is repeated for about a minute; an error that a repetition 
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 import tempfile
 import time
@@ -26,6 +28,7 @@ from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.sessions import SESSIONS_FILE as SESSIONS
 from strop.training.checkpoints import checkpoint
 from strop.workers.atomic_folder import fsync_tree, replace_folder
+from strop.workers.atomic_write import atomic_path
 
 T = TypeVar("T")
 log = logging.getLogger("strop.run")
@@ -74,11 +77,18 @@ class CheckpointMirror:
                 f"{'; '.join(changed)}. Name another location, or move them away."
             )
 
+    def check(self) -> None:
+        """Raise CheckpointError where a location on this machine cannot be created; creates nothing, and contacts no
+        store."""
+        if self._place.filesystem.protocol[0] == "file":
+            self._repeat("created", partial(_require_folder, Path(self._place.path)))
+
     def fetch(self, folder: RunFolder) -> str | None:
         """Download the newest checkpoint and the run's records into a run folder without a good checkpoint.
 
         Returns a message for the user; None where the mirror has no checkpoint. Raises CheckpointError
-        where the checkpoint cannot be read, or arrives damaged.
+        where the checkpoint cannot be read, or arrives damaged. The checkpoint appears last: without it the next start
+        fetches everything again.
         """
         steps = self._repeat("read", self._steps)
         if not steps:
@@ -87,11 +97,11 @@ class CheckpointMirror:
         temporary = folder.checkpoints / f".{name}.tmp"
         self._repeat("read", lambda: self._download(name, temporary))
         checkpoint.verify(temporary)
+        for file in (folder.run_file.name, folder.metrics.name, SESSIONS):
+            self._repeat("read", partial(self._get_if_there, file, folder.path / file))
         with reporting_write_errors(folder.checkpoints):
             fsync_tree(temporary)
             replace_folder(temporary, folder.checkpoints / name)
-        for file in (folder.run_file.name, folder.metrics.name, SESSIONS):
-            self._repeat("read", partial(self._get_if_there, file, folder.path / file))
         return f"The run folder has no good checkpoint: {name} was fetched from {self}."
 
     def sync(self, folder: RunFolder) -> None:
@@ -171,7 +181,8 @@ class CheckpointMirror:
 
     def _get_if_there(self, name: str, file: Path) -> None:
         if self._kind(name) == "file":
-            self._get(name, file)
+            with atomic_path(file) as temporary:
+                self._get(name, temporary)
 
     def _kind(self, name: str) -> str | None:
         """`file`, `directory`, or None if nothing exists there."""
@@ -204,3 +215,12 @@ class CheckpointMirror:
                 )
                 time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
+
+
+def _require_folder(path: Path) -> None:
+    """Raise OSError where a folder cannot be created."""
+    nearest = next(each for each in (path, *path.parents) if each.exists())
+    if not nearest.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(nearest))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from strop.config.schema import Run
+from strop.reward_comparison import exceeds, reaches
 from strop.run.state.tracked_metric import tracked_metric, tracked_value
 
 
@@ -42,7 +43,7 @@ class EarlyStopRule:
     def update(self, record: EvaluationRecord, metrics: Mapping[str, float]) -> EvaluationRecord:
         """The record after one more evaluation; NaN never improves. Raises TrainingError where it lacks the metric."""
         value = tracked_value(metrics, self.metric, "evaluate.stop_when.metric")
-        is_better = record.best is None or self._sign * value > self._sign * record.best
+        is_better = record.best is None or exceeds(self._sign * value, self._sign * record.best)
         if math.isnan(value) or not is_better:
             return replace(record, without_improvement=record.without_improvement + 1)
         return EvaluationRecord(value)
@@ -50,7 +51,7 @@ class EarlyStopRule:
     def reason(self, record: EvaluationRecord) -> str | None:
         """Why the run ends; None if it goes on."""
         best, value = record.best, self.value
-        if best is not None and value is not None and self._sign * best >= self._sign * value:
+        if best is not None and value is not None and reaches(self._sign * best, self._sign * value):
             return f"{self.metric} reached {best:g} (evaluate.stop_when.value {value:g})"
         if self.patience is not None and record.without_improvement >= self.patience:
             return (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
-from strop.config.units import Amount
+from strop.config.units import Amount, Rounding
 from strop.errors import ConfigError
 from strop.run.state.run_state import RunState
 
@@ -52,9 +52,14 @@ class Horizon:
                 return _crosses_multiple(before.step, after.step, interval)
         raise ValueError(f"an interval cannot be in {every.unit}")
 
-    def in_unit(self, amount: Amount, unit: str) -> int:
-        """`10 steps`, `20 updates` or `5 %` of the policy's training, as a number of `steps` or `updates`."""
+    def in_unit(self, amount: Amount, unit: str, rounding: Rounding = "down") -> int:
+        """`10 steps`, `20 updates` or `5 %` of the policy's training, as a number of `steps` or `updates`.
+
+        `up` rounds the product of floating-point numbers, as transformers' `get_warmup_steps` does: 7 % of 100 are 8.
+        """
         total = self.learning_steps if unit == "steps" else self.updates
+        if amount.unit == "%" and rounding == "up":
+            return math.ceil(total * (amount.count / 100))
         if amount.unit == "%":
             return int(total * amount.count / 100)
         if amount.unit == unit:

@@ -10,6 +10,7 @@ from strop.config.resume_compatibility import recorded_differences
 from strop.config.schema import Run
 from strop.errors import CheckpointError, ConfigError, RunFolderError, see_troubleshooting
 from strop.run.state.checkpoint_mirror import CheckpointMirror
+from strop.run.state.identity import Identity, identity_differences, is_learned_from, read_identity
 from strop.run.state.run_state import RunState
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.metrics_file import recorded_steps
@@ -29,11 +30,12 @@ class StartPoint:
     """Messages for the user about the choice."""
 
 
-def find_start(run: Run, folder: RunFolder) -> StartPoint:
+def find_start(run: Run, folder: RunFolder, identity: Identity | None) -> StartPoint:
     """Apply `resume`. The caller holds the lock of the folder, where interrupted replacements are restored first.
 
-    Raises `RunFolderError` where the folder holds a run of another configuration, or lacks the configuration;
-    `CheckpointError` where the path in `resume` holds no checkpoint, or the run has lost its checkpoints.
+    Raises `RunFolderError` where the folder holds a run of another configuration, or of other data or code than
+    `identity` (None: not compared), or lacks the configuration; `CheckpointError` where the path in `resume` holds no
+    checkpoint, or the run has lost its checkpoints.
     """
     with reporting_write_errors(folder.path):
         restore_folder(folder.model)
@@ -42,7 +44,7 @@ def find_start(run: Run, folder: RunFolder) -> StartPoint:
     if mirror is not None:
         mirror.prepare(run)
     if run.resume == "auto":
-        return _latest_checkpoint(run, folder, mirror)
+        return _latest_checkpoint(run, folder, mirror, identity)
     archived = folder.archive_existing()
     notes = (f"The former contents of {folder.path} were moved to {archived}.",) if archived else ()
     if run.resume == "never":
@@ -54,7 +56,22 @@ def find_start(run: Run, folder: RunFolder) -> StartPoint:
     return StartPoint(RunState.load(found), found, (*notes, f"Resuming from {found}."))
 
 
-def _latest_checkpoint(run: Run, folder: RunFolder, mirror: CheckpointMirror | None) -> StartPoint:
+def check_start(run: Run, folder: RunFolder, identity: Identity | None) -> StartPoint:
+    """Choose like `find_start` in the folder as it is; changes nothing, and does not read `checkpoint.mirror`.
+
+    Raises what `find_start` raises for the folder, and for the path in `resume`.
+    """
+    if run.resume == "auto":
+        return _latest_checkpoint(run, folder, None, identity)
+    if run.resume == "never":
+        return StartPoint(RunState(), None, ())
+    found = _named_checkpoint(Path(run.resume).expanduser())
+    return StartPoint(RunState.load(found), found, (f"Resuming from {found}.",))
+
+
+def _latest_checkpoint(
+    run: Run, folder: RunFolder, mirror: CheckpointMirror | None, identity: Identity | None
+) -> StartPoint:
     fetched = None
     if mirror is not None and checkpoint.latest(folder.checkpoints)[0] is None:
         fetched = mirror.fetch(folder)
@@ -62,17 +79,33 @@ def _latest_checkpoint(run: Run, folder: RunFolder, mirror: CheckpointMirror | N
     changed = _recorded_differences(folder, run, found)
     if changed is None:
         return StartPoint(RunState(), None, ())
+    contents: list[str] = []
+    news: list[str] = []
+    is_explorer = folder.path.name == "explorer"  # which has no checkpoints
+    if identity is not None and (found is not None or is_explorer):  # else the run starts from the beginning
+        recorded = read_identity(folder.path) or (read_identity(found) if found else None)
+        contents = identity_differences(recorded or {}, identity)
+        if recorded is None:
+            news.append(
+                "An earlier version started this run and recorded no identity of its data and code, so none is "
+                "compared."
+            )
+    changed += [each for each in contents if is_learned_from(run, each)]
     if changed:
+        fields = " ".join(f"--change {each.partition(' ')[0]}" for each in contents if each in changed)
+        accept = f"continue with it by `{fields}`, " if fields else ""
         raise RunFolderError(
             f"The run folder {folder.path} was made by a different configuration: {'; '.join(changed)}. "
-            "Name another folder (by `name`, or a component's output), or write `resume: never` to archive "
-            f"the old folder and start from the beginning. {see_troubleshooting('a-run-does-not-resume')}"
+            f"Restore what changed, {accept}name another folder (by `name`, or a component's output), or write "
+            "`resume: never` to archive the old folder and start from the beginning. "
+            f"{see_troubleshooting('a-run-does-not-resume')}"
         )
+    news += [f"{each}: evaluations before and after this step are of different data." for each in contents]
     if found is None:
         _require_no_checkpoint_lost(folder, skipped)
-        return StartPoint(RunState(), None, ())
+        return StartPoint(RunState(), None, tuple(news))
     state = RunState.load(found)
-    notes = (*((fetched,) if fetched else ()), *skipped)
+    notes = (*((fetched,) if fetched else ()), *skipped, *news)
     return StartPoint(state, found, (*notes, f"Resuming after step {state.step}, from {found}."))
 
 

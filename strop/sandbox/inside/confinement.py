@@ -45,6 +45,8 @@ def _limit_resources(settings: dict[str, Any]) -> None:
         resource.RLIMIT_NOFILE: _MAX_OPEN_FILES,
         resource.RLIMIT_CPU: settings["cpu_seconds"],
     }
+    if settings["max_threads"] is not None:
+        wanted[resource.RLIMIT_NPROC] = settings["max_threads"]
     if sys.platform != "linux":
         wanted[resource.RLIMIT_NPROC] = (
             0  # Linux: the filter of system calls, because this counts threads too

@@ -16,8 +16,8 @@ from .confinement import confine
 def main() -> None:
     """Run the program. The first line of the output is the marker and the isolation level; if the program runs
     to its last line without an exception, the marker follows its output."""
-    settings = json.loads(_read(int(_read(8))))
-    source = _read(settings["source_bytes"])
+    settings = json.loads(read(int(read(8))))
+    source = read(settings["source_bytes"])
     marker, write = settings["marker"].encode(), os.write
     write(1, marker + b" " + confine(settings).encode() + b"\n")
     module = type(sys)("__main__")
@@ -34,8 +34,8 @@ def main() -> None:
     write(1, marker)
 
 
-def _read(count: int) -> bytes:
-    """Exactly `count` bytes of the standard input; what follows is left for the program."""
+def read(count: int) -> bytes:
+    """Read exactly `count` bytes of the standard input; what follows is left for the program."""
     parts = []
     while count:
         part = os.read(0, count)

@@ -51,7 +51,10 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
-    # limits, and memory that they do not count
+    # limits, and memory that they do not count: buffers of sockets that are sent or enlarged
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
+    "setsockopt": (54, 208),
     "setrlimit": (160, 164),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
@@ -129,11 +132,16 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
 _UNKNOWN = ((435, 435), (425, 425), (426, 426), (427, 427))
 """clone3, whose arguments a filter cannot read, and io_uring, which bypasses filters: reported as unknown, so
 that the C library uses the older calls."""
+_SHELL_DENIED = (
+    *("socket", "ptrace", "process_vm_writev", "pidfd_open", "pidfd_send_signal"),
+    *("tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "setrlimit", "setpriority"),
+)
 _CLONE, _KILL, _TGKILL = (56, 220), (62, 129), (234, 131)
 _PRLIMIT64, _FCNTL, _IOCTL = (302, 261), (72, 25), (16, 29)
 _CLONE_THREAD = 0x10000
-_OWNER_FCNTLS = (8, 10, 15)
-"""F_SETOWN, F_SETSIG and F_SETOWN_EX, which have the kernel send signals to other processes."""
+_DENIED_FCNTLS = (8, 10, 15, 1031)
+"""F_SETOWN, F_SETSIG and F_SETOWN_EX, which have the kernel send signals to other processes; F_SETPIPE_SZ, which
+enlarges the buffer of a pipe."""
 _OWNER_IOCTLS = (0x8901, 0x8902, 0x5412)
 """FIOSETOWN and SIOCSPGRP, as above; TIOCSTI, which types into a terminal."""
 
@@ -157,12 +165,20 @@ def filter_system_calls(libc: ctypes.CDLL) -> None:
     _install(libc, _instructions(os.getpid()))
 
 
-def deny_network(libc: ctypes.CDLL) -> None:
-    """Install a filter that denies only new sockets. Raises OSError as `filter_system_calls` does."""
+def filter_shell(libc: ctypes.CDLL) -> None:
+    """Install a filter for a shell, which may start programs: it denies new sockets and signals, and keeps all
+    processes in the group of this one. Raises OSError as `filter_system_calls` does."""
     _require_architecture()
     _, column = _ARCHITECTURES[platform.machine()]
-    denied = [_DENIED["socket"][column], *(numbers[column] for numbers in _UNKNOWN[1:])]
-    _install(libc, [*_prologue(), *_rejections(denied), (_RETURN, 0, 0, _ALLOW)])
+    denied = [_DENIED[name][column] for name in _SHELL_DENIED]
+    denied += [numbers[column] for numbers in (_KILL, _TGKILL, *_UNKNOWN[1:])]
+    program = [*_prologue(), *_rejections(denied)]
+    for name in (
+        "setpgid",
+        "setsid",
+    ):  # as if it had succeeded, because bash's job control complains otherwise
+        program += [(_JUMP_EQUAL, 0, 1, _DENIED[name][column] or 0), (_RETURN, 0, 0, _ERRNO)]
+    _install(libc, [*program, (_RETURN, 0, 0, _ALLOW)])
 
 
 def _require_architecture() -> None:
@@ -193,7 +209,7 @@ def _instructions(process: int) -> list[_Instruction]:
     unless_null = [_load_argument(2), (_JUMP_EQUAL, 1, 0, 0), reject]
     unless_null += [_load_argument(2, high=True), (_JUMP_EQUAL, 1, 0, 0), reject, allow]
     program += _if_call(_PRLIMIT64[column], unless_null)
-    for numbers, commands in ((_FCNTL, _OWNER_FCNTLS), (_IOCTL, _OWNER_IOCTLS)):
+    for numbers, commands in ((_FCNTL, _DENIED_FCNTLS), (_IOCTL, _OWNER_IOCTLS)):
         checks = [part for command in commands for part in ((_JUMP_EQUAL, 0, 1, command), reject)]
         program += _if_call(numbers[column], [_load_argument(1), *checks, allow])
     return [*program, allow]

@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,14 @@ from strop.studio.preferences import pairs_run_file, preference_file, read_prefe
 from strop.studio.processes import start_process
 from strop.studio.questions import question_section, value_at
 from strop.studio.rendering import html, render, url
-from strop.studio.requests import cache_of, json_action, name_of, run_path
+from strop.studio.requests import cache_of, json_action, name_of, run_path, settings_of, text_in
 from strop.studio.suggestions import suggest
 from strop.studio.trinity_fields import trinity_sections
 
 _CHECK_SECONDS = 300.0
+_MAX_CHECKS = 2
+"""Maximum number of complete checks at the same time, each of which is a process."""
+_checks = threading.BoundedSemaphore(_MAX_CHECKS)
 _SAME_COLUMNS = {
     "data.train.prompt": "data.eval.0.prompt",
     "data.train.answer": "data.eval.0.answer",
@@ -67,14 +71,15 @@ def page(request: Request) -> Response:
     """The page with a new run file, a file (`file=`), that of a run (`run=`), or DPO on preferences (`pairs=`)."""
     name, known = request.query_params.get("file", ""), ""
     if name:
-        text = open_file(name)
+        text = open_file(name, settings_of(request))
         known = digest(text)
     elif "pairs" in request.query_params:
-        path, name = preference_file(request.query_params["pairs"]), default_name("preferences")
+        path = preference_file(request.query_params["pairs"], settings_of(request))
+        name = default_name("preferences")
         values = cache_of(request).read(run_path(request)).configuration()
         text = pairs_run_file(values, path, len(read_preferences(path)))
     elif "run" in request.query_params:
-        text, name = open_file(str(run_path(request) / "run.yaml")), default_name("run")
+        text, name = open_file(str(run_path(request) / "run.yaml"), settings_of(request)), default_name("run")
     else:
         text, name = _first_run().text(), default_name("run")
     mode = "expert" if request.query_params.get("mode") == "expert" else "beginner"
@@ -99,12 +104,12 @@ def page(request: Request) -> Response:
 
 def check(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     """Check the text, and fill in the form."""
-    return _answer(values, str(values["text"]))
+    return _answer(values, text_in(values, "text"))
 
 
 def assign(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     """Set a value of the text, or remove it if the new value is empty."""
-    text, key, value = str(values["text"]), str(values["key"]), values.get("value")
+    text, key, value = text_in(values, "text"), text_in(values, "key"), values.get("value")
     for name in _keys_to_set(values, text, key):
         keys = split_key(name)
         text = set_value(text, keys, str(value)) if value not in (None, "") else remove_value(text, keys)
@@ -113,43 +118,44 @@ def assign(request: Request, values: dict[str, Any]) -> dict[str, Any]:
 
 def plan(request: Request, values: dict[str, Any]) -> Response:
     """The plan of what the text configures."""
-    checked = _check(values, str(values["text"]))
+    checked = _check(values, text_in(values, "text"))
     stages = checked.job.loaded.runs if checked.job else ()
     return html("compose_plan", plans=[plan_for(stage) for stage in stages])
 
 
 def convert(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     """The text in another dialect, with what that dialect cannot express."""
-    checked, to = _check(values, str(values["text"])), str(values["to"])
+    checked, to = _check(values, text_in(values, "text")), text_in(values, "to")
     if checked.job is None:
         raise ConfigError("A configuration with faults is not converted. Mend what the list of faults names.")
     conversion = convert_job(checked.job, to)
-    text = f"# From {values['name']}, by Strop Studio.\n{yaml_text(conversion.values)}"
+    text = f"# From {text_in(values, 'name')}, by Strop Studio.\n{yaml_text(conversion.values)}"
     return {"text": text, "html": render("compose_conversion", conversion=conversion, to=to, text=text)}
 
 
 def save(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     """Save the text."""
-    return {"known": save_file(str(values["name"]), str(values["text"]), str(values.get("known", "")))}
+    name, text, known = text_in(values, "name"), text_in(values, "text"), str(values.get("known", ""))
+    return {"known": save_file(name, text, known, settings_of(request))}
 
 
 def start(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     """Save the text, and start its run in a process of its own."""
-    checked = _check(values, str(values["text"]))
+    checked = _check(values, text_in(values, "text"))
     if checked.job is None or checked.faults:
         raise ConfigError(*(fault.message for fault in checked.faults))
-    known = save_file(str(values["name"]), str(values["text"]), str(values.get("known", "")))
+    saved = save(request, values)
     run = checked.job.loaded.runs[0].run
-    arguments = ["train", str(values["name"]), *(["--here"] if values.get("here") else [])]
+    arguments = ["train", text_in(values, "name"), *(["--here"] if values.get("here") else [])]
     start_process(arguments, run.folder_path, folder_mode(run))
-    return {"known": known, "location": url("/run", run=name_of(request, run.folder_path))}
+    return {**saved, "location": url("/run", run=name_of(request, run.folder_path))}
 
 
 def complete_check(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     """Output of `strop check`, which reads the data and looks for the reward, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="strop-studio-") as folder:
-        path = Path(folder) / Path(str(values["name"])).name
-        path.write_text(str(values["text"]), encoding="utf-8")
+        path = Path(folder) / Path(text_in(values, "name")).name
+        path.write_text(text_in(values, "text"), encoding="utf-8")
         command = [
             sys.executable,
             "-m",
@@ -158,6 +164,8 @@ def complete_check(request: Request, values: dict[str, Any]) -> dict[str, Any]:
             str(path),
             *(["--here"] if values.get("here") else []),
         ]
+        if not _checks.acquire(blocking=False):
+            raise ConfigError(f"{_MAX_CHECKS} checks are running; wait for one of them.")
         try:
             done = subprocess.run(
                 command,
@@ -170,8 +178,10 @@ def complete_check(request: Request, values: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"The check has taken more than {_CHECK_SECONDS:.0f} seconds and was ended. Run strop check."
             ) from None
+        finally:
+            _checks.release()
         output = (done.stdout + done.stderr).decode("utf-8", "replace")
-    text = safe_text(output.replace(str(path), str(values["name"])))
+    text = safe_text(output.replace(str(path), text_in(values, "name")))
     return {"html": render("compose_check", output=text, can_start=done.returncode == 0)}
 
 
@@ -180,7 +190,7 @@ def suggestions(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     kind = str(values.get("kind", ""))
     path = ""
     if kind == "column":
-        written = _check(values, str(values["text"])).values
+        written = _check(values, text_in(values, "text")).values
         keys = (
             "buffer.explorer_input.taskset.path" if values.get("dialect") == "trinity" else "data.train.path"
         )

@@ -22,10 +22,20 @@ from strop.studio.preferences import (
     draw_pair,
     preference_file,
     read_preferences,
-    remove_last,
+    remove_preference,
 )
 from strop.studio.rendering import html
-from strop.studio.requests import cache_of, folder_named, json_action, name_of, run_path, settings_of, whole
+from strop.studio.requests import (
+    cache_of,
+    folder_named,
+    json_action,
+    name_of,
+    run_path,
+    settings_of,
+    text_in,
+    whole,
+    whole_in,
+)
 
 _FILE = "preferences.jsonl"
 QUESTIONS = "questions"
@@ -48,7 +58,7 @@ def page(request: Request) -> Response:
             "names": names if name in names else [name, *names],
             "sources": sources,
             "source": source if source in sources else next(iter(sources), TRAINING),
-            "file": str(preference_file(request.query_params.get("file") or _FILE)),
+            "file": str(preference_file(request.query_params.get("file") or _FILE, settings_of(request))),
         }
     return html("rate", title="Rate", area="rate", **values, **_pair(request, values))
 
@@ -56,7 +66,7 @@ def page(request: Request) -> Response:
 def pair(request: Request) -> Response:
     """The next pair, for the page's script."""
     name = name_of(request, run_path(request))
-    file = str(preference_file(request.query_params.get("file") or _FILE))
+    file = str(preference_file(request.query_params.get("file") or _FILE, settings_of(request)))
     values = {"name": name, "source": request.query_params.get("set") or TRAINING, "file": file}
     part = "rate_question" if values["source"] == QUESTIONS else "rate_pair"
     return html(part, **values, **_pair(request, values))
@@ -83,26 +93,31 @@ def _queue(path: Path) -> AnnotationQueue:
 
 def choose(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     """Write which of two responses is better."""
-    path = folder_named(request, str(values["run"]))
+    path = folder_named(request, text_in(values, "run"))
     data, index = cache_of(request).read(path), cache_of(request).rollouts(path)
-    step, source = int(values["step"]), str(values["set"])
-    accepted = RolloutFilter(source, step, step, group=str(values["group"]), order="oldest")
+    step, source = whole_in(values, "step"), text_in(values, "set")
+    accepted = RolloutFilter(source, step, step, group=text_in(values, "group"), order="oldest")
     rows = {row["index"]: row for row in index.find(accepted, 0, 512).rows}
-    if not {int(values["chosen"]), int(values["rejected"])} <= rows.keys():
+    if not {whole_in(values, "chosen"), whole_in(values, "rejected")} <= rows.keys():
         raise RunFolderError(
             "The rollouts of this pair are gone. The run may have been resumed; take another pair."
         )
-    file = preference_file(str(values["file"]))
-    chosen, rejected = rows[int(values["chosen"])], rows[int(values["rejected"])]
+    file = preference_file(text_in(values, "file"), settings_of(request))
+    chosen, rejected = rows[whole_in(values, "chosen")], rows[whole_in(values, "rejected")]
     add_preference(file, data.folder, name_of(request, path), chosen, rejected)
     return {"rated": len(read_preferences(file))}
 
 
 def undo(request: Request, values: dict[str, Any]) -> dict[str, Any]:
-    """Remove the last preference of the file."""
-    file = preference_file(str(values["file"]))
-    remove_last(file)
-    return {"message": "Removed the last preference.", "rated": len(read_preferences(file))}
+    """Remove a choice, with the values that made it: other people may have chosen since."""
+    file = preference_file(text_in(values, "file"), settings_of(request))
+    run = name_of(request, folder_named(request, text_in(values, "run")))
+    rollouts = whole_in(values, "chosen"), whole_in(values, "rejected")
+    removed = remove_preference(file, run, whole_in(values, "step"), text_in(values, "group"), rollouts)
+    message = (
+        "Removed the last choice of this page." if removed else "That choice is not in the file any more."
+    )
+    return {"message": message, "rated": len(read_preferences(file))}
 
 
 def _pair(request: Request, values: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +126,8 @@ def _pair(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     path = run_path(request)
     if values["source"] == QUESTIONS:
         return _question(path)
-    data, rated = cache_of(request).read(path), read_preferences(preference_file(str(values["file"])))
+    file = preference_file(str(values["file"]), settings_of(request))
+    data, rated = cache_of(request).read(path), read_preferences(file)
     seed = len(rated) * 1000 + (whole(request, "skipped") or 0)
     found = draw_pair(
         cache_of(request).rollouts(path), str(values["source"]), rated, name_of(request, path), seed

@@ -26,6 +26,8 @@ from strop.studio.requests import cache_of, number, run_path, whole
 
 _PAGE = 10
 """Rollouts, or groups, on one page."""
+_IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp"}
+"""Media types of the images that a run stores, by their ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,10 @@ def image(request: Request) -> Response:
     """An image of a prompt."""
     folder = cache_of(request).read(run_path(request)).folder.images.resolve()
     file = (folder / request.path_params["name"]).resolve()
-    if file.parent != folder or not file.is_file():
+    kind = _IMAGE_TYPES.get(file.suffix)  # a page or a script of a foreign folder would be one of Studio's
+    if file.parent != folder or kind is None or not file.is_file():
         return Response("There is no such image.", 404)
-    return FileResponse(file)
+    return FileResponse(file, media_type=kind)
 
 
 def _filter(request: Request, index: RolloutIndex) -> RolloutFilter:

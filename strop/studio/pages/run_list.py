@@ -52,7 +52,7 @@ def _listed(request: Request, path: Path) -> ListedRun:
         data = cache_of(request).read(path)
     except RunFolderError:
         return ListedRun(name_of(request, path), damaged_overview(path), "")
-    names = ("reward/mean", "sft_loss", "dpo_loss")
+    names = ("reward/mean", "sft_loss", "preference_loss")
     values = next((found for name in names if (found := data.series(name)[1])), [])
     return ListedRun(name_of(request, path), overview_of(data), small_curve(values))
 

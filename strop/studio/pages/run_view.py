@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,23 @@ def stop(request: Request, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def resume(request: Request, values: dict[str, Any]) -> dict[str, Any]:
-    """Continue a run that was stopped."""
+    """Continue a run that was stopped: repeat the command that Studio started.
+
+    The folder of a run that Studio did not start may come from anyone, and its run.yaml names code. The answer is then
+    the command as a question, and the request is repeated with `confirmed`.
+    """
     path = folder_named(request, str(values.get("run", "")))
     started = started_process(path)
-    if started is None:
-        start_process(resume_arguments(RunFolder(path)), path)
-    else:
+    if started is not None:
         start_process(started.arguments, path, cwd=started.cwd)
+        return {"location": url("/run/logs", run=name_of(request, path))}
+    arguments = resume_arguments(RunFolder(path))
+    if values.get("confirmed") is not True:
+        return {
+            "question": f"Studio did not start this run. Resume runs `strop {shlex.join(arguments)}` in {Path.cwd()}, "
+            "with the code that this file names. Do so only if you trust the folder."
+        }
+    start_process(arguments, path)
     return {"location": url("/run/logs", run=name_of(request, path))}
 
 

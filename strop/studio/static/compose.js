@@ -140,7 +140,7 @@ document.querySelectorAll("[role=tablist]").forEach((list) => list.addEventListe
 }));
 
 async function showPlan() {
-  const response = await fetch("/compose/plan", {
+  const response = await fetch(base + "/compose/plan", {
     method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(request()),
   });
   const answer = await response.text();

@@ -3,12 +3,13 @@
 
 const place = document.getElementById("rate");
 let skipped = 0;
+const choices = []; // of this page: another person's are not undone
 
 async function next() {
   const form = document.querySelector("form.filters");
   const query = new URLSearchParams(new FormData(form));
   query.set("skipped", skipped);
-  const response = await fetch(`/rate/pair?${query}`);
+  const response = await fetch(`${base}/rate/pair?${query}`);
   if (response.ok) place.innerHTML = await response.text();
   else say("Studio has no further pair.", true);
 }
@@ -17,10 +18,12 @@ async function choose(button) {
   const pair = document.getElementById("pair").dataset;
   if (pair.question) return answer({ chosen: button.dataset.choice, rejected: button.dataset.other });
   try {
-    await post("/rate/choose", {
+    const choice = {
       run: pair.run, set: pair.set, file: pair.file, step: pair.step, group: pair.group,
       chosen: button.dataset.choice, rejected: button.dataset.other,
-    });
+    };
+    await post("/rate/choose", choice);
+    choices.push(choice);
     await next();
   } catch (error) {
     say(error.message, true);
@@ -55,7 +58,8 @@ function skip() {
 
 async function undo() {
   try {
-    say((await post("/rate/undo", { file: document.getElementById("pair").dataset.file })).message);
+    if (!choices.length) return say("No choice of this page is left to undo.", true);
+    say((await post("/rate/undo", choices.pop())).message);
     await next();
   } catch (error) {
     say(error.message, true);
@@ -72,8 +76,8 @@ place.addEventListener("click", (event) => {
 });
 document.addEventListener("keydown", (event) => {
   if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
-  const choices = place.querySelectorAll("[data-choice]");
-  if (event.key === "1" || event.key === "2") choices[Number(event.key) - 1]?.click();
+  const buttons = place.querySelectorAll("[data-choice]");
+  if (event.key === "1" || event.key === "2") buttons[Number(event.key) - 1]?.click();
   if (event.key === "s") document.getElementById("skip")?.click();
   if (event.key === "u") document.getElementById("undo")?.click();
 });

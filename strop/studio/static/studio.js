@@ -1,6 +1,8 @@
 // Behavior that all pages share: parts that are refreshed, buttons that act, and messages.
 "use strict";
 
+const base = document.documentElement.dataset.base; // in front of all paths
+
 function say(text, isError = false) {
   const toast = document.getElementById("toast");
   toast.textContent = text;
@@ -11,7 +13,7 @@ function say(text, isError = false) {
 }
 
 async function post(path, values) {
-  const response = await fetch(path, {
+  const response = await fetch(base + path, {
     method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(values),
   });
   const answer = await response.json().catch(() => ({ error: `Studio answered ${response.status}.` }));
@@ -85,7 +87,11 @@ document.addEventListener("click", async (event) => {
   if (!button) return;
   button.disabled = true;
   try {
-    const answer = await post(button.dataset.post, { run: button.dataset.run });
+    const values = { run: button.dataset.run };
+    let answer = await post(button.dataset.post, values);
+    if (answer.question) {
+      answer = confirm(answer.question) ? await post(button.dataset.post, { ...values, confirmed: true }) : {};
+    }
     if (answer.location) location = answer.location;
     if (answer.message) say(answer.message);
   } catch (error) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol, assert_never
 
 import torch
@@ -29,6 +29,10 @@ from strop.training.optimizers.grokadamw import GrokAdamW as GrokAdamWOptimizer
 
 _IN_A_LAYER = re.compile(r"\.\d+\.")
 """Pattern of a parameter's name in one of a model's numbered layers."""
+_UNDECAYED_NAME = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+"""Pattern of a name, in lower case, that transformers' trainer leaves out of the weight decay."""
+UNDECAYED = "undecayed"
+"""Key of a parameter group without weight decay."""
 
 
 class ScheduleFreeOptimizer(Protocol):
@@ -47,13 +51,13 @@ class ScheduleFreeOptimizer(Protocol):
 
 
 def build_optimizer(
-    section: OptimizerConfig, parameters: Mapping[str, nn.Parameter]
+    section: OptimizerConfig, parameters: Mapping[str, nn.Parameter], undecayed: Set[str] = frozenset()
 ) -> torch.optim.Optimizer:
-    """The optimizer over `parameters`; weight decay applies to all of them.
+    """The optimizer over `parameters`; weight decay applies to all of them but the `undecayed`.
 
     Raises MissingExtraError where its library is not installed.
     """
-    params = list(parameters.values())
+    params = _decay_groups(list(parameters.items()), undecayed)
     common: dict[str, Any] = {"lr": section.lr, "weight_decay": section.weight_decay}
     match section:
         case AdamWConfig() | SgdConfig() | AdagradConfig() | RmspropConfig() | LomoConfig():
@@ -74,14 +78,14 @@ def build_optimizer(
                 max_tensor_norm=section.max_tensor_norm,
             )
         case AdemamixConfig() | GaloreAdamWConfig() | ScheduleFreeSgdConfig():
-            return _of_pytorch_optimizer(section, parameters, common)
+            return _of_pytorch_optimizer(section, parameters, undecayed, common)
         case _:
             assert_never(section)
 
 
 def _of_torch(
     section: AdamWConfig | SgdConfig | AdagradConfig | RmspropConfig | LomoConfig,
-    params: Sequence[nn.Parameter],
+    params: Sequence[dict[str, Any]],
     common: dict[str, Any],
 ) -> torch.optim.Optimizer:
     match section:
@@ -119,9 +123,9 @@ def _of_torch(
 
 
 def _of_bitsandbytes(
-    section: BitsAndBytesAdamWConfig, params: Sequence[nn.Parameter], common: dict[str, Any]
+    section: BitsAndBytesAdamWConfig, params: Sequence[dict[str, Any]], common: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    if section.paged and any(parameter.device.type != "cuda" for parameter in params):
+    if section.paged and any(p.device.type != "cuda" for group in params for p in group["params"]):
         raise PlacementError(
             "optimizer.paged is true, and paged memory is a GPU's, but the trained parameters are on the CPU. Write "
             "paged: false."
@@ -138,7 +142,7 @@ def _of_bitsandbytes(
 
 
 def _of_transformers(
-    section: AdafactorConfig | AdalomoConfig, params: Sequence[nn.Parameter], common: dict[str, Any]
+    section: AdafactorConfig | AdalomoConfig, params: Sequence[dict[str, Any]], common: dict[str, Any]
 ) -> torch.optim.Optimizer:
     from transformers import Adafactor as AdafactorOptimizer
 
@@ -157,8 +161,10 @@ def _of_transformers(
 def _of_pytorch_optimizer(
     section: AdemamixConfig | GaloreAdamWConfig | ScheduleFreeSgdConfig,
     parameters: Mapping[str, nn.Parameter],
+    undecayed: Set[str],
     common: dict[str, Any],
 ) -> torch.optim.Optimizer:
+    params = _decay_groups(list(parameters.items()), undecayed)
     try:
         import pytorch_optimizer as library
     except ImportError as error:
@@ -169,7 +175,7 @@ def _of_pytorch_optimizer(
     match section:
         case AdemamixConfig():
             return library.AdEMAMix(
-                list(parameters.values()),
+                params,
                 **common,
                 betas=section.betas,
                 alpha=section.alpha,
@@ -179,11 +185,11 @@ def _of_pytorch_optimizer(
             )
         case GaloreAdamWConfig():
             return library.GaLore(
-                _galore_groups(section, parameters), **common, betas=section.betas, eps=section.eps
+                _galore_groups(section, parameters, undecayed), **common, betas=section.betas, eps=section.eps
             )
         case ScheduleFreeSgdConfig():
             return library.ScheduleFreeSGD(
-                list(parameters.values()),
+                params,
                 **common,
                 momentum=section.momentum,
                 r=section.r,
@@ -192,17 +198,42 @@ def _of_pytorch_optimizer(
 
 
 def _galore_groups(
-    section: GaloreAdamWConfig, parameters: Mapping[str, nn.Parameter]
+    section: GaloreAdamWConfig, parameters: Mapping[str, nn.Parameter], undecayed: Set[str]
 ) -> list[dict[str, Any]]:
     """Parameter groups of GaLore: the layers' matrices, which are projected, and all other parameters."""
-    projected = {name for name, p in parameters.items() if p.dim() == 2 and _IN_A_LAYER.search(name)}
     settings = {
         "rank": section.rank,
         "update_proj_gap": section.update_every,
         "scale": section.scale,
         "projection_type": section.projection,
     }
-    matrices = [p for name, p in parameters.items() if name in projected]
-    rest = [p for name, p in parameters.items() if name not in projected]
-    groups = ({"params": matrices, **settings}, {"params": rest})
-    return [group for group in groups if group["params"]]
+    matrices: list[tuple[str, nn.Parameter]] = []
+    rest: list[tuple[str, nn.Parameter]] = []
+    for name, parameter in parameters.items():
+        is_projected = parameter.dim() == 2 and _IN_A_LAYER.search(name)
+        (matrices if is_projected else rest).append((name, parameter))
+    groups = [group | settings for group in _decay_groups(matrices, undecayed)]
+    return [*groups, *_decay_groups(rest, undecayed)]
+
+
+def _decay_groups(
+    parameters: Sequence[tuple[str, nn.Parameter]], undecayed: Set[str]
+) -> list[dict[str, Any]]:
+    """Parameter groups with and without weight decay, as far as they have parameters."""
+    decayed = [parameter for name, parameter in parameters if name not in undecayed]
+    others = [parameter for name, parameter in parameters if name in undecayed]
+    groups: list[dict[str, Any]] = [{"params": decayed}] if decayed else []
+    return [*groups, {"params": others, "weight_decay": 0.0, UNDECAYED: True}] if others else groups
+
+
+def undecayed_parameters(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that transformers' trainer leaves out of the weight decay.
+
+    `Trainer.get_decay_parameter_names` of transformers 5: those of LayerNorm modules, and biases and norms by name.
+    """
+    norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    return frozenset(
+        name
+        for name, _ in model.named_parameters()
+        if _UNDECAYED_NAME.search(name.lower()) or name.rpartition(".")[0] in norms
+    )

@@ -24,7 +24,7 @@ class GrokAdamW(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter],
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         *,
         lr: float,
         betas: tuple[float, float],

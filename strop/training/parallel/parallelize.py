@@ -130,7 +130,10 @@ def single_device(device: Literal["auto", "cpu", "cuda"]) -> SingleDevice:
 
 
 def with_adapter(base: Any, section: ModelConfig) -> nn.Module:
-    """The model with an adapter where the section has `lora`; otherwise the model itself."""
+    """The model with an adapter where the section has `lora`, new or of a folder; otherwise the model itself.
+
+    Raises ModelError for an adapter that does not fit the model.
+    """
     if section.lora is None:
         model: nn.Module = base
         return model

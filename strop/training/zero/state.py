@@ -60,6 +60,7 @@ class ZeroState:
         """This rank's rows of the optimizer's tensors, named `parameter/key`; empty before the first update."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
+        self._link_states()
         found: dict[str, Tensor] = {}
         state = self._optimizer.state[self.master_parts[0]]
         for name, parameter in self._parameters.items():
@@ -126,6 +127,10 @@ class ZeroState:
                 is_fused = self.param_groups[0].get("fused")
                 state[_STEP] = step.clone().to(flat.device if is_fused else "cpu")
             self._optimizer.state[flat] = state
+        self._link_states()
+
+    def _link_states(self) -> None:
+        """Give the accessors the state of all groups: DeepSpeed links them once, after the first group's update."""
         if not self._is_partitioned:
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strop.config.user_code import ImportPath
-from strop.data.encoding.messages import to_messages
+from strop.data.encoding.messages import listed, to_messages
 from strop.errors import ConfigError
 from strop.types import Message, Task
 from strop.workflows.chat import Chat
@@ -92,9 +92,7 @@ class EnvironmentWorkflow:
 
 
 def _messages(value: Any, method: str) -> list[Message]:
-    if isinstance(value, Mapping):
-        value = [value]
-    return list(to_messages(value, f"the result of the environment's {method}"))
+    return list(to_messages(listed(value), f"the result of the environment's {method}"))
 
 
 def _step(returned: Any) -> tuple[Any, Any]:

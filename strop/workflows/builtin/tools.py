@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from strop.data.encoding.tool_calls import (
-    FORMATS_WITH_SPECIAL_TOKENS,
-    ParsedReply,
-    ToolCallFormat,
-    parse_reply,
-    tool_call_format,
-)
+from strop.data.encoding.tool_calls import ToolCall, ToolCallFormat, tool_call_format
 from strop.errors import ConfigError
 from strop.types import Message, Task
 from strop.workflows.chat import Chat
@@ -139,9 +133,8 @@ class ToolCallingWorkflow:
             data.messages.append({"role": "assistant", "content": text})
             if self._is_last(chat, data):
                 return
-            reply = self._parse(text, form, chat)
-            if reply.calls:
-                new = await session.answer(reply.calls[: self._max_calls])
+            if calls := self._calls(chat, form):
+                new = await session.answer(calls[: self._max_calls])
             elif user is not None:
                 message = await user.respond()
                 if message.ends:
@@ -161,14 +154,11 @@ class ToolCallingWorkflow:
             or (self._max_user_turns is not None and data.user_turns >= self._max_user_turns)
         )
 
-    def _parse(self, text: str, form: ToolCallFormat, chat: Chat) -> ParsedReply:
-        if form in FORMATS_WITH_SPECIAL_TOKENS:
-            assert chat.turn is not None
-            text = chat.decode_with_marks(chat.turn)
-        reply = parse_reply(text, form, chat.tools)
+    def _calls(self, chat: Chat, form: ToolCallFormat) -> tuple[ToolCall, ...]:
+        calls = chat.parse_calls(form).calls
         if not self._ignores_malformed:
-            return reply
-        return ParsedReply(reply.content, tuple(call for call in reply.calls if call.parse_error is None))
+            return calls
+        return tuple(call for call in calls if call.parse_error is None)
 
     def _selected(self, options: TaskOptions) -> list[Tool]:
         """The tools of a task: those that it selects; with instances for the rollout, those for which it has

@@ -16,12 +16,29 @@ from strop.workflows.mcp.servers import McpServer
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp_types import CallToolResult
+    from mcp_types import CallToolResult, Tool
 
 _START_SECONDS = 60.0
 """Maximum time until a server has answered the handshake."""
 _READ_SECONDS = 300.0
 """Maximum time between two parts of an HTTP response, which a server may hold open."""
+
+
+_LIST_SECONDS = 60.0
+"""Maximum time in which a server lists its tools."""
+_GRACE_SECONDS = 5.0
+"""Time beyond a call's own limit after which the session is taken for lost."""
+_MAX_PAGES = 100
+_MAX_LIST_CHARACTERS = 4_000_000
+"""Maximum length of the descriptions of a server's tools, which are a part of every prompt."""
+_MAX_RESULT_CHARACTERS = 4_000_000
+"""Maximum length of the text of a result, of which a rollout reads the beginning."""
+_MAX_BODY_BYTES = 32 << 20
+"""Maximum size of an HTTP response that is no stream of events, whose events the package mcp limits."""
+
+
+class EndlessAnswerError(Exception):
+    """A server's answer exceeds a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +118,12 @@ class _Session:
         from mcp import MCPError
 
         try:
-            return await client.call_tool(name, dict(arguments), read_timeout_seconds=seconds)
+            async with asyncio.timeout(seconds + _GRACE_SECONDS):
+                return bounded_result(
+                    await client.call_tool(name, dict(arguments), read_timeout_seconds=seconds)
+                )
+        except EndlessAnswerError:
+            raise
         except MCPError as error:
             if _is_lost(error):
                 self._lost.set()
@@ -124,12 +146,13 @@ class _Session:
 
 async def _tools_of(server: McpServer, where: str) -> list[McpTool]:
     try:
-        async with _connect(server) as client:
-            listed = await client.list_tools()
-            found = list(listed.tools)
-            while listed.next_cursor is not None:
-                listed = await client.list_tools(cursor=listed.next_cursor)
-                found += listed.tools
+        async with _connect(server) as client, asyncio.timeout(_LIST_SECONDS):
+            found = await listed_tools(client)
+    except EndlessAnswerError as error:
+        raise ConfigError(
+            f"{where}: the MCP server {server.name!r} ({server.url or server.command}) {error}. Ask a server with "
+            "fewer tools, or remove it."
+        ) from None
     except Exception as error:
         reason = _first_error(error)
         raise ConfigError(
@@ -137,6 +160,32 @@ async def _tools_of(server: McpServer, where: str) -> list[McpTool]:
             f"{type(reason).__name__}: {reason}."
         ) from error
     return [McpTool(server, tool.name, tool.description or "", tool.input_schema) for tool in found]
+
+
+async def listed_tools(client: Any) -> list[Tool]:
+    """The tools on all pages of a server's list. Raises EndlessAnswerError for a list without an end."""
+    found: list[Tool] = []
+    size, cursor = 0, None
+    for _ in range(_MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        found += page.tools
+        size += sum(len(tool.model_dump_json()) for tool in page.tools)
+        if size > _MAX_LIST_CHARACTERS:
+            raise EndlessAnswerError(f"describes its tools in more than {_MAX_LIST_CHARACTERS:,} characters")
+        if page.next_cursor is None:
+            return found
+        cursor = page.next_cursor
+    raise EndlessAnswerError(f"lists its tools on more than {_MAX_PAGES} pages")
+
+
+def bounded_result(result: CallToolResult) -> CallToolResult:
+    """The result of a call. Raises EndlessAnswerError for more text than a rollout could use."""
+    size = sum(len(getattr(part, "text", "")) for part in result.content)
+    if size > _MAX_RESULT_CHARACTERS:
+        raise EndlessAnswerError(
+            f"the result has {size:,} characters; the limit is {_MAX_RESULT_CHARACTERS:,}"
+        )
+    return result
 
 
 @asynccontextmanager
@@ -159,7 +208,9 @@ async def _connect(server: McpServer) -> AsyncIterator[Client]:
             transport = sse_client(server.url, headers=dict(server.headers))
         else:
             http_client = AsyncClient(
-                headers=server.headers, timeout=Timeout(_START_SECONDS, read=_READ_SECONDS)
+                headers=server.headers,
+                timeout=Timeout(_START_SECONDS, read=_READ_SECONDS),
+                event_hooks={"response": [_limit_body]},
             )
             transport = streamable_http_client(
                 server.url, http_client=await opened.enter_async_context(http_client)
@@ -167,6 +218,31 @@ async def _connect(server: McpServer) -> AsyncIterator[Client]:
         client = await opened.enter_async_context(Client(transport, read_timeout_seconds=_START_SECONDS))
         limit.reschedule(None)
         yield client
+
+
+async def _limit_body(response: Any) -> None:
+    """Let the body of a response end with an error where it is too large; for httpx's hook of responses."""
+    if response.headers.get("content-type", "").startswith("text/event-stream"):
+        return
+    from httpx2 import AsyncByteStream
+
+    body = response.stream
+
+    class Limited(AsyncByteStream):
+        """The body, with a limit."""
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            size = 0
+            async for part in body:
+                size += len(part)
+                if size > _MAX_BODY_BYTES:
+                    raise EndlessAnswerError(f"sends a response of more than {_MAX_BODY_BYTES:,} bytes")
+                yield part
+
+        async def aclose(self) -> None:
+            await body.aclose()
+
+    response.stream = Limited()
 
 
 def _is_lost(error: Any) -> bool:

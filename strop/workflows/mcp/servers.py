@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from strop.config.load.schema_faults import first_fault
 from strop.config.paths import expand_user
 from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError
@@ -31,6 +34,23 @@ _PROCESS_KEYS = ("command", "args", "env", "cwd")
 _URL_KEYS = ("url", "headers", "auth", "auth_token")
 _OTHER_KEYS = ("transport", "type", "description", "icon")
 """Keys that any server may have; the last two are texts for people."""
+
+
+class _Entry(BaseModel):
+    """Types of an entry's values; numbers are texts."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+    command: str = ""
+    args: list[str] = []
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    url: str = ""
+    headers: dict[str, str] = {}
+    auth: str | None = None
+    auth_token: str | None = None
+    transport: str | None = None
+    type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +83,7 @@ def read_servers(path: str, where: str) -> tuple[McpServer, ...]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{where}: {file} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: {file} is not JSON: {error}.") from None
     entries = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(entries, dict) or not entries:
@@ -87,7 +107,11 @@ def _server(name: str, entry: Any, prefix: str, what: str) -> McpServer:
             raise ConfigError(
                 f"{what}: unknown key {key!r}{did_you_mean(key, keys) or '.'} Its keys are {', '.join(keys)}."
             )
-    written = entry.get("transport", entry.get("type"))
+    try:
+        read = _Entry.model_validate(entry)
+    except ValidationError as error:
+        raise ConfigError(f"{what}: {first_fault(error)}") from None
+    written = read.transport or read.type
     if written is not None and written not in _TRANSPORTS:
         raise ConfigError(f"{what}: the transport is {written!r}; write stdio, sse or http.")
     if "command" in entry:
@@ -96,17 +120,16 @@ def _server(name: str, entry: Any, prefix: str, what: str) -> McpServer:
         return McpServer(
             name,
             "stdio",
-            command=str(entry["command"]),
-            args=tuple(map(str, _typed(entry, "args", Sequence, (), what))),
-            env={key: str(value) for key, value in _typed(entry, "env", Mapping, {}, what).items()},
-            cwd=entry.get("cwd"),
+            command=read.command,
+            args=tuple(read.args),
+            env=read.env,
+            cwd=read.cwd,
             prefix=prefix,
         )
     if written == "stdio":
         raise ConfigError(f"{what} has a `url`, so its transport is http or sse.")
-    url = str(entry["url"])
-    transport = _url_transport(url, "auth_token" in entry) if written is None else _TRANSPORTS[written]
-    return McpServer(name, transport, url=url, headers=_headers(entry, what), prefix=prefix)
+    transport = _url_transport(read.url, "auth_token" in entry) if written is None else _TRANSPORTS[written]
+    return McpServer(name, transport, url=read.url, headers=_headers(read, what), prefix=prefix)
 
 
 def _url_transport(url: str, has_token: bool) -> Transport:
@@ -114,9 +137,9 @@ def _url_transport(url: str, has_token: bool) -> Transport:
     return "sse" if has_token or re.search(r"/sse(/|\?|&|$)", url) else "http"
 
 
-def _headers(entry: Mapping[str, Any], what: str) -> dict[str, str]:
-    headers = {key: str(value) for key, value in _typed(entry, "headers", Mapping, {}, what).items()}
-    token = entry.get("auth_token", entry.get("auth"))
+def _headers(entry: _Entry, what: str) -> dict[str, str]:
+    headers = dict(entry.headers)
+    token = entry.auth if entry.auth_token is None else entry.auth_token
     if token == "oauth":
         raise ConfigError(
             f"{what}: auth is oauth, which asks a person to log in; write a token as `auth_token`, or `headers`."
@@ -124,11 +147,3 @@ def _headers(entry: Mapping[str, Any], what: str) -> dict[str, str]:
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     return headers
-
-
-def _typed(entry: Mapping[str, Any], key: str, kind: type, default: Any, what: str) -> Any:
-    value = entry.get(key, default)
-    if not isinstance(value, kind) or isinstance(value, str):
-        shape = "a list" if kind is Sequence else "an object"
-        raise ConfigError(f"{what}: {key} is {type(value).__name__}; write {shape}.")
-    return value

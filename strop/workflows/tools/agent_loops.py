@@ -41,7 +41,7 @@ def load_agent_loops(path: str, config: Mapping[str, Any]) -> dict[str, Agent]:
 
     file = expand_user(Path(path))
     try:
-        entries = OmegaConf.to_container(OmegaConf.create(read_bounded(file)), resolve=True)
+        entries = OmegaConf.to_container(OmegaConf.create(read_bounded(file, regular=True)), resolve=True)
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from None
     if not isinstance(entries, list):
@@ -82,7 +82,9 @@ class AgentLoop:
                 "function, which gets extra_fields in extra_info"
             )
         return WorkflowResult(
-            text=str(chat.tokenizer.decode(output.response_ids, skip_special_tokens=True)),
+            text=chat.decode_response(
+                np.array(output.response_ids, np.int32), np.array(output.response_mask, bool)
+            ),
             turns=trained_turns(output, chat.turns),
             info={**output.extra_fields, "num_turns": output.num_turns},
         )

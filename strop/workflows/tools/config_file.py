@@ -20,10 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from strop.config.load.config_tree import KeyPath
 from strop.config.load.interpolation import resolve_interpolations
+from strop.config.load.schema_faults import first_fault
 from strop.config.load.yaml_file import read_yaml
 from strop.config.paths import expand_user
 from strop.config.user_code import construct
@@ -48,6 +49,20 @@ COUNTERPARTS: Mapping[str, Callable[..., Any]] = {
     "verl.interactions.gsm8k_interaction.Gsm8kInteraction": Gsm8kInteraction,
 }
 """Classes of verl, each with Strop's own class that stands for it."""
+
+
+class _Entry(BaseModel):
+    """Types of an entry's values."""
+
+    model_config = ConfigDict(strict=True)
+
+    class_name: str
+    name: str | None = None
+    config: dict[str, Any] | None = None
+    tool_schema: dict[str, Any] | None = None
+    mcp: dict[str, Any] | None = None
+
+
 _TOOL_KEYS = ("class_name", "config", "tool_schema", "mcp")
 _INTERACTION_KEYS = ("class_name", "name", "config")
 
@@ -73,6 +88,13 @@ def check_classes(tool_config: str | None, interaction_config: str | None) -> No
                 _find_class(entry["class_name"], where)
             if section == "tools" and is_mcp_entry(entry):
                 read_mcp_entry(entry, where)
+
+
+def names_servers(tool_config: str | None) -> bool:
+    """Whether a file of tools has entries of MCP servers, which a workflow starts or contacts when it is loaded."""
+    return tool_config is not None and any(
+        is_mcp_entry(entry) for entry, _ in _entries(tool_config, "tools", _TOOL_KEYS)
+    )
 
 
 def load_function_tools(path: str) -> list[Tool]:
@@ -106,7 +128,7 @@ def load_interactions(path: str) -> dict[str, Any]:
 def _entries(path: str, section: str, keys: tuple[str, ...]) -> list[tuple[dict[str, Any], str]]:
     """The entries of a file's list, each with its location for messages."""
     file = expand_user(Path(path))
-    tree = read_yaml(file)
+    tree = read_yaml(file, regular=True)
 
     def locate(at: KeyPath) -> str:
         return str(tree.nearest_source(at) or file)
@@ -119,7 +141,11 @@ def _entries(path: str, section: str, keys: tuple[str, ...]) -> list[tuple[dict[
         where = locate((section, str(number)))
         if not isinstance(entry, dict) or not isinstance(entry.get("class_name"), str):
             raise ConfigError(f"{where}: an entry of {section} needs a class_name, such as mine.py:Class.")
-        kind = (entry.get("config") or {}).get("type", "native")
+        try:
+            config = _Entry.model_validate(entry).config or {}
+        except ValidationError as error:
+            raise ConfigError(f"{where}: {first_fault(error)}") from None
+        kind = config.get("type", "native")
         if kind not in ("native", "mcp"):
             raise ConfigError(f"{where}: config.type is {kind!r}; write native or mcp.")
         if unknown := sorted(entry.keys() - {*keys}):

@@ -66,10 +66,17 @@ class MCPSearchTool(MCPBaseTool):
     def _parse_tool_result(self, content: Sequence[Any]) -> tuple[str, dict[str, Any]]:
         texts = [part.text.replace("'", '"') for part in content if part.type == "text"]
         queries = [re.search(r'query"\s*:\s*"([^"]+)"', text) for text in texts]
-        results = [re.search(r'"results"\s*:\s*(\[.*?\])', text, re.DOTALL) for text in texts]
+        results = map(_results, texts)
         metrics = {
             "queries": [found[1] if found else "" for found in queries],
             "query_count": len(queries),
             "total_results": sum(len(re.findall(r'"title"\s*:', text)) for text in texts),
         }
-        return "".join(found[1] for found in results if found), metrics
+        return "".join(results), metrics
+
+
+def _results(text: str) -> str:
+    """The first list of `results` in a text, up to its first closing bracket, as verl reads it; empty without one."""
+    opening = re.search(r'"results"\s*:\s*(?=\[)', text)
+    end = -1 if opening is None else text.find("]", opening.end())
+    return "" if opening is None or end < 0 else text[opening.end() : end + 1]

@@ -43,18 +43,28 @@ def test_a_first_run_in_bfloat16_trains_float32_weights(tmp_path: Path, lora: bo
     assert (model.dtype, model.compute_dtype, model.lora is not None) == ("float32", "bfloat16", lora)
 
 
+CPU = "flags : fma avx2"
+WITH_AVX512 = "flags : avx2 avx512f avx512bw avx512vl"
+
+
+def warnings_of(machine: str = "cpu", rollout: dict | None = None, **model: str) -> list[str]:
+    values = {"model": {"path": "m", **model}, "data": {"train": {"path": "d"}}, "reward": "exact"}
+    run = load_values(values | ({"rollout": rollout} if rollout else {})).run
+    return list(slow_bfloat16(run, parse_machine(machine)))
+
+
 @pytest.mark.parametrize(
     ("machine", "flags", "dtypes", "warned"),
     [
-        ("cpu", "flags : fma avx2", {"compute_dtype": "bfloat16"}, True),
-        ("cpu", "flags : fma avx2", {"dtype": "bfloat16"}, True),
-        ("cpu", "flags : fma avx2", {"dtype": "bfloat16", "compute_dtype": "float32"}, False),
-        ("cpu", "flags : fma avx2", {}, False),
-        ("cpu", "flags : avx2 avx512f avx512bw avx512vl", {"compute_dtype": "bfloat16"}, False),
+        ("cpu", CPU, {"compute_dtype": "bfloat16"}, True),
+        ("cpu", CPU, {"dtype": "bfloat16"}, True),
+        ("cpu", CPU, {"dtype": "bfloat16", "compute_dtype": "float32"}, False),
+        ("cpu", CPU, {}, False),
+        ("cpu", WITH_AVX512, {"compute_dtype": "bfloat16"}, False),
         ("cpu", "Features : asimd", {"compute_dtype": "bfloat16"}, True),
         ("cpu", "Features : asimd i8mm bf16", {"compute_dtype": "bfloat16"}, False),
         ("cpu", "", {"compute_dtype": "bfloat16"}, False),
-        ("1xH100-80GB", "flags : fma avx2", {"compute_dtype": "bfloat16"}, False),
+        ("1xH100-80GB", CPU, {"compute_dtype": "bfloat16"}, False),
     ],
 )
 def test_a_run_in_bfloat16_warns_on_a_cpu_without_it(
@@ -62,28 +72,13 @@ def test_a_run_in_bfloat16_warns_on_a_cpu_without_it(
 ) -> None:
     monkeypatch.setattr(bfloat16, "_CPU_INFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(flags)
-    values = {"model": {"path": "m", **dtypes}, "data": {"train": {"path": "d"}}, "reward": "exact"}
-    warnings = list(slow_bfloat16(load_values(values).run, parse_machine(machine)))
-    assert [warning.partition(": bfloat16")[0] for warning in warnings] == [
-        "warning: model.compute_dtype"
-    ] * warned
-
-
-def test_a_sampler_in_bfloat16_warns_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bfloat16, "_CPU_INFO", tmp_path / "cpuinfo")
-    (tmp_path / "cpuinfo").write_text("flags : avx2")
-    values = {"model": {"path": "m"}, "data": {"train": {"path": "d"}}, "reward": "exact"}
-    values["rollout"] = {"engine": {"type": "native", "dtype": "bfloat16"}}
-    (warning,) = slow_bfloat16(load_values(values).run, parse_machine("cpu"))
-    assert warning.startswith("warning: rollout.engine.dtype: bfloat16")
+    starts = [warning.partition(": bfloat16")[0] for warning in warnings_of(machine, **dtypes)]
+    assert starts == ["warning: model.compute_dtype"] * warned
+    (tmp_path / "cpuinfo").write_text(CPU)
+    (warning,) = warnings_of(rollout={"engine": {"type": "native", "dtype": "bfloat16"}})
+    assert warning.startswith("warning: rollout.engine.dtype: bfloat16"), "a sampler in bfloat16 warns too"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="flags of the CPU are read on Linux only")
 def test_the_warning_agrees_with_torch_on_this_machine() -> None:
-    values = {
-        "model": {"path": "m", "dtype": "bfloat16"},
-        "data": {"train": {"path": "d"}},
-        "reward": "exact",
-    }
-    warned = bool(list(slow_bfloat16(load_values(values).run, parse_machine("cpu"))))
-    assert warned is not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert bool(warnings_of(dtype="bfloat16")) is not torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +21,37 @@ from strop.config.units import Amount
 from strop.workers import host_memory
 from strop.workers.host_memory import total_memory_bytes
 
+from .headers import write_header
+
 PARAMETERS = 2**30
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model of 2^30 parameters, of which only the header is there."""
-    config = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16, "vocab_size": 32768}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    header = json.dumps({"a": {"dtype": "F32", "shape": [PARAMETERS], "data_offsets": [0, 1]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    return tmp_path
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16, "vocab_size": 32768}
+    return write_header(tmp_path, [PARAMETERS], **sizes)
 
 
 def run(folder: Path, **sections: Any) -> Run:
-    values = {
-        "model": {"path": str(folder)},
-        "data": {"train": {"path": "o/d"}},
-        "reward": "exact",
-        **sections,
-    }
-    return Run.model_validate(values)
+    values = {"model": {"path": str(folder)}, "data": {"train": {"path": "o/d"}}, "reward": "exact"}
+    return Run.model_validate(values | sections)
+
+
+def trained(layout: memory.RankLayout, **model: Any) -> memory.MemoryNeed:
+    """Memory of a trained model of 16 layers, 2048 wide, for micro-batches of 1024 tokens."""
+    size = ModelSize(PARAMETERS, 16, 2048, 16, 16, 128, 32768)
+    config = ModelConfig.model_validate({"path": "m", **model})
+    return memory.trained_model(size, config, "adamw", layout, Amount(1024, "tokens"), 512)
+
+
+def parts_of(need: memory.MemoryNeed) -> dict[str, int]:
+    return {part.name: part.bytes for part in need.parts}
 
 
 def test_the_parts_of_a_trained_model() -> None:
-    size = ModelSize(PARAMETERS, 16, 2048, 16, 16, 128, 32768)
-    need = memory.trained_model(
-        size, ModelConfig(path="m"), "adamw", memory.RankLayout(2), Amount(1024, "tokens"), 512
-    )
-    parts = {part.name: part.bytes for part in need.parts}
+    need = trained(memory.RankLayout(2))
+    parts = parts_of(need)
     assert parts["parameters"] == parts["gradients"] == 2 * GIB and parts["optimizer"] == 4 * GIB
     assert parts["activations"] == 1024 * 16 * (4 + 6 + 12) * 2048 * 4  # norms, attention, MLP of 4 x 2048
     assert parts["logits"] == 256 * 32768 * 3 * 4 + 2 * 32768 * 2048 * 4
@@ -58,23 +59,18 @@ def test_the_parts_of_a_trained_model() -> None:
 
 
 def test_frozen_weights_exist_once_and_in_the_compute_dtype() -> None:
-    size = ModelSize(PARAMETERS, 16, 2048, 16, 16, 128, 32768)
-    lora = ModelConfig.model_validate({"path": "m", "compute_dtype": "bfloat16", "lora": {"rank": 8}})
-    need = memory.trained_model(size, lora, "adamw", memory.RankLayout(), Amount(1024, "tokens"), 512)
+    parts = parts_of(trained(memory.RankLayout(), compute_dtype="bfloat16", lora={"rank": 8}))
     adapter = 16 * 8 * (4 * 2 * 2048 + 3 * 5 * 2048)
-    parts = {part.name: part.bytes for part in need.parts}
     assert parts["parameters"] == PARAMETERS * 2 + adapter * (4 + 2)
     assert parts["optimizer"] == adapter * 8
 
 
 def test_the_layout_of_the_ranks_divides_the_parts() -> None:
-    size = ModelSize(PARAMETERS, 16, 2048, 16, 16, 128, 32768)
     values = {"ranks": 8, "replicate": 2, "sequence_parallel": 2, "tensor_parallel": 2}
 
     def parts(**changes: object) -> dict[str, int]:
-        layout = memory.RankLayout.of(Fsdp2EngineConfig.model_validate(values | changes))
-        need = memory.trained_model(size, ModelConfig(path="m"), "adamw", layout, Amount(1024, "tokens"), 512)
-        return {part.name: part.bytes for part in need.parts}
+        engine = Fsdp2EngineConfig.model_validate(values | changes)
+        return parts_of(trained(memory.RankLayout.of(engine)))
 
     found = parts()
     assert found["parameters"] == found["gradients"] == GIB and found["optimizer"] == 2 * GIB
@@ -92,9 +88,8 @@ def test_a_sampler_in_the_trainers_process_has_no_weights_of_its_own(folder: Pat
 
 
 def test_disk_and_tokens(folder: Path) -> None:
-    tokens, microbatch, disk = step_lines(
-        run(folder, data={"train": {"path": "o/d"}, "max_response_tokens": 100})
-    )
+    data = {"train": {"path": "o/d"}, "max_response_tokens": 100}
+    tokens, microbatch, disk = step_lines(run(folder, data=data))
     assert microbatch == "Micro-batch: at most 16384 tokens."
     assert "at most 51,200 sampled (512 responses of 100)" in tokens
     assert "12.0 GiB per checkpoint, 3 kept, 4.00 GiB for the model; together 40.0 GiB" in disk
@@ -121,36 +116,27 @@ def test_libraries_count_where_they_share_the_memory(folder: Path) -> None:
 
 
 def test_the_command(folder: Path) -> None:
-    (folder / "run.yaml").write_text(
-        f"model: {{path: {folder}}}\ndata: {{train: {{path: o/d}}}}\nreward: exact\n"
-    )
-    result = CliRunner().invoke(app, ["plan", str(folder / "run.yaml"), "--machine", "1xA10-24GB"])
-    assert result.exit_code == 0
-    assert (
-        "The run does not fit into 24 GiB: with sequences" in result.output
-        and "With these changes" in result.output
-    )
+    file = folder / "run.yaml"
+    file.write_text(f"model: {{path: {folder}}}\ndata: {{train: {{path: o/d}}}}\nreward: exact\n")
+    result = CliRunner().invoke(app, ["plan", str(file), "--machine", "1xA10-24GB"])
+    assert result.exit_code == 0 and "With these changes" in result.output
+    assert "The run does not fit into 24 GiB: with sequences" in result.output
 
 
 def test_processes_without_gpus_share_the_memory_of_the_machine(folder: Path) -> None:
     """Two ranks and their engine's process need the sum, an explorer by itself only its own."""
-    native = {"type": "native", "kv_cache_tokens": 8192}
-    machine = parse_machine("cpu")
+    machine, native = parse_machine("cpu"), {"type": "native", "kv_cache_tokens": 8192}
     ranks = {"engine": {"type": "fsdp2", "ranks": 2}}
-    together = needed_memory(
-        run(folder, trainer=ranks, rollout={"engine": native, "pool": {"engines": 1}}), machine
-    )
-    rows = memory_rows(
-        run(folder, trainer=ranks, rollout={"engine": native, "pool": {"engines": 1}}), machine
-    )[1:]
+    three = run(folder, trainer=ranks, rollout={"engine": native, "pool": {"engines": 1}})
+    together, rows = needed_memory(three, machine), memory_rows(three, machine)[1:]
     assert together is not None and len(rows) == 3
     assert together / GIB == pytest.approx(sum(float(row[-1].split()[0]) for row in rows), abs=0.1)
     buffer = {"type": "sql", "url": "sqlite:///buffer.db"}
-    needs = [
-        needed_memory(run(folder, mode=mode, buffer=buffer, rollout={"engine": native}), machine)
-        for mode in ("train", "explore")
-    ]
-    rows = memory_rows(run(folder, mode="train", buffer=buffer, rollout={"engine": native}), machine)[1:]
+    train, explore = (
+        run(folder, mode=mode, buffer=buffer, rollout={"engine": native}) for mode in ("train", "explore")
+    )
+    needs = [needed_memory(each, machine) for each in (train, explore)]
+    rows = memory_rows(train, machine)[1:]
     assert [row[0] for row in rows] == ["trainer", "explorer"]
     for need, row in zip(needs, rows, strict=True):
         assert need is not None and need / GIB == pytest.approx(float(row[-1].split()[0]), abs=0.05)
@@ -166,12 +152,10 @@ def test_the_fit_is_that_of_the_container(
         limit.write_text(text)
         assert total_memory_bytes() == expected
     fit = memory_fit(run(folder))
-    assert (
-        fit is not None and not fit.fits and fit.proposal is not None and fit.capacity == total_memory_bytes()
-    )
-    assert str(fit).startswith(
-        "The run does not fit into 8 GiB: with sequences of maximum length it needs about"
-    )
+    assert fit is not None and not fit.fits and fit.proposal is not None
+    assert fit.capacity == total_memory_bytes()
+    needs = "The run does not fit into 8 GiB: with sequences of maximum length it needs about"
+    assert str(fit).startswith(needs)
     limit.write_text("max")
     with on_machine(parse_machine("1xB300-288GB")):
         fit = memory_fit(run(folder))

@@ -14,52 +14,36 @@ CALIBRATION = Calibration("2026-11-23", 2, 36.0, 20.0, 14.0, 31.6, 93.5, 3 * 2**
 
 
 def row(step: int, seconds: float) -> dict[str, float]:
-    return {
-        "step": step,
-        "epoch": step / 50,
-        "time/step_seconds": seconds,
-        "time/sample_seconds": seconds / 2,
-        "time/reward_seconds": 0.5,
-        "time/update_seconds": seconds / 4,
-        "response_tokens/mean": 10.0 * step,
-        "memory/peak_mb": 1000.0 * step,
-    }
+    parts = {"step": seconds, "sample": seconds / 2, "reward": 0.5, "update": seconds / 4}
+    others = {"response_tokens/mean": 10.0 * step, "memory/peak_mb": 1000.0 * step}
+    times = {f"time/{name}_seconds": value for name, value in parts.items()}
+    return {"step": step, "epoch": step / 50, **times, **others}
 
 
 def described(calibration: Calibration, duration: str, algorithm: str = "grpo") -> list[str]:
-    run = Run.model_validate(
-        {
-            "model": {"path": "o/m"},
-            "data": {"train": {"path": "o/d"}, "max_response_tokens": 64},
-            "reward": "exact" if algorithm == "grpo" else {},
-            "algorithm": algorithm,
-            "trainer": {"duration": duration},
-        }
-    )
-    return list(calibration_lines(run, calibration))
+    values = {
+        "model": {"path": "o/m"},
+        "data": {"train": {"path": "o/d"}, "max_response_tokens": 64},
+        "reward": "exact" if algorithm == "grpo" else {},
+        "algorithm": algorithm,
+        "trainer": {"duration": duration},
+    }
+    return list(calibration_lines(Run.model_validate(values), calibration))
 
 
 def test_the_first_step_is_left_out_of_the_means() -> None:
     found = calibration_of([row(1, 100.0), row(2, 4.0), row(3, 8.0)], "2026-11-23")
-    assert (found.steps, found.step_seconds, found.sampling_seconds, found.training_seconds) == (
-        2,
-        6.0,
-        3.5,
-        1.5,
-    )
+    seconds = (found.step_seconds, found.sampling_seconds, found.training_seconds)
+    assert (found.steps, *seconds) == (2, 6.0, 3.5, 1.5)
     assert (found.response_tokens, found.steps_per_epoch, found.peak_bytes) == (25.0, 50.0, 3_000_000_000)
-
-
-def test_a_run_of_one_step_has_nothing_to_measure() -> None:
     with pytest.raises(ConfigError, match="tasks for two steps"):
         calibration_of([row(1, 100.0)], "2026-11-23")
 
 
 def test_the_duration_of_the_run_follows_from_its_steps() -> None:
     step, whole, peak = described(CALIBRATION, "200 steps")
-    assert step.startswith(
-        "Step: 36.0 s, 20.0 s of it sampling and scoring, 14.0 s training; measured on this machine"
-    )
+    parts = "Step: 36.0 s, 20.0 s of it sampling and scoring, 14.0 s training; measured on this machine"
+    assert step.startswith(parts)
     assert "responses of 32 tokens on average (at most 64)" in step
     assert whole.startswith("Run: 2.0 hours for 200 steps")
     assert peak.endswith("3.00 GiB of memory of the CPU.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +11,28 @@ from strop.config.plan.machine import GIB, parse_machine
 from strop.config.plan.microbatch import with_fitting_microbatch
 from strop.config.schema import Run
 
+from .headers import write_header
+
 LORA = {"dtype": "float32", "compute_dtype": "bfloat16", "lora": {"rank": 16}}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Qwen2.5-0.5B, of which only the headers are there."""
-    config = {
-        "hidden_size": 896,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "intermediate_size": 4864,
-        "vocab_size": 151_936,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    header = json.dumps({"a": {"dtype": "BF16", "shape": [494_000_000], "data_offsets": [0, 1]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    return tmp_path
+    sizes = {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14}
+    sizes |= {"num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151_936}
+    return write_header(tmp_path, [494_000_000], "BF16", **sizes)
 
 
 def chosen(path: Path | str, machine: str, capacity: int | None, model: Any = None, **trainer: Any) -> str:
-    run = Run.model_validate(
-        {
-            "model": {"path": str(path), **(model or {})},
-            "data": {"train": {"path": "tasks.jsonl"}, "max_response_tokens": 512},
-            "reward": "exact",
-            "rollout": {"engine": {"type": "native", "kv_cache_tokens": 8192}},
-            "trainer": trainer,
-        }
-    )
+    values = {
+        "model": {"path": str(path), **(model or {})},
+        "data": {"train": {"path": "tasks.jsonl"}, "max_response_tokens": 512},
+        "reward": "exact",
+        "rollout": {"engine": {"type": "native", "kv_cache_tokens": 8192}},
+        "trainer": trainer,
+    }
+    run = Run.model_validate(values)
     return str(with_fitting_microbatch(run, parse_machine(machine), capacity).trainer.microbatch)
 
 

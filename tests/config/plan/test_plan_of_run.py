@@ -22,6 +22,8 @@ from strop.config.schema.model import ModelConfig
 from strop.config.units import Amount
 from strop.errors import ConfigError, PlacementError
 
+from .headers import write_header
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -29,9 +31,8 @@ def folder(tmp_path: Path) -> Path:
     model.mkdir()
     config = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2}
     (model / "config.json").write_text(json.dumps(config))
-    save_file(
-        {"a": np.zeros((10, 20), np.float16), "b": np.zeros(5, np.float16)}, model / "model.safetensors"
-    )
+    weights = {"a": np.zeros((10, 20), np.float16), "b": np.zeros(5, np.float16)}
+    save_file(weights, model / "model.safetensors")
     return model
 
 
@@ -51,18 +52,16 @@ def test_machines_are_described_in_one_word() -> None:
             parse_machine(wrong)
 
 
+ON_RAY = {"type": "ray", "nodes": 2, "gpus_per_node": 8}
+OF_TWO = "(of 2; `cluster: {type: ray, nodes: 2, gpus_per_node: 8}` uses all):"
+
+
 @pytest.mark.parametrize(
     ("cluster", "sentence"),
     [
-        (
-            "local",
-            "Placement on 1 node with 8 H100 (of 2; `cluster: {type: ray, nodes: 2, gpus_per_node: 8}` uses all):",
-        ),
-        (
-            {"type": "ray", "nodes": 1, "gpus_per_node": 8},
-            "Placement on 1 node with 8 H100 (of 2 described; cluster.nodes is 1)",
-        ),
-        ({"type": "ray", "nodes": 2, "gpus_per_node": 8}, "Placement on 2 nodes with 8 H100 each"),
+        ("local", f"Placement on 1 node with 8 H100 {OF_TWO}"),
+        (ON_RAY | {"nodes": 1}, "Placement on 1 node with 8 H100 (of 2 described; cluster.nodes is 1)"),
+        (ON_RAY, "Placement on 2 nodes with 8 H100 each"),
     ],
 )
 def test_the_plan_says_which_described_nodes_it_leaves_out(folder: Path, cluster: Any, sentence: str) -> None:
@@ -75,6 +74,23 @@ def test_the_size_of_a_model_is_read_from_its_folder(folder: Path) -> None:
     assert size == ModelSize(parameters=205, layers=2, hidden=96, heads=6, kv_heads=2, head_dim=16)
     assert size.kv_values_per_token == 2 * 2 * 2 * 16
     assert read_model_size("Qwen/Qwen2.5-7B") is None
+
+
+def test_a_relative_path_is_that_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may change while a process such as Studio runs."""
+    found = []
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(tmp_path / str(number))
+        assert read_model_size("./m") is None
+        sizes = {"num_hidden_layers": number, "hidden_size": 16, "num_attention_heads": 2}
+        write_header(Path("m"), [300, 16], **sizes)
+        size = read_model_size("./m")
+        assert size is not None
+        found.append((size.layers, size.parameters))
+    assert found == [(1, 4800), (2, 4800)]
 
 
 def test_memory_of_a_seven_billion_model_by_hand() -> None:
@@ -126,22 +142,18 @@ def test_auto_plans_the_native_sampler_for_a_model_that_takes_images(
     assert contents in [content for placed in plan.processes for content in placed.process.contents]
 
 
-def test_tensor_parallel_must_divide_the_heads(folder: Path) -> None:
-    asked = run(folder, rollout={"engine": {"type": "vllm", "tensor_parallel": 4}})
-    with (
-        on_machine(parse_machine("8xH100-80GB")),
-        pytest.raises(PlacementError, match=r"one of 1, 2, 3, 6\."),
-    ):
-        plan_run(asked)
-
-
-def test_the_described_machine_must_have_the_nodes_of_the_cluster(folder: Path) -> None:
-    asked = run(folder, cluster={"type": "ray", "nodes": 2, "gpus_per_node": 8})
-    with (
-        on_machine(parse_machine("8xH100-80GB")),
-        pytest.raises(PlacementError, match="requires 2 nodes with 8"),
-    ):
-        plan_run(asked)
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("rollout", {"engine": {"type": "vllm", "tensor_parallel": 4}}, r"one of 1, 2, 3, 6\."),
+        ("cluster", ON_RAY, "requires 2 nodes with 8"),
+    ],
+)
+def test_what_the_machine_or_the_model_does_not_allow(
+    folder: Path, section: str, values: Any, message: str
+) -> None:
+    with on_machine(parse_machine("8xH100-80GB")), pytest.raises(PlacementError, match=message):
+        plan_run(run(folder, **{section: values}))
 
 
 def test_contents_of_the_processes(folder: Path) -> None:
@@ -159,14 +171,10 @@ def test_contents_of_the_processes(folder: Path) -> None:
 
 def test_explain_prints_the_plan(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    asked = {
-        "model": {"path": str(folder)},
-        "data": {"train": {"path": "t.jsonl"}},
-        "reward": "exact",
-        "trainer": {"engine": {"type": "fsdp2", "ranks": 2}},
-        "rollout": {"engine": {"type": "vllm", "tensor_parallel": 2}},
-    }
-    file.write_text(json.dumps(asked))
+    engines = {"trainer": {"engine": {"type": "fsdp2", "ranks": 2}}}
+    engines |= {"rollout": {"engine": {"type": "vllm", "tensor_parallel": 2}}}
+    asked = {"model": {"path": str(folder)}, "data": {"train": {"path": "t.jsonl"}}, "reward": "exact"}
+    file.write_text(json.dumps(asked | engines))
     shown = CliRunner().invoke(app, ["explain", str(file), "--machine", "4xH100-80GB"]).output
     assert "Placement on 1 node with 4 H100, with GPUs of their own for training and sampling:" in shown
     assert "node-0  2, 3  engine 0        vLLM, tensor parallel 2  72.0 of 80 GiB (90 %)" in shown

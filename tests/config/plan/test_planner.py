@@ -144,34 +144,34 @@ def test_too_few_gpus_make_them_share() -> None:
 GPU = uniform_machine(1, 2, 80 * GIB)
 
 
+IN_GROUPS = request(4, 5, ranks_per_group=4, shares_single_gpu_only=True)
+SMALL_SHARE = request(1, 1, engine_memory=MemoryNeed(14 * GIB, 3 * GIB, 0.2, fraction_key="the.key"))
+LARGE = request(2, 2, rank_memory=MemoryNeed(60 * GIB, 9 * GIB), engine_memory=MemoryNeed(0, 0, 0.5))
+
+
 @pytest.mark.parametrize(
     ("asked", "machine", "message"),
     [
         (request(9, 0), uniform_machine(1, 8), r"needs 9 GPUs, .*there is 1 node with 8 GPUs"),
         (request(1, 1, 4), uniform_machine(4, 2), r"needs 4 GPUs of one node .*4 nodes with 2 GPUs each"),
         (
-            request(6, 0, ranks_per_group=2),
-            uniform_machine(2, 3),
+            *(request(6, 0, ranks_per_group=2), uniform_machine(2, 3)),
             r"needs 6 GPUs in groups of 2, each on one node .*tensor_parallel is 2\); there is 2 nodes with 3 GPUs",
         ),
         (
-            request(4, 5, ranks_per_group=4, shares_single_gpu_only=True),
-            Machine((Node("a", 5), Node("b", 3))),
+            *(IN_GROUPS, Machine((Node("a", 5), Node("b", 3)))),
             r"4 GPUs \(trainer.engine.ranks\), 4 of one node for each group",
         ),
         (
-            request(2, 1, colocated=False),
-            uniform_machine(1, 2),
+            *(request(2, 1, colocated=False), uniform_machine(1, 2)),
             r"2 GPUs \(trainer.engine.ranks\), and 1 eng",
         ),
         (
-            request(1, 1, engine_memory=MemoryNeed(14 * GIB, 3 * GIB, 0.2, fraction_key="the.key")),
-            GPU,
+            *(SMALL_SHARE, GPU),
             r"the\.key 0\.2 of 80\.0 GiB gives engine 0 16\.0 GiB .*weights need 14\.0 GiB.*length 3\.0 GiB",
         ),
         (
-            request(2, 2, rank_memory=MemoryNeed(60 * GIB, 9 * GIB), engine_memory=MemoryNeed(0, 0, 0.5)),
-            GPU,
+            *(LARGE, GPU),
             r"GPU 0 of node-0 has 80\.0 GiB, and rank 0 and engine 0 need 100\.0 GiB at the same time",
         ),
     ],
@@ -186,6 +186,4 @@ def test_released_memory_is_free_for_the_other_phase() -> None:
     rank, engine = MemoryNeed(30 * GIB, 30 * GIB), MemoryNeed(10 * GIB, 0, 0.5, is_released=True)
     plan = plan_placement(request(2, 2, rank_memory=rank, engine_memory=engine), GPU)
     ((_, _, first), _) = used_gpus(plan)
-    assert (
-        least_memory(plan, first) == (30 + 40) * GIB
-    )  # while the engine samples, the rank keeps its weights
+    assert least_memory(plan, first) == (30 + 40) * GIB, "the rank keeps its weights while the engine samples"

@@ -19,16 +19,14 @@ from strop.data.taskset import TaskSet, load_taskset
 from strop.errors import DataError
 from strop.models.tiny import make_tokenizer
 from tests.data.conftest import WriteLines
-from tests.data.images.pictures import SquareProcessor, encoded, prompt_images
+from tests.data.images.pictures import encoded, prompt_images
 
 PAD = "<|image_pad|>"
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {% if message['content'] is string %}"
     "{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}"
-    + PAD
-    + "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
-    "{% if message['role'] == 'assistant' %}<|end|>{% endif %}\n{% endfor %}"
+    f"{{% if part['type'] == 'image' %}}{PAD}{{% else %}}{{{{ part['text'] }}}}{{% endif %}}{{% endfor %}}"
+    "{% endif %}{% if message['role'] == 'assistant' %}<|end|>{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 RED, BLUE = encoded("red", (8, 8)), encoded("blue", (16, 8))
@@ -68,14 +66,10 @@ class Data:
         images = self.images(**settings.images.model_dump())
         return load_taskset(taskset, settings, self.tokenizer, seed=0, shuffle=False, images=images)
 
-    def answers(
-        self, rows: list[dict[str, Any]], data: dict[str, Any] | None = None, **section: Any
-    ) -> OfflineDataset:
+    def answers(self, rows: list[dict[str, Any]], **section: Any) -> OfflineDataset:
         taskset = self.section(rows, **section)
-        settings = DataConfig(train=taskset, **(data or {}))
-        return load_offline_dataset(
-            taskset, settings, self.tokenizer, name="train", seed=0, shuffle=False, images=self.images()
-        )
+        options = {"name": "train", "seed": 0, "shuffle": False, "images": self.images()}
+        return load_offline_dataset(taskset, DataConfig(train=taskset), self.tokenizer, **options)
 
 
 @pytest.fixture
@@ -88,9 +82,13 @@ def hugging_face(*contents: bytes) -> list[dict[str, Any]]:
     return [{"bytes": content, "path": None} for content in contents]
 
 
+def question(*contents: bytes) -> dict[str, Any]:
+    return {"prompt": "<image>" * len(contents) + "What is it?", "images": hugging_face(*contents)}
+
+
 def test_a_prompt_has_all_tokens_of_its_images(data: Data) -> None:
     rows = [
-        {"prompt": "<image>What is it?", "images": hugging_face(RED), "level": 3},
+        question(RED) | {"level": 3},
         {"prompt": "What <image> is <image>it?", "images": hugging_face(BLUE, RED), "level": 4},
         {"prompt": "What is it?", "images": [], "level": 5},
         {"prompt": "What is it?", "images": None, "level": 6},
@@ -125,35 +123,23 @@ def test_parts_of_messages_may_name_their_images(data: Data) -> None:
 
 @pytest.mark.slow
 def test_several_processes_encode_the_same(data: Data) -> None:
-    rows = [{"prompt": "<image>What is it?", "images": hugging_face(RED)}] * 3
+    rows = [question(RED)] * 3
     alone, together = (data.tasks(rows, {"tokenize_workers": workers}).all_tasks() for workers in (1, 2))
     assert [t.prompt_ids.tolist() for t in alone] == [t.prompt_ids.tolist() for t in together]
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("prompt", "images", "message"),
     [
-        (
-            {"prompt": "What is it?", "images": hugging_face(RED)},
-            r"row 0 .*have 0 places .* the row has 1 image[.]",
-        ),
-        (
-            {"prompt": "<image>", "images": hugging_face(RED[:50])},
-            r"row 0 \(counting from 0\), image 1 cannot be decoded",
-        ),
-        (
-            {"prompt": "<image>", "images": ["nope.png"]},
-            r"row 0 \(counting from 0\), image 1: there is no file .*nope.png",
-        ),
-        (
-            {"prompt": f"<image>{PAD}", "images": hugging_face(RED)},
-            "row 0 .*: The prompt has 2 image tokens for 1",
-        ),
+        ("What is it?", hugging_face(RED), r"row 0 .*have 0 places .* the row has 1 image[.]"),
+        ("<image>", hugging_face(RED[:50]), r"row 0 \(counting from 0\), image 1 cannot be decoded"),
+        ("<image>", ["nope.png"], r"row 0 \(counting from 0\), image 1: there is no file .*nope.png"),
+        (f"<image>{PAD}", hugging_face(RED), "row 0 .*: The prompt has 2 image tokens for 1"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_named(data: Data, row: dict[str, Any], message: str) -> None:
+def test_a_row_that_cannot_be_used_is_named(data: Data, prompt: str, images: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        data.tasks([row])
+        data.tasks([{"prompt": prompt, "images": images}])
 
 
 @pytest.mark.parametrize(
@@ -166,9 +152,7 @@ def test_a_row_that_cannot_be_used_is_named(data: Data, row: dict[str, Any], mes
 def test_a_model_that_reads_text_only_never_gets_the_marker(
     data: Data, images: str | None, message: str
 ) -> None:
-    section = data.section(
-        [{"prompt": "<image>What?", "images": hugging_face(RED)}], images=images, answer=None
-    )
+    section = data.section([question(RED)], images=images, answer=None)
     with pytest.raises(DataError, match=message):
         load_taskset(section, DataConfig(train=section), data.tokenizer, seed=0, shuffle=False)
     if images is None:
@@ -178,7 +162,7 @@ def test_a_model_that_reads_text_only_never_gets_the_marker(
 
 
 def test_the_length_of_a_prompt_counts_the_tokens_of_its_images(data: Data) -> None:
-    rows = [{"prompt": "<image>What is it?", "images": hugging_face(image)} for image in (RED, BLUE)]
+    rows = [question(RED), question(BLUE)]
     length = len(data.tasks(rows).all_tasks()[0].prompt_ids)
     tasks = data.tasks(rows, {"max_prompt_tokens": length, "overlong": "filter"})
     assert (len(tasks), tasks.num_overlong) == (1, 1)
@@ -192,14 +176,13 @@ def test_truncation_never_cuts_an_image(data: Data) -> None:
     length = len(data.tasks(rows).all_tasks()[0].prompt_ids)
     (kept,) = data.tasks(rows, {"max_prompt_tokens": length - 6, "overlong": "right"}).all_tasks()
     assert (kept.prompt_ids == data.pad).sum() == 8
-    with pytest.raises(
-        DataError, match=f"{length} tokens are too many, and truncation to {length - 6} would cut"
-    ):
+    cut = f"{length} tokens are too many, and truncation to {length - 6} would cut"
+    with pytest.raises(DataError, match=cut):
         data.tasks(rows, {"max_prompt_tokens": length - 6, "overlong": "left"})
 
 
 def test_demonstrations_with_images(data: Data) -> None:
-    rows = [{"prompt": "<image>What is it?", "response": "A red square.", "images": hugging_face(RED)}]
+    rows = [question(RED) | {"response": "A red square."}]
     (group,) = data.answers(rows, response="response").all_groups()
     (experience,) = group.experiences
     assert (experience.token_ids == data.pad).sum() == 4
@@ -222,12 +205,7 @@ def test_demonstrations_with_images_in_several_turns(data: Data) -> None:
 
 
 def test_pairs_with_images_share_the_prompt(data: Data) -> None:
-    row = {
-        "prompt": "<image>What is it?",
-        "chosen": "A red square.",
-        "rejected": "A square.",
-        "images": hugging_face(RED),
-    }
+    row = question(RED) | {"chosen": "A red square.", "rejected": "A square."}
     (group,) = data.answers([row], chosen="chosen", rejected="rejected").all_groups()
     chosen, rejected = group.experiences
     shared = chosen.prompt_tokens
@@ -238,9 +216,8 @@ def test_pairs_with_images_share_the_prompt(data: Data) -> None:
 def test_a_conversation_continues_with_an_image(data: Data) -> None:
     encoder = TurnEncoder(data.tokenizer, "tokenizer", images=data.images())
     messages = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A red"}]
-    (new,) = encoder.read_images(
-        [{"role": "tool", "content": [{"type": "image", "image": BLUE}]}], "the tool"
-    )
+    answer = {"role": "tool", "content": [{"type": "image", "image": BLUE}]}
+    (new,) = encoder.read_images([answer], "the tool")
     ids = encoder.encode_continuation(messages, [new], (), np.array([5], np.int32))
     assert (ids == data.pad).sum() == 8
 
@@ -253,7 +230,3 @@ def test_a_template_that_renders_parts_only_gets_parts(data: Data) -> None:
     encoder = TurnEncoder(data.tokenizer, only_parts, images=data.images())
     ids = encoder.encode_prompt([{"role": "user", "content": "What is it?"}])
     assert data.tokenizer.decode(ids) == "What is it?"
-
-
-def test_the_processor_of_a_test_is_an_image_processor() -> None:
-    assert SquareProcessor(7).token_count(8, 8) == 4

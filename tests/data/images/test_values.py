@@ -61,9 +61,8 @@ def test_urls_are_read_only_if_allowed() -> None:
     with fsspec.open("memory://pictures/a.png", "wb") as file:
         file.write(RED)
     assert read("memory://pictures/a.png", allow_urls=True) == RED
-    with pytest.raises(
-        DataError, match=r"row 1, image 2 is the URL memory://pictures/a\.png, and data\.images\.allow"
-    ):
+    url = r"row 1, image 2 is the URL memory://pictures/a\.png, and data\.images\.allow"
+    with pytest.raises(DataError, match=url):
         read("memory://pictures/a.png")
 
 
@@ -84,22 +83,20 @@ def test_other_values_are_named_by_their_place(value: Any, message: str) -> None
 
 
 def test_an_image_is_stored_once(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path / "images")
+    store = ImageStore(tmp_path)
     first = store.add(RED, "row 1")
     assert (first.path.read_bytes(), first.width, first.height) == (RED, 8, 4)
     assert first.path.name == f"{first.digest}.png"
     assert store.add(RED, "row 2") is first
-    store.add(encoded("blue"), "row 3")
-    assert len(list((tmp_path / "images").iterdir())) == 2
-
-
-def test_a_later_session_finds_the_stored_images(tmp_path: Path) -> None:
-    data = encoded((0, 0, 0, 0), mode="RGBA")  # stored in another form than it came
-    first = ImageStore(tmp_path).add(data, "row 1")
-    modified = first.path.stat().st_mtime_ns
-    second = ImageStore(tmp_path).add(data, "row 1")
-    assert (second, second.path, second.width) == (first, first.path, 8)
-    assert second.path.stat().st_mtime_ns == modified
+    converted = encoded((0, 0, 0, 0), mode="RGBA")
+    second = store.add(converted, "row 3")
+    assert len(list(tmp_path.iterdir())) == 2
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    later = ImageStore(tmp_path)
+    for data, known in ((RED, first), (converted, second)):
+        found = later.add(data, "row 1")
+        assert (found, found.path, found.width) == (known, known.path, 8)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == written
 
 
 def test_an_image_that_a_crash_has_damaged_is_written_again(tmp_path: Path) -> None:
@@ -110,9 +107,8 @@ def test_an_image_that_a_crash_has_damaged_is_written_again(tmp_path: Path) -> N
 
 def test_limits(tmp_path: Path) -> None:
     images = prompt_images(tmp_path, max_images=1)
-    with pytest.raises(
-        DataError, match=r"row 1: the prompt has 2 images, more than data.images.max_images \(1\)"
-    ):
+    many = r"row 1: the prompt has 2 images, more than data.images.max_images \(1\)"
+    with pytest.raises(DataError, match=many):
         images.read_column([RED, RED], "row 1", "")
     with pytest.raises(DataError, match="row 1, image 1: An image is too wide"):
         images.read_column(encoded(size=(401, 4)), "row 1", "")

@@ -28,12 +28,6 @@ NEEDED = {
 TABLES = ("verl", "trinity", "trl", "rft_trainer", "verl_trainer", "grpo")
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TRINITY_CHECKPOINT_ROOT_DIR", raising=False)
-
-
 @parameters("verl")
 def test_verl(case: Case) -> None:
     program, *words = case.config
@@ -56,7 +50,6 @@ def test_trl(case: Case) -> None:
 
 
 def read_inputs(component: str, case: Case) -> Run:
-    Path("ds.json").write_text("{}", encoding="utf-8")
     inputs = [f"--{name}={value}" for name, value in case.config.items()]
     return read_component(component, [*NEEDED[component], *inputs], here=True).loaded.run
 

@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from strop.config.schema.model import ModelConfig
+from strop.models.loading import load_model
+from strop.models.vision.image_processor import load_image_processor
 from strop.models.vision.tiny import make_vision_model
 from strop.protocols import ImageProcessor
-from strop.types import ImageReference, IntArray
+from strop.types import Experience, ImageReference, IntArray
+from tests.models.models import experience
 
 GRID_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 TILE_FAMILIES = ("idefics3", "smolvlm", "gemma3", "internvl")
@@ -30,6 +34,7 @@ def vision_model(family: str) -> Path:
     return make_vision_model(Path(mkdtemp()) / family, corpus, family=family)
 
 
+@cache
 def tokenizer_of(family: str) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(vision_model(family))
 
@@ -70,3 +75,40 @@ def prompt(
     text = processor.write_images(str(text))
     ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
     return processor.expand(ids, media)
+
+
+@cache
+def processor_of(family: str) -> ImageProcessor:
+    return load_image_processor(str(vision_model(family)), tokenizer_of(family))
+
+
+def loaded(family: str, **fields: Any) -> PreTrainedModel:
+    """A model whose weights are large enough for images and attention to matter."""
+    model = load_model(ModelConfig(path=str(vision_model(family)), **fields), device="cpu")
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(1)
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    return model
+
+
+def experiences_with_images(family: str, folder: Path) -> list[Experience]:
+    """A group with two images, one with one, a text-only one, and a rollout with an image in its second turn."""
+    tokenizer, processor = tokenizer_of(family), processor_of(family)
+    random = np.random.default_rng(0)
+
+    def answer(count: int) -> list[int]:
+        return random.integers(5, 60, count).tolist()
+
+    two = [image(folder, 40, 30), image(folder, 100, 50)]
+    one = [image(folder, 60, 60)]
+    found = []
+    for group, media, lengths in (("two", two, (5, 3, 8)), ("one", one, (4, 4)), ("none", [], (3, 2))):
+        ids = prompt(tokenizer, processor, media) if media else np.arange(20, 30)
+        found += [experience(ids, answer(n), group=group, media=tuple(media)) for n in lengths]
+    first, second = prompt(tokenizer, processor, one), prompt(tokenizer, processor, two[:1])
+    tokens = np.concatenate([first, answer(4), second, answer(3)])
+    mask = np.zeros(len(tokens), dtype=bool)
+    mask[len(first) : len(first) + 4] = mask[-3:] = True
+    tools = experience(tokens[:-3], tokens[-3:], group="tools", loss_mask=mask, media=(one[0], two[0]))
+    return [*found, tools]

@@ -26,9 +26,13 @@ from strop.errors import DataError, ModelError
 from strop.models.tiny import make_model
 from strop.models.vision.image_processor import GridImageProcessor, load_image_processor
 from strop.models.vision.mrope import mrope_positions
+from strop.protocols import ImageProcessor
 from strop.types import ImageReference
-from tests.models.vision.images import FAMILIES, GRID_FAMILIES, image, prompt, tokenizer_of, vision_model
+from tests.cases import nightly
+from tests.models.vision.images import FAMILIES, image, processor_of, prompt, tokenizer_of, vision_model
 
+BY_KIND = ("qwen2_5_vl", "gemma3", "smolvlm", "internvl")
+"""A family for each kind of processor."""
 SIZES = [(20, 20), (40, 30), (64, 64), (100, 50), (33, 171), (300, 200), (31, 97), (97, 31)]
 
 
@@ -42,10 +46,9 @@ def test_positions_by_hand() -> None:
     ]
 
 
-@pytest.mark.parametrize("family", GRID_FAMILIES)
+@pytest.mark.parametrize("family", ["qwen2_5_vl", *nightly("qwen2_vl", "qwen3_vl")])
 def test_positions_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(family)
-    processor = load_image_processor(str(vision_model(family)), tokenizer)
+    tokenizer, processor = tokenizer_of(family), processor_of(family)
     media = [image(tmp_path, 40, 30), image(tmp_path, 100, 50), image(tmp_path, 50, 100)]
     ids = prompt(tokenizer, processor, media)
     model = AutoModelForImageTextToText.from_pretrained(vision_model(family)).model
@@ -56,59 +59,55 @@ def test_positions_are_those_of_transformers(family: str, tmp_path: Path) -> Non
     assert np.array_equal(processor.positions(ids, media), expected[:, 0].numpy())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("size", SIZES)
-def test_counts_without_pixels_are_those_of_the_pixels(
-    family: str, size: tuple[int, int], tmp_path: Path
-) -> None:
-    processor = load_image_processor(str(vision_model(family)), tokenizer_of(family))
-    inputs = processor.process([image(tmp_path, *size)])
-    tokens = processor.expand(
-        np.array([7, processor.image_token_id, 8], dtype=np.int32), [image(tmp_path, *size)]
-    )
-    pads = int((tokens == processor.image_token_id).sum())
-    assert processor.feature_count(*size) == pads
-    assert processor.token_count(*size) == len(tokens) - 2
-    # Four patches are one token; a tile of 4 x 4 patches has four.
-    assert pads == (len(inputs.pixel_values) * 4 if inputs.grid is None else int(inputs.grid.prod()) // 4)
+def expanded(processor: ImageProcessor, reference: ImageReference) -> list[int]:
+    """Tokens of one image."""
+    return processor.expand(np.array([processor.image_token_id], dtype=np.int32), [reference]).tolist()
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_tiles_are_written_as_transformers_writes_them(size: tuple[int, int], tmp_path: Path) -> None:
-    tokenizer = tokenizer_of("smolvlm")
-    processor = load_image_processor(str(vision_model("smolvlm")), tokenizer)
-    reference = image(tmp_path, *size)
-    _, rows, columns = processor._processor.get_number_of_image_patches(size[1], size[0])  # type: ignore[attr-defined]
+@pytest.mark.parametrize("family", [*BY_KIND, *nightly(*(each for each in FAMILIES if each not in BY_KIND))])
+def test_counts_without_pixels_are_those_of_the_pixels(family: str, tmp_path: Path) -> None:
+    processor = processor_of(family)
+    for size in SIZES:
+        reference = image(tmp_path, *size)
+        inputs, tokens = processor.process([reference]), expanded(processor, reference)
+        assert processor.token_count(*size) == len(tokens)
+        pads = tokens.count(processor.image_token_id)
+        # Four patches are one token; a tile of 4 x 4 patches has four.
+        patches = 16 * len(inputs.pixel_values) if inputs.grid is None else int(inputs.grid.prod())
+        assert processor.feature_count(*size) == pads == patches // 4, size
+
+
+def test_tiles_are_written_as_transformers_writes_them(tmp_path: Path) -> None:
+    tokenizer, processor = tokenizer_of("smolvlm"), processor_of("smolvlm")
     oracle = SmolVLMProcessor.__new__(SmolVLMProcessor)
     oracle.image_seq_len, oracle.image_token = 4, "<image>"
     oracle.fake_image_token, oracle.global_image_token = "<fake_token_around_image>", "<global-img>"
-    text = oracle.replace_image_token({"rows": [[rows]], "cols": [[columns]]}, 0)
-    expected = tokenizer.encode(text, add_special_tokens=False)
-    found = processor.expand(np.array([processor.image_token_id], dtype=np.int32), [reference])
-    assert found.tolist() == expected
+    for width, height in SIZES:
+        _, rows, columns = processor._processor.get_number_of_image_patches(height, width)  # type: ignore[attr-defined]
+        text = oracle.replace_image_token({"rows": [[rows]], "cols": [[columns]]}, 0)
+        expected = tokenizer.encode(text, add_special_tokens=False)
+        assert expanded(processor, image(tmp_path, width, height)) == expected
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_tiles_of_internvl_are_those_of_transformers(size: tuple[int, int], tmp_path: Path) -> None:
-    tokenizer, reference = tokenizer_of("internvl"), image(tmp_path, *size)
-    processor = load_image_processor(str(vision_model("internvl")), tokenizer)
-    pixels = AutoImageProcessor.from_pretrained(vision_model("internvl"), backend="pil")(
-        images=[Image.open(reference.path)], crop_to_patches=True, return_tensors="pt"
-    )
+def test_tiles_of_internvl_are_those_of_transformers(tmp_path: Path) -> None:
+    tokenizer, processor = tokenizer_of("internvl"), processor_of("internvl")
+    pixels_of = AutoImageProcessor.from_pretrained(vision_model("internvl"), backend="pil")
     oracle = InternVLProcessor.__new__(InternVLProcessor)
     oracle.image_seq_length, oracle.image_token = 4, "<IMG_CONTEXT>"
     oracle.start_image_token, oracle.end_image_token = "<img>", "</img>"
-    expected = tokenizer.encode(oracle.replace_image_token(pixels, 0), add_special_tokens=False)
-    found = processor.expand(np.array([processor.image_token_id], dtype=np.int32), [reference])
-    assert found.tolist() == expected
-    assert torch.equal(processor.process([reference]).pixel_values, pixels["pixel_values"])
+    for size in SIZES:
+        reference = image(tmp_path, *size)
+        pixels = pixels_of(images=[Image.open(reference.path)], crop_to_patches=True, return_tensors="pt")
+        expected = tokenizer.encode(oracle.replace_image_token(pixels, 0), add_special_tokens=False)
+        assert expanded(processor, reference) == expected
+        assert torch.equal(processor.process([reference]).pixel_values, pixels["pixel_values"])
 
 
 def test_prompts_of_gemma_are_those_of_transformers(tmp_path: Path) -> None:
     """Line breaks around an image are one token with those of the text."""
-    tokenizer, media = tokenizer_of("gemma3"), [image(tmp_path, *size) for size in SIZES]
+    folder, media = vision_model("gemma3"), [image(tmp_path, *size) for size in SIZES]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["\n\n", "\n\n\n"])
-    folder = vision_model("gemma3")
     processor = load_image_processor(str(folder), tokenizer)
     content = [
         part
@@ -126,16 +125,12 @@ def test_prompts_of_gemma_are_those_of_transformers(tmp_path: Path) -> None:
     assert torch.equal(processor.process(media).pixel_values, expected["pixel_values"])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
 def test_prompts_that_are_encoded_together_have_the_tokens_of_each(family: str, tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(family)
-    encoder = PromptEncoder(
-        tokenizer, "tokenizer", images=load_image_processor(str(vision_model(family)), tokenizer)
-    )
+    encoder = PromptEncoder(tokenizer_of(family), "tokenizer", images=processor_of(family))
     question = {"type": "text", "text": "What?"}
-    contents = [[{"type": "image", "image": image(tmp_path, width, 20)}, question] for width in (20, 30)] + [
-        [question]
-    ]
+    pictures = [{"type": "image", "image": image(tmp_path, width, 20)} for width in (20, 30)]
+    contents = [[pictures[0], question], [pictures[1], question], [question]]
     messages = [({"role": "user", "content": content},) for content in contents]
     together = encoder.encode_all([ChatPrompt("row", each) for each in messages])
     assert [each.tolist() for each in together] == [encoder.encode(each).tolist() for each in messages]
@@ -144,8 +139,7 @@ def test_prompts_that_are_encoded_together_have_the_tokens_of_each(family: str, 
 
 def test_marked_replies_after_an_image_keep_their_tokens(tmp_path: Path) -> None:
     """Gemma's images are longer than what the template writes for them, so that the template's marks move."""
-    tokenizer = tokenizer_of("gemma3")
-    processor = load_image_processor(str(vision_model("gemma3")), tokenizer)
+    tokenizer, processor = tokenizer_of("gemma3"), processor_of("gemma3")
     template = str(tokenizer.chat_template)
     marked = template.replace(
         "{% if message['content'] is string %}{{ message['content'] }}",
@@ -209,7 +203,7 @@ def test_a_text_model_has_no_images(tmp_path: Path) -> None:
 
 
 def test_serving_libraries_get_one_pad_per_image_and_the_same_pixels(tmp_path: Path) -> None:
-    processor = load_image_processor(str(vision_model("qwen2_5_vl")), tokenizer_of("qwen2_5_vl"))
+    processor = processor_of("qwen2_5_vl")
     assert isinstance(processor, GridImageProcessor)
     media = [image(tmp_path, 100, 50), image(tmp_path, 20, 60)]
     pad = processor.image_token_id

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.config.units import Amount
@@ -22,60 +21,23 @@ from strop.models.lora import add_lora
 from strop.models.packed_attention.forward import base_model, can_share_prompts
 from strop.models.tiny import make_model
 from strop.models.vision.embedding import vision_modules
-from strop.models.vision.image_processor import load_image_processor
 from strop.protocols import ImageProcessor
 from strop.types import Experience, MicroBatch, TrainingBatch
-from tests.models.models import coefficients, experience, packed_gradient
+from tests.cases import nightly
+from tests.models.models import coefficients, gradients, packed_gradient
 from tests.models.vision.images import (
     FAMILIES,
-    image,
-    prompt,
-    tokenizer_of,
+    experiences_with_images,
+    loaded,
+    processor_of,
     transformers_inputs,
-    vision_model,
 )
 
 Gradients = dict[str, Tensor]
 
 
-def processor_of(family: str) -> ImageProcessor:
-    return load_image_processor(str(vision_model(family)), tokenizer_of(family))
-
-
-def section(family: str, **fields: Any) -> ModelConfig:
-    return ModelConfig(path=str(vision_model(family)), **fields)
-
-
-def loaded(family: str, **fields: Any) -> PreTrainedModel:
-    """A model whose weights are large enough for images and attention to matter."""
-    model = load_model(section(family, **fields), device="cpu")
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(1)
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
-    return model
-
-
-def experiences_with_images(family: str, folder: Path) -> list[Experience]:
-    """A group with two images, one with one, a text-only one, and a rollout with an image in its second turn."""
-    tokenizer, processor = tokenizer_of(family), processor_of(family)
-    random = np.random.default_rng(0)
-
-    def answer(count: int) -> list[int]:
-        return random.integers(5, 60, count).tolist()
-
-    two = [image(folder, 40, 30), image(folder, 100, 50)]
-    one = [image(folder, 60, 60)]
-    found = []
-    for group, media, lengths in (("two", two, (5, 3, 8)), ("one", one, (4, 4)), ("none", [], (3, 2))):
-        ids = prompt(tokenizer, processor, media) if media else np.arange(20, 30)
-        found += [experience(ids, answer(n), group=group, media=tuple(media)) for n in lengths]
-    first, second = prompt(tokenizer, processor, one), prompt(tokenizer, processor, two[:1])
-    tokens = np.concatenate([first, answer(4), second, answer(3)])
-    mask = np.zeros(len(tokens), dtype=bool)
-    mask[len(first) : len(first) + 4] = mask[-3:] = True
-    tools = experience(tokens[:-3], tokens[-3:], group="tools", loss_mask=mask, media=(one[0], two[0]))
-    return [*found, tools]
+def some_in_ci(*chosen: str) -> list[Any]:
+    return [*chosen, *nightly(*(family for family in FAMILIES if family not in chosen))]
 
 
 def packed(
@@ -113,10 +75,6 @@ def plain_gradient(
     return logprobs, gradients(model)
 
 
-def gradients(model: nn.Module) -> Gradients:
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 def check_equal(
     model: nn.Module, experiences: Sequence[Experience], processor: ImageProcessor, *, share_prompts: bool
 ) -> Gradients:
@@ -132,7 +90,7 @@ def check_equal(
     return gradient
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some_in_ci("qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3"))
 def test_packed_images_have_the_log_probs_and_gradients_of_transformers(family: str, tmp_path: Path) -> None:
     model, processor = loaded(family), processor_of(family)
     assert can_share_prompts(model) == (True, "")
@@ -156,7 +114,7 @@ def test_an_image_is_encoded_once_for_its_group(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3_vl", *nightly("smolvlm", "gemma3")])
 def test_a_model_that_must_be_padded_gives_the_same(family: str, tmp_path: Path) -> None:
     model, processor = (
         loaded(family, override={"text_config": {"attention_dropout": 0.1}}),
@@ -167,9 +125,8 @@ def test_a_model_that_must_be_padded_gives_the_same(family: str, tmp_path: Path)
     check_equal(model, experiences_with_images(family, tmp_path), processor, share_prompts=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("exclude", [None, ()])
+@pytest.mark.parametrize("family", some_in_ci("qwen2_5_vl", "gemma3"))
 def test_lora_leaves_the_vision_tower_out_unless_asked(
     family: str, exclude: tuple[str, ...] | None, tmp_path: Path
 ) -> None:

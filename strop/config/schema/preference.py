@@ -1,0 +1,124 @@
+"""`algorithm` of type dpo, cpo and orpo: training on pairs of a chosen and a rejected response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from strop.config.schema.base import Section
+
+DpoLossName = Literal[
+    "sigmoid",
+    "sigmoid_norm",
+    "hinge",
+    "ipo",
+    "robust",
+    "exo_pair",
+    "nca_pair",
+    "bco_pair",
+    "sppo_hard",
+    "apo_zero",
+    "apo_down",
+    "discopop",
+    "sft",
+]
+"""Losses of DPO, by TRL's names."""
+Divergence = Literal["reverse_kl", "forward_kl", "jsd", "alpha"]
+_OF_MARGINS = frozenset({"sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo_pair", "discopop", "sft"})
+"""Losses that read the difference between two scores, for which f-divergences are defined; `sft` reads none."""
+_SMOOTHED = frozenset({"sigmoid", "sigmoid_norm", "robust", "exo_pair"})
+_Fraction = Annotated[float, Field(ge=0, lt=0.5)]
+
+
+class DpoConfig(Section):
+    """Direct preference optimization: prefers chosen over rejected responses (arXiv 2305.18290)."""
+
+    type: Literal["dpo"] = "dpo"
+    beta: float = Field(0.1, gt=0)
+    """Strength of the regularization towards the reference, which is the initial model; under `ipo` its tau."""
+    loss: DpoLossName | dict[DpoLossName, Annotated[float, Field(gt=0)]] = "sigmoid"
+    """A loss, or several with their weights, such as `{sigmoid: 0.8, bco_pair: 0.2, sft: 1}` (mixed preference
+    optimization, arXiv 2411.10442)."""
+    label_smoothing: _Fraction = 0.0
+    """Assumed fraction of pairs with swapped labels, for `sigmoid` and `sigmoid_norm` (conservative DPO), `robust` and
+    `exo_pair`, which needs one above 0."""
+    divergence: Divergence = "reverse_kl"
+    """Divergence from the reference that regularizes (f-DPO, arXiv 2309.16240)."""
+    divergence_alpha: float = 0.5
+    """Alpha of `divergence: alpha`; 1 is the reverse KL divergence."""
+    discopop_temperature: float = Field(0.05, gt=0)
+    """Temperature of the mixture of `discopop`'s two losses."""
+    excess_token_weight: float = Field(1.0, ge=0, le=1)
+    """Weight of a response's tokens beyond the length of the other response of its pair (LD-DPO, arXiv 2409.06411)."""
+
+    @property
+    def losses(self) -> Mapping[DpoLossName, float]:
+        """Weight of each loss."""
+        return self.loss if isinstance(self.loss, dict) else {self.loss: 1.0}
+
+    @model_validator(mode="after")
+    def _options_of_losses(self) -> DpoConfig:
+        names, faults = set(self.losses), []
+        if not names - {"sft"}:
+            faults.append(
+                "loss has no term that compares the responses; name one in addition to sft, or write algorithm sft"
+            )
+        if self.label_smoothing and not names & _SMOOTHED:
+            faults.append(f"label_smoothing has no effect on {_join(names)}; leave it out")
+        if "exo_pair" in names and not self.label_smoothing:
+            faults.append("exo_pair needs a label_smoothing above 0; the paper recommends 1e-3")
+        if self.divergence != "reverse_kl" and (others := names - _OF_MARGINS):
+            faults.append(f"divergence {self.divergence} is not defined for {_join(others)}; leave it out")
+        if self.divergence_alpha != 0.5 and self.divergence != "alpha":
+            faults.append("divergence_alpha has no effect without divergence: alpha; leave it out")
+        if self.discopop_temperature != 0.05 and "discopop" not in names:
+            faults.append("discopop_temperature has no effect without the loss discopop; leave it out")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+
+class CpoConfig(Section):
+    """Contrastive preference optimization (arXiv 2401.08417) and SimPO (arXiv 2405.14734): pairs without a reference
+    model."""
+
+    type: Literal["cpo"] = "cpo"
+    loss: Literal["sigmoid", "hinge", "ipo", "simpo"] = "sigmoid"
+    """`ipo` and `simpo` read the mean log-prob of a response's tokens, the others their sum."""
+    beta: float = Field(0.1, gt=0)
+    """Factor of the difference between the two log-probs; under `ipo` its tau."""
+    margin: float = Field(0.5, ge=0)
+    """Margin that `simpo` asks for, its gamma, in units of `beta` times the difference."""
+    label_smoothing: _Fraction = 0.0
+    """Assumed fraction of pairs with swapped labels, for `sigmoid` and `simpo`."""
+    sft_weight: float = Field(1.0, ge=0)
+    """Weight of the cross entropy of the chosen responses; 0 for SimPO alone."""
+    reward_shape: float = 0.0
+    """Alpha of AlphaPO (arXiv 2501.03884): a response of probability p counts (1 - p^-alpha) / alpha; 0 is log p."""
+
+    @model_validator(mode="after")
+    def _options_of_losses(self) -> CpoConfig:
+        if self.margin != 0.5 and self.loss != "simpo":
+            raise ValueError("margin has no effect without the loss simpo; leave it out")
+        if self.label_smoothing and self.loss not in ("sigmoid", "simpo"):
+            raise ValueError(f"label_smoothing has no effect on {self.loss}; leave it out")
+        return self
+
+
+class OrpoConfig(Section):
+    """Odds ratio preference optimization (arXiv 2403.07691): cross entropy of the chosen responses, and the odds of the
+    chosen against the rejected ones, without a reference model."""
+
+    type: Literal["orpo"] = "orpo"
+    beta: float = Field(0.1, gt=0)
+    """Weight of the odds ratio's term, the paper's lambda."""
+
+
+PreferenceConfig = DpoConfig | CpoConfig | OrpoConfig
+"""Algorithms that learn from pairs of responses."""
+
+
+def _join(names: set[DpoLossName] | frozenset[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,145 @@
+"""Limits of chat templates, which are programs of a model's author or of the user: what they contain, how long they
+run, how much memory they take, and how long a text they may give."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_SECONDS = 2.0
+"""Maximum CPU time of one rendering."""
+MAX_CHARACTERS = 4_000_000
+"""Maximum length of a prompt or a conversation, about a million tokens, which takes 3 s to tokenize."""
+_MAX_GROWTH = 1 << 30
+"""Maximum memory, in bytes, by which the process grows while one rendering computes."""
+_POLL_SECONDS = 0.1
+_ORDINARY_SECONDS = 0.1
+"""CPU time up to which the growth of the process is not a rendering's: an ordinary one takes milliseconds, and another
+thread may be loading a model meanwhile."""
+_STATM = Path("/proc/self/statm")
+
+
+class TemplateTimeout(Exception):
+    """A template has run for longer than it may, or has taken more memory."""
+
+
+def template_fault(template: str) -> str | None:
+    """Fault of a template that is found before it is rendered: its syntax, or a power, whose result could be too large
+    to compute; None if it can be rendered."""
+    from jinja2 import TemplateError, nodes
+    from transformers.utils import chat_template_utils
+
+    compiled = chat_template_utils._compile_jinja_template
+    try:
+        tree = compiled("").environment.parse(template)
+    except TemplateError as error:
+        line = getattr(error, "lineno", None)
+        return f"{error}{'' if line is None else f' (line {line})'}"
+    except (RecursionError, ValueError) as error:  # too deep, or a number of too many digits
+        return f"{type(error).__name__}: {error}"
+    power = tree.find(nodes.Pow)
+    return (
+        None
+        if power is None
+        else f"it computes a power (`**`, line {power.lineno}), which no chat template needs"
+    )
+
+
+@contextmanager
+def limited_rendering(seconds: float = MAX_SECONDS) -> Iterator[None]:
+    """Raise TemplateTimeout in this thread when it has computed in the block for longer than `seconds` of CPU time."""
+    thread, watch = threading.get_ident(), _watch
+    with watch.lock:
+        watch.renderings[thread] = _Rendering(_cpu_seconds(thread), seconds)
+        watch.start()
+    try:
+        yield
+    except TemplateTimeout:
+        raise TemplateTimeout(
+            f"it has run for more than {seconds:g} s of CPU time, or taken {_MAX_GROWTH >> 30} GiB of memory"
+        ) from None
+    finally:
+        with watch.lock:
+            del watch.renderings[thread]
+
+
+@dataclass(slots=True)
+class _Rendering:
+    """The rendering of a thread."""
+
+    start: float
+    """CPU time of the thread at its start."""
+    limit: float
+    """CPU time that it may take."""
+    memory: int | None = None
+    """Memory of the process when it was first looked at."""
+
+    def is_beyond(self, cpu_seconds: float, memory: int) -> bool:
+        """Whether it is beyond a limit, at this CPU time of its thread and this memory of the process."""
+        if self.memory is None:
+            self.memory = memory
+        taken = cpu_seconds - self.start
+        return taken > self.limit or (taken > _ORDINARY_SECONDS and memory > self.memory + _MAX_GROWTH)
+
+
+class _Watch:
+    """One thread that looks at the renderings of all others, while there are any."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.renderings: dict[int, _Rendering] = {}
+        """By the number of the thread."""
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look at the renderings; under the lock."""
+        self._wanted.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="template-limits", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while self._wanted.wait():
+            time.sleep(_POLL_SECONDS)
+            with self.lock:
+                if not self.renderings:
+                    self._wanted.clear()
+                for thread, rendering in self.renderings.items():
+                    if rendering.is_beyond(_cpu_seconds(thread), _memory()):
+                        raised = ctypes.py_object(TemplateTimeout)
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+
+
+def _cpu_seconds(thread: int) -> float:
+    """CPU time of a running thread; where the system has no such clock, the time."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.monotonic()
+    return time.clock_gettime(time.pthread_getcpuclockid(thread))
+
+
+_watch = _Watch()
+
+
+def _memory() -> int:
+    """Resident memory of this process in bytes; 0 on a system without `/proc`."""
+    try:
+        return int(_STATM.read_bytes().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
+def _forget() -> None:
+    """Start again without threads in a process that was forked, which has its own only."""
+    global _watch
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,1 @@
+"""Mathematical answers: parsing of LaTeX and plain text, and equality by value."""

@@ -1,0 +1,223 @@
+"""Commands in processes of their own: what they import, interrupts (Ctrl-C), a terminal, and an installed wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+
+from strop.config.load.loader import load_run
+from tests.cases import nightly
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"datasets", "jinja2", "numpy", "peft", "pyarrow", "ray", "rich.console", "sympy", "tensorboard"}
+HEAVY |= {"torch", "transformers"}
+"""Modules that take long to import; `benchmarks/startup.py` measures the time of the commands."""
+VERL = "verl ppo --explain algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("words", "imported", "status"),
+    [
+        ("--help", "", 0),
+        ("explain run.yaml trainer.tasks_per_step=8", "", 0),
+        # a tokenizer on this machine encodes the first prompts, without torch; one of the Hub is not loaded
+        ("check run.yaml", "jinja2 numpy pyarrow transformers", 0),
+        ("check run.yaml model.path=owner/model", "numpy pyarrow", 0),
+        ("check run.yaml modl.path=x", "", 2),
+        *nightly(
+            ("convert run.yaml --to strop", "", 0),
+            (VERL, "", 0),
+            ("keys verl", "", 0),
+            ("verl ppo data.train_batchsize=3", "", 2),
+            ("keys trinityy", "", 2),
+        ),
+    ],
+)
+def test_a_command_imports_no_more_than_it_needs(
+    run_file: Path, words: str, imported: str, status: int
+) -> None:
+    """Each is a process of the entry point; a mistake is one paragraph, without a traceback."""
+    command = [sys.executable, "-X", "importtime", "-m", "strop", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=run_file.parent)
+    lines = done.stderr.splitlines()
+    times = [line for line in lines if line.startswith("import time:")]
+    found = HEAVY & {line.rpartition("|")[2].strip() for line in times}
+    assert found == set(imported.split()) and done.returncode == status
+    said = [line for line in lines if line not in times and not line.startswith("Converted to ")]
+    assert (said == []) if status == 0 else (len(said) == 1 and said[0].startswith("strop: "))
+    assert bool(done.stdout) == (status == 0)
+
+
+REWARD = """
+import time
+from pathlib import Path
+
+def score(completion, answer):
+    Path("reached").touch()
+    time.sleep(1200)
+"""
+
+
+@pytest.fixture
+def sleeping(run_file: Path) -> Path:
+    """Folder of a run whose reward function creates the file `reached` and sleeps, and whose `run.yaml` is a fifo."""
+    folder = run_file.parent
+    (folder / "mine.py").write_text(REWARD)
+    values = yaml.safe_load(run_file.read_text())
+    values["data"] |= {"eval": [{"name": "sums", "path": "train.jsonl"}], "max_response_tokens": 4}
+    values["trainer"] = {"duration": "1 steps", "tasks_per_step": 1}
+    values |= {"reward": {"functions": [{"function": "mine.py:score"}], "timeout_seconds": 1000}}
+    (folder / "kept.yaml").write_text(yaml.safe_dump(values))
+    (folder / "prompts.jsonl").write_text((folder / "train.jsonl").read_text() * 400)
+    run_file.unlink()
+    os.mkfifo(run_file)
+    return folder
+
+
+def interrupt(folder: Path, *words: str, ready: Callable[[], bool]) -> tuple[int, str]:
+    """Start a command in a process group, and interrupt the group when it is ready; returns code and stderr."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strop", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while not ready():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        # Python notices a signal right before a blocking system call only with the next one, which is sent then.
+        while process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+        return process.returncode, process.communicate()[1]
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("command", ["train", *nightly("evaluate")])
+def test_an_interrupt_while_a_reward_function_runs(sleeping: Path, command: str) -> None:
+    code, errors = interrupt(sleeping, command, "kept.yaml", ready=(sleeping / "reached").exists)
+    assert code == 130
+    assert errors.startswith("strop: ") and len(errors.splitlines()) == 1
+
+
+def opened(fifo: Path) -> int | None:
+    """Descriptor of a fifo that a process reads, else None."""
+    with suppress(OSError):  # ENXIO: no process reads the fifo yet
+        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    return None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "explain run.yaml",
+        *nightly(
+            "check run.yaml",
+            "convert run.yaml --to verl",
+            "train run.yaml",
+            "generate run.yaml --prompts train.jsonl --out out.parquet",
+        ),
+    ],
+)
+def test_an_interrupt_while_the_configuration_is_read(sleeping: Path, words: str) -> None:
+    held: list[int] = []
+
+    def ready() -> bool:
+        held.extend(filter(None, [opened(sleeping / "run.yaml")]))
+        return bool(held)
+
+    code, errors = interrupt(sleeping, *words.split(), ready=ready)
+    os.close(held[0])
+    assert (code, errors) == (130, "strop: Interrupted.\n")
+
+
+def test_an_interrupt_while_responses_are_generated(sleeping: Path) -> None:
+    """It comes while torch is imported, the model is loaded, or responses are sampled."""
+
+    def ready() -> bool:
+        if (descriptor := opened(sleeping / "run.yaml")) is None:
+            return False
+        os.write(descriptor, (sleeping / "kept.yaml").read_bytes())
+        os.close(descriptor)
+        return True
+
+    words = ["generate", "run.yaml", "--prompts", "prompts.jsonl", "--out", "out.parquet"]
+    code, errors = interrupt(sleeping, *words, ready=ready)
+    assert code == 130
+    assert errors.startswith("strop: ") and len(errors.splitlines()) == 1
+
+
+def test_init_asks_in_a_terminal(tmp_path: Path) -> None:
+    """In a real pseudo-terminal: wrong answers are asked again, with what would be right."""
+    rows = [{"question": f"What is {n} + 1?", "solution": str(n + 1)} for n in range(20)]
+    (tmp_path / "qa.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    answers = ["owner/model", "qa.jsonl", "questions", "question", "solution", "exakt", "exact", "", "cpu"]
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "strop", "init"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    started = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=environment
+    )
+    os.close(theirs)
+    said, waiting = "", list(answers)
+    with suppress(OSError):  # the other end is closed
+        while True:
+            said += os.read(ours, 4096).decode()
+            if waiting and said.endswith(": "):
+                os.write(ours, f"{waiting.pop(0)}\n".encode())
+    assert started.wait() == 0, said
+    assert "there is no column 'questions'; the data has question, solution" in said
+    assert "reward 'exakt': did you mean 'exact'?" in said
+    assert "train: 20 rows" in said and "Train with `strop train run.yaml`." in said
+    run = load_run(tmp_path / "run.yaml").run
+    assert (run.data.train.prompt, run.data.train.answer) == ("question", "solution")
+
+
+def test_a_wheel_has_all_that_the_commands_need(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its dependencies are those of this environment; Strop itself comes from the wheel, outside of the repository."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+    def run(*command: object) -> str:
+        done = subprocess.run([*map(str, command)], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT)
+    (wheel,) = tmp_path.glob("strop-*.whl")
+    venv.create(tmp_path / "venv")
+    binaries = tmp_path / "venv" / "bin"
+    run(*pip, "--python", binaries / "python", "install", "--no-deps", wheel)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    assert run(binaries / "python", "-c", "import strop; print(strop.__file__)").startswith(str(packages))
+
+    (tmp_path / "warm-start").symlink_to(tiny_model)
+    row = json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n"
+    for name in ("train.jsonl", "test.jsonl"):
+        (tmp_path / name).write_text(row * 64, encoding="utf-8")
+    example = (ROOT / "examples" / "algorithms" / "grpo.yaml").read_text(encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
+    monkeypatch.setenv("QUICKSTART", str(tmp_path))
+    assert "64 rows" in run(binaries / "strop", "check", "run.yaml")

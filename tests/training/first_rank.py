@@ -1,0 +1,45 @@
+"""The process of a first rank whose other ranks die or hang: `python -m tests.training.first_rank WORK MAIN RANKS`.
+
+It prints the error that names the rank, and exits with its code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import closing
+from typing import Any
+
+from strop.errors import StropError
+from strop.training.ranks import remote_rank
+from strop.training.ranks.group import RankGroup
+from tests.training import dying_ranks
+
+
+def lose(main: str, ranks: int) -> None:
+    """Start ranks with a main function of `dying_ranks`, and lose one in a collective operation at the latest."""
+    setattr(remote_rank, "run_rank_worker", getattr(dying_ranks, main))  # noqa: B010  (not exported)
+    with closing(RankGroup(ranks, "cpu")) as group:
+        assert group.run(dying_ranks.Collective(False)) == [float(ranks)] * ranks
+        group.run(dying_ranks.Collective(True))
+
+
+def wait_for_hanging(how: Any, ranks: int) -> None:
+    """Wait for a rank that hangs in a collective operation, or outside of one."""
+    with closing(RankGroup(ranks, "cpu", hang_timeout_seconds=6.0)) as group:
+        group.run(dying_ranks.Collective(False))
+        if how == "between":
+            last: Any = group._remote[-1]._worker
+            os.kill(last.pid, signal.SIGSTOP)
+            group.run_each([dying_ranks.Large(bytes(1 << 22))] * ranks)
+        group.run(dying_ranks.Hang(how))
+
+
+if __name__ == "__main__":
+    work = {"lose": lose, "hang": wait_for_hanging}[sys.argv[1]]
+    try:
+        work(sys.argv[2], int(sys.argv[3]))
+    except StropError as error:
+        print(error, flush=True)
+        sys.exit(error.exit_code)
