@@ -20,8 +20,10 @@ from strop.rewards.registry import REWARD_BY_SOURCE, SOURCE_REWARDS
 
 _OWN = {"by_source": "reward: file.py:name", "verl_by_source": "custom_reward_function.path and .name"}
 """Keys of a reward function of the user, for each of these rewards."""
-_WITH_NUMBERS = ("gsm8k", "math", "math_in_text")
-"""Rewards that compare with a number or an expression."""
+_WITH_CHECKED_ANSWERS = ("gsm8k", "math", "math_in_text", "code")
+"""Rewards whose answers are tried before the run: numbers, expressions, and tests of programs."""
+_ENTRY_POINT = "entry_point"
+"""Column with the function that the tests of `code` take."""
 
 
 def require_scorable_tasks(run: Run, extra: PythonRewards | None = None) -> None:
@@ -60,9 +62,11 @@ def unscorable_tasks(run: Run) -> Iterator[str]:
         )
         functions = [part.function for part in own.functions]
         source_rewards = [name for name in functions if name in SOURCE_REWARDS and taskset.source is not None]
-        number_rewards = [name for name in functions if name in _WITH_NUMBERS and taskset.answer is not None]
-        if (source_rewards or number_rewards) and taskset.dataset is None:
-            yield from _faults(field, taskset, source_rewards, number_rewards)
+        answer_rewards = [
+            name for name in functions if name in _WITH_CHECKED_ANSWERS and taskset.answer is not None
+        ]
+        if (source_rewards or answer_rewards) and taskset.dataset is None:
+            yield from _faults(field, taskset, source_rewards, answer_rewards)
 
 
 @dataclass(slots=True)
@@ -75,7 +79,7 @@ class _BadAnswers:
 
 
 def _faults(
-    field: str, taskset: TasksetConfig, source_rewards: Sequence[str], number_rewards: Sequence[str]
+    field: str, taskset: TasksetConfig, source_rewards: Sequence[str], answer_rewards: Sequence[str]
 ) -> Iterator[str]:
     from strop.data.sources.columns import value_at
     from strop.data.sources.reader import read_rows
@@ -83,21 +87,24 @@ def _faults(
     rows = read_rows(taskset)
     by_source = "by_source" in source_rewards and taskset.answer is not None
     source = taskset.source if source_rewards else None
-    answer = taskset.answer if number_rewards or by_source else None
+    answer = taskset.answer if answer_rewards or by_source else None
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     bad: dict[str, _BadAnswers] = {}
     columns = [column for column in (source, answer) if column is not None]
+    if "code" in answer_rewards or by_source:
+        columns.append(_ENTRY_POINT)
     for where, row in zip(rows.locations(), rows.scan(columns), strict=True):
-        names = list(number_rewards)
+        names = list(answer_rewards)
         if source is not None:
             value = str(value_at(row, source, where))
             counts[value] += 1
             first.setdefault(value, where)
-            if by_source and (name := _reward_of(value, REWARD_BY_SOURCE)) in _WITH_NUMBERS:
+            if by_source and (name := _reward_of(value, REWARD_BY_SOURCE)) in _WITH_CHECKED_ANSWERS:
                 names.append(name)
         if answer is not None:
-            _check_answer(value_at(row, answer, where), names, where, bad)
+            entry_point = row.get(_ENTRY_POINT)
+            _check_answer(value_at(row, answer, where), names, where, bad, entry_point)
     for name, found in bad.items():
         yield (
             f"{field}.answer: {found.count} of {len(rows)} rows have an answer in the column {answer!r} that the "
@@ -107,11 +114,18 @@ def _faults(
         yield from _unknown(f"{field}.source", str(source), name, counts, first)
 
 
-def _check_answer(answer: Any, rewards: Sequence[str], where: str, bad: dict[str, _BadAnswers]) -> None:
+def _check_answer(
+    answer: Any, rewards: Sequence[str], where: str, bad: dict[str, _BadAnswers], entry_point: Any
+) -> None:
     """Add an answer that a reward cannot use to `bad`."""
     for name in rewards:
         try:
-            _required_answer(name)(answer)
+            if name == "code":
+                from strop.rewards.code.cases import code_tests
+
+                code_tests("", answer, entry_point=entry_point, separate=False)
+            else:
+                _required_answer(name)(answer)
         except ValueError as error:
             bad.setdefault(name, _BadAnswers(0, where, str(error))).count += 1
 

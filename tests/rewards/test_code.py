@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from strop.config.load.loader import load_run
+from strop.config.load.loader import load_run, load_values
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.sandbox import LocalSandboxConfig
 from strop.errors import RewardError, SandboxError
@@ -18,6 +18,7 @@ from strop.rewards.builtin.by_source import by_source_reward
 from strop.rewards.builtin.code import code_reward
 from strop.rewards.code.cases import same_output
 from strop.rewards.code.extraction import extract_program, prompt_beginning
+from strop.rewards.scorable_tasks import unscorable_tasks
 from strop.rewards.scorer import Scorer
 from strop.rewards.upstream.verl_code import (
     _are_close,
@@ -112,9 +113,85 @@ def test_a_slow_program_is_wrong_and_no_failure():
     assert score(program, tests, partial=True, budget_seconds=1.0) <= 1 / 3
 
 
-def test_a_program_without_asserts_has_to_run():
-    assert score("```python\nx = 1\n```", "") == 1.0
-    assert score("```python\n1 / 0\n```", "") == 0.0
+PYTEST = """from solution import double as twice, half
+
+def test_double():
+    assert twice(3) == 6
+
+def test_half():
+    assert half(6) == 3
+"""
+METHODS = """class TestAll:
+    def setup_method(self):
+        self.six = 6
+    def test_half(self):
+        assert half(self.six) == 3
+"""
+UNITTEST = """import unittest
+
+class TestAll(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.three = 3
+    def setUp(self):
+        self.six = 6
+    def test_double(self):
+        self.assertEqual(double(self.three), self.six)
+    def test_half(self):
+        for number in (2, 6):
+            with self.subTest(number):
+                self.assertEqual(half(number), number / 2)
+"""
+BOTH = "def double(x):\n    return 2 * x\ndef half(x):\n    return x // 2\n"
+ONE = "def double(x):\n    return 2 * x\ndef half(x):\n    return 3 * x\n"
+
+
+@pytest.mark.parametrize(
+    ("tests", "of_one"),
+    [
+        (PYTEST, 0.5),  # KodCode
+        (METHODS, 0.0),
+        (UNITTEST, 0.5),  # BigCodeBench
+        (PYTEST + "test_double()\n", 0.0),  # test_half is not
+        ("def test_it():\n    assert half(4) == 2\n" * 2, 0.0),
+    ],
+    ids=["functions", "methods", "unittest", "one is called", "a name twice"],
+)
+def test_test_functions_are_called(tests: str, of_one: float) -> None:
+    assert score(BOTH, tests) == 1.0
+    assert score(ONE, tests) == 0.0
+    assert score(ONE, tests, partial=True) == of_one
+
+
+@pytest.mark.parametrize(
+    ("tests", "reason"),
+    [
+        (
+            TEST,
+            "run nothing, so that every program passes; name the function to check in a column `entry_point`",
+        ),
+        ("x = 1\n", "run nothing, so that every program passes; write asserts"),
+        ("", "run nothing"),
+        (["def helper(): assert f(1)"], "run nothing"),
+        ("def test_f(number):\n    assert f(number)", "test_f, whose parameters pytest would fill in"),
+    ],
+)
+def test_tests_that_run_nothing_are_refused_before_the_run(tmp_path: Path, tests: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        score(BOTH, tests)
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "Write f.", "tests": tests}) + "\n")
+    run = load_values(
+        {
+            "model": {"path": "m"},
+            "data": {"train": {"path": str(tmp_path / "tasks.jsonl"), "answer": "tests"}},
+            "algorithm": "grpo",
+            "reward": "code",
+            "trainer": {"duration": "1 steps"},
+        }
+    ).run
+    (fault,) = unscorable_tasks(run)
+    assert "1 of 1 rows have an answer in the column 'tests' that the reward code cannot use" in fault
+    assert reason in fault
 
 
 @pytest.mark.parametrize("answer", [[], {"inputs": ["a"], "outputs": []}, {"x": 1}, 3, None])

@@ -9,10 +9,12 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from strop.rewards.code.separated import separated
+from strop.rewards.code.test_functions import runnable_tests
 from strop.sandbox.protocol import Program, ProgramResult
 
 _FORMS = (
-    "Supported are Python code with asserts (HumanEval's `test`, with `entry_point`), a list of asserts (MBPP's "
+    "Supported are Python code with asserts (HumanEval's `test`, with `entry_point`) or with test functions and "
+    "classes as pytest and unittest have them, a list of asserts (MBPP's "
     "`test_list`), {inputs: [...], outputs: [...]} with an optional `fn_name` (APPS), and a list of {input, output} "
     "(LiveCodeBench), each also as JSON"
 )
@@ -47,11 +49,11 @@ def code_tests(
     """
     spec = _parsed(answer)
     if isinstance(spec, str):
-        return [_check(program, spec, entry_point, beginning)]
+        return _checks(program, spec, entry_point, separate, beginning)
     if isinstance(spec, Mapping):
         entry_point = spec.get("entry_point", entry_point)
         if isinstance(spec.get("test"), str):
-            return [_check(program, spec["test"], entry_point, beginning)]
+            return _checks(program, spec["test"], entry_point, separate, beginning)
         for key in ("test_list", "assert_case", "tests"):
             if key in spec:
                 setup = str(spec.get("test_setup_code") or "")
@@ -81,18 +83,31 @@ def _texts(tests: Any) -> list[str]:
     return [tests] if isinstance(tests, str) else [str(each) for each in tests]
 
 
-def _check(program: str, test: str, entry_point: str | None, beginning: str) -> CodeTest:
-    """HumanEval's test defines `check`, which takes the function."""
-    source = f"{test}\n\ncheck({entry_point})\n" if entry_point and "def check(" in test else test
-    return CodeTest(separated(program, source, shared=beginning, entry_point=entry_point), _ran_to_the_end)
+def _checks(
+    program: str, test: str, entry_point: str | None, separate: bool, beginning: str
+) -> list[CodeTest]:
+    """Tests from code. HumanEval's defines `check`, which takes the function."""
+    is_humaneval = entry_point and "def check(" in test
+    runs = [f"{test}\n\ncheck({entry_point})\n"] if is_humaneval else _runs(test, separate)
+    return [
+        CodeTest(separated(program, code, shared=beginning, entry_point=entry_point), _ran_to_the_end)
+        for code in runs
+    ]
 
 
 def _asserts(program: str, tests: list[str], separate: bool, setup: str = "") -> list[CodeTest]:
     """Tests from asserts; `setup` is code for both, the program and the asserts."""
-    tests = tests if separate else ["\n".join(tests)]
-    return [
-        CodeTest(separated(f"{program}\n{setup}", f"{setup}\n{test}\n"), _ran_to_the_end) for test in tests
-    ]
+    runs = [run for test in (tests if separate else ["\n".join(tests)]) for run in _runs(test, separate)]
+    return [CodeTest(separated(f"{program}\n{setup}", f"{setup}\n{run}\n"), _ran_to_the_end) for run in runs]
+
+
+def _runs(test: str, separate: bool) -> list[str]:
+    """Code that runs all tests in some code, or each of its test functions on its own."""
+    code, calls = runnable_tests(test)
+    if not calls:
+        return [code]
+    joined = calls if separate else ["\n".join(calls)]
+    return [f"{code}\n\n{call}\n" for call in joined]
 
 
 def _cases(program: str, inputs: list[Any], outputs: list[Any], name: Any) -> list[CodeTest]:
