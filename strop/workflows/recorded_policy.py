@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.messages import Tools
+from strop.data.images.messages import mentions_images
 from strop.errors import DataError, ModelError
 from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
 from strop.inference.endpoint.request import ChatRequest
@@ -108,7 +109,8 @@ class RecordedPolicy:
     async def _respond(self, request: ChatRequest) -> ChatResponse:
         session = self._session
         try:
-            conversation = self._conversations.open(request.messages, request.tools)
+            messages = await self._with_images(request.messages)
+            conversation = self._conversations.open(messages, request.tools)
             limit = request.max_tokens or max(1, session.remaining_tokens(conversation))
             answered = await session.reply(conversation, max_tokens=limit, stop=request.stop)
         except ContextLengthExceeded as error:
@@ -126,8 +128,15 @@ class RecordedPolicy:
             calls=parsed.calls,
             reasoning=parsed.reasoning,
         )
-        self._conversations.add(request.messages, reply.message(), answered)
+        self._conversations.add(messages, reply.message(), answered)
         return reply
+
+    async def _with_images(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages with their images read and stored, in a thread: a large image takes seconds to decode, and a
+        URL's server may be slow, while this event loop serves all rollouts."""
+        if not mentions_images(messages, None):
+            return messages
+        return await asyncio.to_thread(self._session.read_images, messages)
 
     async def _complete(self, request: TokenRequest) -> TokenResponse:
         session = self._session

@@ -19,6 +19,9 @@ _SUFFIXES: dict[str | None, Literal["png", "jpg", "webp"]] = {
     "WEBP": "webp",
 }
 """Formats that are stored as they are; any other becomes PNG. MPO is a photograph's JPEG with a preview after it."""
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+"""Formats that are decoded, by Pillow's names. Others of Pillow are left out: for EPS it starts Ghostscript, which
+executes the file's program."""
 _PLAIN_MODES = ("RGB", "L")
 _EXIF_ORIENTATION = 0x0112
 MAX_PIXELS = 89_478_485
@@ -47,7 +50,9 @@ def check_image(data: bytes, where: str) -> ImageFile:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is an error
-            opened = Image.open(BytesIO(data))
+            Image.init()
+            formats = [name for name in _FORMATS if name in Image.OPEN]  # AVIF is a part of newer versions
+            opened = Image.open(BytesIO(data), formats=formats)
         with opened:
             _require_usable(opened, where)
             opened.load()
@@ -96,7 +101,8 @@ def _converted(image: Image, data: bytes) -> ImageFile:
     is_plain = image.mode in _PLAIN_MODES and not image.has_transparency_data
     if is_plain and not is_rotated and image.format in _SUFFIXES:
         return ImageFile(data, _SUFFIXES[image.format], image.width, image.height)
-    upright = _without_transparency(ImageOps.exif_transpose(image))
+    # Both copy the image also where nothing changes, and a large one has hundreds of megabytes.
+    upright = _without_transparency(ImageOps.exif_transpose(image) if is_rotated else image)
     return ImageFile(encode_png(upright), "png", upright.width, upright.height)
 
 
@@ -104,7 +110,7 @@ def _without_transparency(image: Image) -> Image:
     from PIL import Image as images
 
     if image.has_transparency_data:
-        rgba = image.convert("RGBA")
+        rgba = image if image.mode == "RGBA" else image.convert("RGBA")
         return images.alpha_composite(images.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     if image.mode.startswith("I"):
         return image.convert("I").point(lambda value: value / 256).convert("L")

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import posixpath
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from strop.config.redact import redact_text
 from strop.data.images.files import encode_png
-from strop.data.sources.data_path import resolve_path
+from strop.data.sources.data_path import DataPath, first_line, resolve_path
 from strop.errors import DataError
+from strop.workers.regular_file import read_regular
 
 _CONTENT_KEYS = ("bytes", "image", "path", "image_url", "url")
 """Keys of a mapping that hold the image; the first one that is not null counts."""
 _NEUTRAL_KEYS = ("type", "detail")
 """Keys that a content part has in addition to the image."""
+MAX_BYTES = 256 << 20
+"""Maximum size of an encoded image: that of the largest one that is decoded, without compression."""
+_FETCH_SECONDS = 60.0
+"""Maximum time for the body of an HTTP response."""
+_CHUNK_BYTES = 1 << 20
 
 
 def image_bytes(value: Any, where: str, *, base: str, allow_urls: bool) -> bytes:
@@ -27,7 +34,7 @@ def image_bytes(value: Any, where: str, *, base: str, allow_urls: bool) -> bytes
         allow_urls: whether a URL is read; see `data.images.allow_urls`.
     """
     if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
+        return _bounded(bytes(value), where)
     if isinstance(value, str):
         return _read(value, where, base, allow_urls)
     if isinstance(value, Mapping):
@@ -71,13 +78,57 @@ def _read(text: str, where: str, base: str, allow_urls: bool) -> bytes:
             "or store the images with the data."
         )
     is_relative = "://" not in path and not path.startswith(("/", "~"))
-    place = resolve_path(posixpath.join(base, path) if base and is_relative else path)
     try:
-        return bytes(place.filesystem.cat_file(place.path))
+        place = resolve_path(posixpath.join(base, path) if base and is_relative else path)
+        data = _content_at(place)
     except FileNotFoundError:
-        raise DataError(f"{where}: there is no file {place.display_path}.") from None
-    except OSError as error:
-        raise DataError(f"{where}: {place.display_path} cannot be read ({error}).") from None
+        raise DataError(f"{where}: there is no file {shown}.") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where}: {shown} cannot be read ({first_line(error)}).") from None
+    return _bounded(data, where)
+
+
+def _content_at(place: DataPath) -> bytes:
+    """The content of a file, or its first bytes up to one more than the limit.
+
+    Raises OSError and ValueError for what cannot be read: also for a FIFO or a device, which a row may name.
+    """
+    if place.filesystem.protocol[0] == "file":
+        return read_regular(Path(place.path), MAX_BYTES + 1)
+    if "http" in place.filesystem.protocol:
+        return _fetched(place)
+    if (place.size_bytes() or 0) > MAX_BYTES:
+        raise OSError(f"it has more than {MAX_BYTES:,} bytes")
+    return bytes(place.filesystem.cat_file(place.path))
+
+
+def _fetched(place: DataPath) -> bytes:
+    """The body of an HTTP response as it arrives, because a server may state another size, or none."""
+    from aiohttp import ClientError
+
+    parts, size, deadline = [], 0, time.monotonic() + _FETCH_SECONDS
+    try:
+        # A block size of 0 is a stream; without a size, fsspec asks for it first, and calls every failure of that a
+        # missing file.
+        with place.filesystem.open(place.path, "rb", block_size=0, size=1) as body:
+            while size <= MAX_BYTES and (part := body.read(_CHUNK_BYTES)):
+                parts.append(part)
+                size += len(part)
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"the server has sent {size:,} bytes in {_FETCH_SECONDS:g} s, and no end"
+                    )
+    except ClientError as error:
+        raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
+    return b"".join(parts)
+
+
+def _bounded(data: bytes, where: str) -> bytes:
+    if len(data) > MAX_BYTES:
+        raise DataError(
+            f"{where} has more than {MAX_BYTES:,} bytes, and Strop reads no larger image. Reduce it before training."
+        )
+    return data
 
 
 def _decoded(url: str, where: str) -> bytes:
@@ -86,6 +137,6 @@ def _decoded(url: str, where: str) -> bytes:
     if not kind.endswith(";base64"):
         raise DataError(f"{where} is a data URL without base64. Write data:image/png;base64,...")
     try:
-        return base64.b64decode(content, validate=True)
-    except binascii.Error as error:
+        return _bounded(base64.b64decode(content, validate=True), where)
+    except ValueError as error:  # also for characters that are not ASCII
         raise DataError(f"{where} is a data URL whose content is not base64 ({error}).") from None

@@ -60,6 +60,7 @@ def test_another_format_becomes_png(format: str) -> None:
         (b"", "row 3 is no image that Strop reads: its 0 bytes"),
         (b"GIF89a", "row 3 is no image|row 3 cannot be decoded"),
         (b"hello, world", "row 3 is no image that Strop reads: its 12 bytes begin with b'hello, w'"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 4\nshowpage", "row 3 is no image"),  # a program
         (encoded(size=(64, 64), format="JPEG")[:-200], "row 3 cannot be decoded .*truncated"),
         (encoded(size=(64, 64))[:60], "row 3 cannot be decoded .*truncated"),
     ],

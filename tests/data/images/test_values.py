@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -10,6 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from strop.data.images import values
 from strop.data.images.store import ImageStore
 from strop.data.images.values import image_bytes
 from strop.errors import DataError
@@ -66,6 +72,84 @@ def test_urls_are_read_only_if_allowed() -> None:
         read("memory://pictures/a.png")
 
 
+class Answers(BaseHTTPRequestHandler):
+    """A server of images, by the path of the request."""
+
+    def do_GET(self) -> None:
+        match self.path:
+            case "/image":
+                self.answer(RED)
+            case "/short":
+                self.answer(RED, size=len(RED) + 1)
+            case "/endless":
+                self.answer(b"", size=10**15)
+                try:
+                    while True:
+                        self.wfile.write(bytes(1 << 16))
+                except OSError:  # the client has enough
+                    self.close_connection = True
+            case "/file":
+                self.send_response(302)
+                self.send_header("Location", "file:///etc/hostname")
+                self.end_headers()
+            case "/broken":
+                self.send_error(500)
+            case _:
+                self.send_error(404)
+
+    def answer(self, body: bytes, size: int | None = None) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body) if size is None else size))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def image_server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_an_answer_of_a_server_is_an_image_or_one_paragraph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "MAX_BYTES", 1 << 20)
+    refused = {
+        "/missing": "there is no file http://",
+        "/broken": "cannot be read .ClientResponseError: 500",
+        "/short": "cannot be read .ClientPayloadError: ",
+        "/file": "cannot be read .NonHttpUrlRedirectClientError: file:///etc/hostname",
+        "/endless": "has more than 1,048,576 bytes, and Strop reads no larger image",
+    }
+    with image_server() as url:
+        assert read(f"{url}/image", allow_urls=True) == RED
+        for path, message in refused.items():
+            with pytest.raises(DataError, match=f"row 1, image 2.* {message}"):
+                read(f"{url}{path}", allow_urls=True)
+
+
+def test_a_path_to_something_else_than_a_file_neither_waits_nor_fills_the_memory(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path, Path("/dev/zero"), Path("/proc/kmsg")):
+        with pytest.raises(DataError, match="it is not a regular file"):
+            read(f"file://{path}")
+
+
+def test_the_encoded_size_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "MAX_BYTES", len(RED) - 1)
+    (tmp_path / "a.png").write_bytes(RED)
+    for value in (RED, DATA_URL, str(tmp_path / "a.png")):
+        with pytest.raises(DataError, match=r"row 1, image 2 has more than .* bytes"):
+            read(value)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -75,6 +159,9 @@ def test_urls_are_read_only_if_allowed() -> None:
         ({"image": RED, "max_pixels": 100}, "row 1, image 2 has the key 'max_pixels'"),
         ("data:image/png,abc", "without base64"),
         ("data:image/png;base64,%%%", "is not base64"),
+        ("data:image/png;base64,\u00e9", "is not base64"),
+        ("a\0b", "cannot be read .embedded null byte"),
+        ("a" * 5000, "cannot be read .*File name too long"),
     ],
 )
 def test_other_values_are_named_by_their_place(value: Any, message: str) -> None:

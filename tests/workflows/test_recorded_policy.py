@@ -1,0 +1,47 @@
+"""Requests of an agent with images."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from strop.data.encoding.chat_reply import ChatReplyParser
+from strop.errors import DataError
+from strop.inference.endpoint.errors import BadRequest
+from strop.inference.endpoint.request import ChatRequest, parse_chat_request
+from strop.workflows.recorded_policy import RecordedConversations, RecordedPolicy
+
+
+def request_with(url: str) -> ChatRequest:
+    image = {"type": "image_url", "image_url": {"url": url}}
+    return parse_chat_request({"model": "policy", "messages": [{"role": "user", "content": [image]}]})
+
+
+def test_an_image_that_takes_long_to_read_stops_no_other_rollout() -> None:
+    others = threading.Event()
+
+    def read_images(messages, where="") -> None:
+        assert others.wait(600), "the event loop waits for the image"
+        raise DataError("the image is too large")
+
+    async def ask() -> None:
+        session = SimpleNamespace(read_images=read_images)
+        policy = RecordedPolicy(
+            session, RecordedConversations(session), asyncio.get_running_loop(), ChatReplyParser()
+        )
+        request = asyncio.create_task(policy.chat(request_with("https://host/image.png")))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.05, others.set)  # the work of another rollout
+        with pytest.raises(BadRequest, match="the image is too large"):
+            await request
+
+    asyncio.run(ask())
+
+
+def test_a_path_of_this_machine_is_no_image_of_a_request() -> None:
+    for url in ("file:///etc/passwd", "/etc/passwd", "s3://bucket/image.png", "gopher://host"):
+        with pytest.raises(BadRequest, match="must begin with data:image/, http:// or https://"):
+            request_with(url)
