@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import yaml
 
 from strop.config.schema.workflow import WorkflowConfig
 from strop.errors import ConfigError, MissingExtraError
-from strop.workflows.mcp.client import EndlessAnswerError, bounded_result, listed_tools
+from strop.workflows.mcp import stdio_filter
+from strop.workflows.mcp.client import EndlessAnswerError, bounded_result, list_tools, listed_tools
 from strop.workflows.mcp.config_entry import read_mcp_entry
 from strop.workflows.mcp.rate_limit import RateLimit
 from strop.workflows.mcp.servers import read_servers
@@ -185,6 +187,16 @@ def test_a_rollout_calls_a_process_and_a_url(tool_world, entry, user_file):
 
 
 @pytest.mark.slow
+def test_a_server_that_logs_to_its_standard_output_is_understood(entry):
+    pytest.importorskip("mcp")
+    noise = "import os, runpy; os.write(1, bytes(range(256)) * 9); "
+    script = f"{noise} runpy.run_path({str(SERVER)!r}, run_name='__main__')"
+    file, made = entry({"calc": {"command": sys.executable, "args": ["-c", script]}})
+    tools = list_tools(read_mcp_entry(made, "here").servers, file)
+    assert [tool.name for tool in tools] == ["add", "fail"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("servers", "selected", "told"),
     [
@@ -198,6 +210,41 @@ def test_faults_of_real_servers(entry, servers, selected, told):
     file, _ = entry(servers, selected=selected)
     with pytest.raises(ConfigError, match=told):
         load_workflow(WorkflowConfig(name="tools", args={"tool_config": file}))
+
+
+MESSAGE = b'{"jsonrpc": "2.0", "id": 1, "result": {"text": "\xc3\xa9"}}\n'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Starting the server ...\n",
+        b"\xff\xfe\x80\x1b[2J\r\n",
+        b'{"level": "info", "msg": "started"}\n',
+        b'{"jsonrpc": "2.0"}\n',
+        b'["jsonrpc", "2.0"]\n',
+        b"[" * 100_000 + b"\n",
+        b"9" * 5000 + b"\n",
+        b"\0\n",
+        MESSAGE[:-5] + b"\n",
+    ],
+)
+def test_a_line_that_is_no_message_is_left_out_and_named_a_few_times(line, capsys):
+    passed = io.BytesIO()
+    stdio_filter.pass_messages(io.BytesIO(line * 5 + MESSAGE + b"\n" + MESSAGE[:-1]), passed, "calc")
+    assert passed.getvalue() == MESSAGE * 2
+    notes = capsys.readouterr().err.splitlines()
+    assert len(notes) == 3 and notes[2].endswith("Further ones are not named.")
+    assert all(note.startswith("note: the MCP server calc wrote a line") and note.isascii() for note in notes)
+    assert max(map(len, notes)) < 600 and not any(map("\x1b".__contains__, notes))
+
+
+def test_a_line_without_end_ends_the_server():
+    endless = "import os\nwhile True: os.write(1, b'x' * (1 << 20))"
+    command = [sys.executable, "-I", stdio_filter.__file__, sys.executable, "-c", endless]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"The MCP server {sys.executable} has written more than 33,554,432 bytes")
 
 
 class Pages:

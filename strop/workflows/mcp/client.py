@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import shutil
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.errors import ConfigError, MissingExtraError
 from strop.workers.event_loop_thread import EventLoopThread
+from strop.workflows.mcp import stdio_filter
 from strop.workflows.mcp.rate_limit import RateLimit
 from strop.workflows.mcp.servers import McpServer
 
@@ -200,8 +206,13 @@ async def _connect(server: McpServer) -> AsyncIterator[Client]:
     async with AsyncExitStack() as opened:
         limit = await opened.enter_async_context(asyncio.timeout(_START_SECONDS))
         if server.transport == "stdio":
+            _require_program(server)
+            # -I: neither the server's variables nor its folder change what the filter imports.
             process = StdioServerParameters(
-                command=server.command, args=list(server.args), env=dict(server.env), cwd=server.cwd
+                command=sys.executable,
+                args=["-I", stdio_filter.__file__, server.command, *server.args],
+                env=dict(server.env),
+                cwd=server.cwd,
             )
             transport = stdio_client(process)
         elif server.transport == "sse":
@@ -218,6 +229,15 @@ async def _connect(server: McpServer) -> AsyncIterator[Client]:
         client = await opened.enter_async_context(Client(transport, read_timeout_seconds=_START_SECONDS))
         limit.reschedule(None)
         yield client
+
+
+def _require_program(server: McpServer) -> None:
+    """Raise FileNotFoundError if there is no such program, on the path that the server's process will have."""
+    path = server.env.get("PATH", os.environ.get("PATH"))
+    folder = Path(server.cwd or ".")
+    named = server.command if os.sep not in server.command else str(folder / server.command)
+    if shutil.which(named, path=path) is None:
+        raise FileNotFoundError(errno.ENOENT, "there is no such program", server.command)
 
 
 async def _limit_body(response: Any) -> None:
