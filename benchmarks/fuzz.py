@@ -27,7 +27,7 @@ from tests.fuzz.configurations import FUZZED, outcome
 from tests.fuzz.files import KINDS, FileFuzz
 from tests.fuzz.outcome import Outcome
 
-_MAX_BYTES = 12 << 30
+_MAX_BYTES = 6 << 30
 """Address space of this process: a template or a file that takes more memory gets an error instead of the machine's."""
 
 

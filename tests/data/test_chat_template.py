@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.messages import to_messages, to_tools
-from strop.data.encoding.template_limits import _Rendering, limited_rendering
+from strop.data.encoding.template_limits import _Rendering, limited_rendering, template_fault
 from strop.errors import ConfigError, DataError, ModelError
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
@@ -174,6 +174,11 @@ class TestEncoder:
         [
             ("{% for {{", "unexpected 'end of template' (line 1)"),
             ("a\n{{ 9 ** 9 ** 9 }}", "computes a power (`**`, line 2)"),
+            ("{{ 'a' * 10000000000 }}", "computes with the number 10000000000 (line 1)"),
+            ("{{ '%-9999999999d' % 1 }}", "computes with the number 9999999999 (line 1)"),
+            ("{{ '{:>9999999999}'.format(1) }}", "computes with the number 9999999999 (line 1)"),
+            ("{{ '%.*f' | format(99999999, 1) }}", "computes with the number 99999999 (line 1)"),
+            ("{{ 'a'.ljust(9999999999) }}", "computes with the number 9999999999 (line 1)"),
         ],
     )
     def test_a_template_that_no_prompt_can_have_is_refused(self, tokenizer, template, fault):
@@ -182,6 +187,10 @@ class TestEncoder:
         ) as raised:
             PromptEncoder(tokenizer, template)
         assert fault in str(raised.value)
+
+    def test_large_numbers_that_fill_no_memory_are_no_fault(self):
+        numbers = "{% set most = 10000000000 %}{{ 'on 2026-11-27: 20261127' % () }}{{ 'a' * 10000000 }}"
+        assert template_fault("{% if messages | length < 10000000000 %}{% endif %}" + numbers) is None
 
     def test_a_template_that_loops_ends(self, tokenizer, monkeypatch):
         monkeypatch.setattr("strop.data.encoding.template_limits._POLL_SECONDS", 0.01)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,12 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from strop.printable import shorten
+
 MAX_SECONDS = 2.0
 """Maximum CPU time of one rendering."""
 MAX_CHARACTERS = 4_000_000
 """Maximum length of a prompt or a conversation, about a million tokens, which takes 3 s to tokenize."""
 _MAX_GROWTH = 1 << 30
 """Maximum memory, in bytes, by which the process grows while one rendering computes."""
+_MAX_NUMBER = 10_000_000
+"""Maximum number with which a template computes: times that it repeats a text, width to which it fills one."""
+_WIDTH = re.compile(r"[%:.][-+#<>=^,_]{0,8}([0-9]{8,})")
+"""A width or precision in a text for `%` or `format`."""
 _POLL_SECONDS = 0.1
 _ORDINARY_SECONDS = 0.1
 """CPU time up to which the growth of the process is not a rendering's: an ordinary one takes milliseconds, and another
@@ -31,8 +38,8 @@ class TemplateTimeout(Exception):
 
 
 def template_fault(template: str) -> str | None:
-    """Fault of a template that is found before it is rendered: its syntax, or a power, whose result could be too large
-    to compute; None if it can be rendered."""
+    """Fault of a template that is found before it is rendered: its syntax, or a power or a number of too many digits,
+    with which one operation takes hours or all memory; None if it can be rendered."""
     from jinja2 import TemplateError, nodes
     from transformers.utils import chat_template_utils
 
@@ -44,12 +51,24 @@ def template_fault(template: str) -> str | None:
         return f"{error}{'' if line is None else f' (line {line})'}"
     except (RecursionError, ValueError) as error:  # too deep, or a number of too many digits
         return f"{type(error).__name__}: {error}"
-    power = tree.find(nodes.Pow)
-    return (
-        None
-        if power is None
-        else f"it computes a power (`**`, line {power.lineno}), which no chat template needs"
-    )
+    if (power := tree.find(nodes.Pow)) is not None:
+        return f"it computes a power (`**`, line {power.lineno}), which no chat template needs"
+    for operation in tree.find_all((nodes.Mul, nodes.Mod, nodes.Call, nodes.Filter)):
+        for constant in operation.find_all(nodes.Const):
+            if (number := _large_number(constant.value)) is not None:
+                return (
+                    f"it computes with the number {shorten(number)} (line {constant.lineno}), with which one operation "
+                    "can take all memory, and which no chat template needs"
+                )
+    return None
+
+
+def _large_number(value: object) -> str | None:
+    """A constant beyond `_MAX_NUMBER`, also as the width in a text that formats (`'%99999999d'`)."""
+    if isinstance(value, int | float):
+        return None if abs(value) <= _MAX_NUMBER else repr(value)
+    widths = _WIDTH.findall(value) if isinstance(value, str) else []
+    return next((width for width in widths if int(width[:20]) > _MAX_NUMBER), None)
 
 
 @contextmanager
