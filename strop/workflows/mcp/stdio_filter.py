@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import BinaryIO
+from typing import IO
 
 MAX_LINE_BYTES = 32 << 20
 """Maximum length of a message. It holds results of more text than a rollout reads, whatever the escapes."""
@@ -39,7 +39,7 @@ def main() -> None:
     sys.exit(server.wait())
 
 
-def pass_messages(source: BinaryIO, target: BinaryIO, name: str) -> None:
+def pass_messages(source: IO[bytes], target: IO[bytes], name: str) -> None:
     """Copy the lines that are messages. Raises ValueError for one that is too long."""
     left_out = 0
     while line := source.readline(MAX_LINE_BYTES + 1):
