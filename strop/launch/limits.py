@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +30,16 @@ _MAX_BACKGROUND_SECONDS = 5.0
 class _Usage:
     """Usage of a group of processes."""
 
-    processes: int
+    switches: Mapping[int, int]
+    """Number of times that each living process, by its id, has given up a processor so far."""
     memory_bytes: int
-    is_idle: bool
+    is_waiting: bool
+    """Whether each process waited at the moment at which it was looked at."""
+
+    def is_idle_since(self, before: _Usage | None) -> bool:
+        """Whether no process has run since an earlier look: one that waits at both looks, and was not switched off in
+        between, has not run. A single look is not enough, because it sees one process after the other."""
+        return before is not None and self.is_waiting and self.switches == before.switches
 
 
 def limit_process(timeout_seconds: float) -> None:
@@ -52,7 +62,7 @@ def run_to_end(process: subprocess.Popen[bytes], scratch: Path, timeout_seconds:
     """
     now = time.monotonic()
     deadline, ended, idle_since = now + timeout_seconds, None, None
-    stopped = ""
+    stopped, before = "", None
     try:
         while not stopped:
             time.sleep(_POLL_SECONDS)
@@ -60,9 +70,10 @@ def run_to_end(process: subprocess.Popen[bytes], scratch: Path, timeout_seconds:
             if ended is None and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 ended = now
             usage = _usage(process.pid)
-            idle_since = (idle_since or now) if usage.is_idle else None
+            idle_since = (idle_since or now) if usage.is_idle_since(before) else None
+            before = usage
             if ended is not None and (
-                usage.processes == 0
+                not usage.switches
                 or now - ended > _MAX_BACKGROUND_SECONDS
                 or (idle_since is not None and now - max(ended, idle_since) > _IDLE_SECONDS)
             ):
@@ -81,12 +92,15 @@ def run_to_end(process: subprocess.Popen[bytes], scratch: Path, timeout_seconds:
 
 
 def _exceeded(usage: _Usage, scratch: Path) -> str:
-    if usage.processes > _MAX_PROCESSES:
+    if len(usage.switches) > _MAX_PROCESSES:
         return f"at the limit of {_MAX_PROCESSES} processes"
     if usage.memory_bytes > _MAX_MEMORY_BYTES:
         return f"at the limit of {_MAX_MEMORY_BYTES // 1_000_000} MB of memory"
+    sizes = []
     with os.scandir(scratch) as entries:
-        sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries]
+        for entry in entries:
+            with suppress(FileNotFoundError):  # `sed -i` has renamed its temporary file
+                sizes.append(entry.stat(follow_symlinks=False).st_size)
     if len(sizes) > _MAX_FILES:
         return f"at the limit of {_MAX_FILES} commands and files"
     if sum(sizes) > _MAX_TOTAL_BYTES:
@@ -95,18 +109,24 @@ def _exceeded(usage: _Usage, scratch: Path) -> str:
 
 
 def _usage(group: int) -> _Usage:
-    """Sum over the living processes of a group; a process that waits is idle."""
-    processes, pages, is_idle = 0, 0, True
+    """Sum over the living processes of a group."""
+    switches, pages, is_waiting = {}, 0, True
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            state, owner, rss = fields[0], int(fields[2]), int(fields[21])
+            if owner == group and state not in "ZX":
+                switches[int(entry.name)] = _switches(entry)
+                pages += rss
+                is_waiting = is_waiting and state == "S"
         except OSError:  # it has ended
             continue
-        state, owner, rss = fields[0], int(fields[2]), int(fields[21])
-        if owner == group and state not in "ZX":
-            processes += 1
-            pages += rss
-            is_idle = is_idle and state == "S"
-    return _Usage(processes, pages * resource.getpagesize(), is_idle)
+    return _Usage(switches, pages * resource.getpagesize(), is_waiting)
+
+
+def _switches(process: Path) -> int:
+    """Number of context switches of a process; each time that it waits is one."""
+    counts = re.findall(r"ctxt_switches:\s+(\d+)", (process / "status").read_text(errors="replace"))
+    return sum(map(int, counts))

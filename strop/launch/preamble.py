@@ -42,7 +42,7 @@ sleep() {
     __strop_sleeper=$BASHPID
     (( ++__strop_slept > 3 )) || return 0
     local seconds=60
-    [[ ! ${1:-} =~ ^[0-9]+$ ]] || seconds=$1
+    [[ ! ${1:-} =~ ^[0-9]+$ ]] || seconds=$(( 10#$1 > 3 ? 10#$1 : 3 ))
     builtin read -r -t "$seconds" -u "$__strop_silent" || :
     return 0
 }
@@ -59,7 +59,7 @@ def preamble(scratch: str, paths: Sequence[str], silent: int) -> str:
     """The functions; `scratch` is the folder of records and of the script's output files, `paths` are the
     programs that the script names with their folders, and `silent` is a descriptor with nothing to read.
 
-    `sleep` returns at once, but in a background job from the fourth time on it pauses for the time that it names,
-    because a job that repeats something each minute has no end."""
+    `sleep` returns at once, but in a background job from the fourth time on it pauses for the time that it names, and
+    for at least 3 s, because a job that repeats something each second or minute has no end: it is seen to wait."""
     named = "\n".join(f'function {path} {{ __strop_record {path} "$@"; }}' for path in paths)
     return f"__strop_scratch={scratch} __strop_silent={silent}\n{_FUNCTIONS}\n{named}\n"

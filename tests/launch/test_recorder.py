@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -12,6 +14,12 @@ import pytest
 from strop.launch import limits
 from strop.launch.recorder import Recording, record
 from strop.launch.redirections import redirect_outputs
+
+
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a hang reaches the time limit, also where other programs keep the machine busy."""
+    monkeypatch.setattr("strop.launch.recorder.TIMEOUT_SECONDS", 600.0)
 
 
 def recorded(folder: Path, text: str, *arguments: str) -> Recording:
@@ -179,8 +187,53 @@ def test_no_signal_leaves_the_script(tmp_path: Path, signal: str) -> None:
         victim.kill()
 
 
-def test_a_script_that_waits_for_a_monitor_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_WAITING_SECONDS", 0.2)
-    found = recorded(tmp_path, "while true; do nvidia-smi; sleep 60; done &\ntrain\nwait")
-    assert ("train",) in [each.words for each in found.commands]
+@pytest.mark.parametrize("seconds", ["1", "08", "60"])
+def test_a_script_that_waits_for_a_monitor_is_ended(tmp_path: Path, seconds: str) -> None:
+    found = recorded(tmp_path, f"while true; do nvidia-smi; sleep {seconds}; done &\ntrain\nwait")
+    assert [each.words for each in found.commands].count(("train",)) == 1
+    assert [each.words for each in found.commands].count(("nvidia-smi",)) == 4
     assert (found.exit_code, found.stopped) == (None, "when all that was left of it waited")
+
+
+def test_a_process_that_ran_between_two_looks_was_not_idle() -> None:
+    """It waits at both of them."""
+    with subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as cat:
+        assert cat.stdin is not None and cat.stdout is not None
+
+        def look() -> limits._Usage:
+            """What is seen while it waits, which on a busy machine it soon does."""
+            while not (seen := limits._usage(cat.pid)).is_waiting:
+                os.sched_yield()
+            return seen
+
+        cat.stdin.write(b"a\n")
+        cat.stdin.flush()
+        cat.stdout.readline()
+        first = look()
+        assert not first.is_idle_since(None) and look().is_idle_since(first)
+        cat.stdin.write(b"b\n")
+        cat.stdin.flush()
+        cat.stdout.readline()
+        assert not look().is_idle_since(first)
+
+
+def test_a_file_that_is_gone_when_it_is_measured_has_no_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sed -i` writes a temporary file, which it renames."""
+    (tmp_path / "kept").write_bytes(bytes(10))
+    (tmp_path / "gone").touch()
+    scan = os.scandir
+
+    @contextlib.contextmanager
+    def late(folder: Path) -> Iterator[list[os.DirEntry[str]]]:
+        with scan(folder) as entries:
+            found = list(entries)
+        (tmp_path / "gone").unlink()
+        yield found
+
+    monkeypatch.setattr(os, "scandir", late)
+    monkeypatch.setattr(limits, "_MAX_TOTAL_BYTES", 9)
+    assert limits._exceeded(limits._Usage({}, 0, True), tmp_path) == "at the limit of 0 MB of files"
