@@ -78,7 +78,7 @@ def test_zero_on_timeout_keeps_the_judge_and_is_counted(score: Any) -> None:
     ]
     with judge_server(lambda *_: says("Score: 5")) as server:
         judges = [{"url": server.url, "model": "wise", "weight": 0.5}]
-        limit = {"timeout_seconds": 1, "on_timeout": "zero"}
+        limit = {"timeout_seconds": 3, "on_timeout": "zero"}
         scored = score([group(["12", "loop12"])], functions=functions, judges=judges, **limit)
     whole, hung = scored[0].rollouts
     assert (whole.reward, whole.reward_limit_exceeded) == (8 + 2 + 1 + 0.25, False)

@@ -167,7 +167,7 @@ class RewardWorkerPool:
             if worker.process.connection in readable:
                 self._receive(worker)
             elif time.monotonic() > worker.deadline:
-                self._replace(worker)
+                self._replace(worker, is_late=True)
 
     def _receive(self, worker: _Worker) -> None:
         try:
@@ -199,13 +199,15 @@ class RewardWorkerPool:
         job.future.set_result(tuple(job.scores))
         return True
 
-    def _replace(self, worker: _Worker) -> None:
-        """Only the response that was being scored is affected; the rest of the chunk goes to other workers."""
-        late = time.monotonic() > worker.deadline
+    def _replace(self, worker: _Worker, *, is_late: bool = False) -> None:
+        """Only the response that was being scored is affected; the rest of the chunk goes to other workers.
+
+        `is_late` says that the worker has missed its deadline; any other one has ended by itself, whatever the time.
+        """
         limit = self._timeout_seconds if worker.has_loaded else START_SECONDS
         self._workers.remove(worker)
         death = worker.process.end()
-        if late:
+        if is_late and not death.timed_out:
             death = WorkerDeath(f"took longer than {limit:g} s and was killed", timed_out=True)
         remaining, worker.chunk = worker.chunk, deque()
         self._waiting.extendleft(reversed(remaining))
