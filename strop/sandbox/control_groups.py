@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ Resource = Literal["threads", "memory"]
 
 _NAME = re.compile(r"strop-(\d+)-(\d+)-\d+")
 """Name of a group: the namespace and the number of its process, and a count."""
+_numbers = itertools.count()
 JOIN_FAILED = 125
 """Exit code of a command that cannot enter its group; the command itself has not run."""
 _JOIN = f'while [ "$1" != -- ]; do echo 0 > "$1" || exit {JOIN_FAILED}; shift; done; shift; exec "$@"'
@@ -66,7 +68,6 @@ class ControlGroups:
         self._limits = limits
         self._controllers = [each for each in _own_controllers() if _accepts(each, limits)]
         self._free: list[ControlGroup] = []
-        self._count = 0
         self._process = os.getpid()
         self._lock = threading.Lock()
         self.limited: frozenset[Resource] = frozenset(
@@ -86,8 +87,7 @@ class ControlGroups:
                 self._free, self._process = [], os.getpid()
             if self._free:
                 return self._free.pop()
-            self._count += 1
-            name = _name(self._count)
+        name = _new_name()
         return ControlGroup(tuple(_make(each, name, self._limits) for each in self._controllers))
 
     def give_back(self, group: ControlGroup) -> None:
@@ -141,7 +141,7 @@ def _controllers(mount_table: str, groups: str) -> list[_Controller]:
 
 def _accepts(controller: _Controller, limits: Mapping[Resource, int]) -> bool:
     """Whether this process can make a group with limits there."""
-    name = _name(0)
+    name = _new_name()
     try:
         _make(controller, name, limits)
         return True
@@ -163,8 +163,9 @@ def _make(controller: _Controller, name: str, limits: Mapping[Resource, int]) ->
     return folder
 
 
-def _name(count: int) -> str:
-    return f"strop-{_namespace()}-{os.getpid()}-{count}"
+def _new_name() -> str:
+    """A name that no other group of this process has: two sandboxes have limits of their own."""
+    return f"strop-{_namespace()}-{os.getpid()}-{next(_numbers)}"
 
 
 def _namespace() -> int:

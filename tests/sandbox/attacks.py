@@ -5,7 +5,7 @@ this user.
 """
 
 ATTACKS = {
-    "network": "import socket; socket.create_connection(('127.0.0.1', {port}), 5); print('escaped')",
+    "network": "import socket; socket.create_connection(('127.0.0.1', {port}), 600); print('escaped')",
     "network by a raw call": """
 import ctypes
 print('escaped' if ctypes.CDLL(None).syscall({socket_number}, 2, 1, 0) >= 0 else 'rejected')""",

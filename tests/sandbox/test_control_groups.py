@@ -35,16 +35,29 @@ def test_threads_are_limited_and_nothing_remains(groups):
         pytest.skip("this user may make no control groups for threads")
     group = groups.take()
     command = group.joined([sys.executable, "-c", THREADS])
-    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "limited\n"
+    assert subprocess.run(command, capture_output=True, text=True, timeout=600).stdout == "limited\n"
     sleeper = subprocess.Popen(group.joined(["sleep", "600"]), start_new_session=True)
     while str(sleeper.pid) not in (group.folders[0] / "cgroup.procs").read_text().split():
         os.sched_yield()
     groups.give_back(group)
-    assert sleeper.wait(60) == -9
+    assert sleeper.wait(600) == -9
     assert groups.take() is group
     groups.give_back(group)
     groups.close()
     assert not any(folder.exists() for folder in group.folders)
+
+
+def test_two_sandboxes_of_one_process_have_groups_of_their_own(groups):
+    """Else one would end the other's programs together with its own."""
+    if not groups.limited:
+        pytest.skip("this user may make no control groups")
+    others = ControlGroups({"threads": 30, "memory": 300_000_000})
+    group, other = groups.take(), others.take()
+    assert not {*group.folders} & {*other.folders}
+    groups.give_back(group)
+    others.give_back(other)
+    others.close()
+    assert all(folder.exists() for folder in group.folders)
 
 
 def test_memory_is_limited(groups):

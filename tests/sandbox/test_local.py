@@ -22,7 +22,9 @@ from strop.sandbox.protocol import IsolationLevel, Program
 from strop.sandbox.registry import open_sandbox
 from tests.sandbox.attacks import ATTACKS, EXHAUSTION
 
-_CONFIG: dict[str, Any] = {"timeout_seconds": 30.0, "memory_mb": 300}
+TIMEOUT = 600.0
+"""Seconds that only a hang reaches."""
+_CONFIG: dict[str, Any] = {"timeout_seconds": TIMEOUT, "memory_mb": 300}
 
 
 @pytest.fixture(scope="module", params=["process", "bubblewrap"])
@@ -73,7 +75,7 @@ LETTERS = "print({'a', 'b', 'c', 'd'})"
     ids=["input", "files", "imports", "much input and output"],
 )
 def test_ordinary_programs_complete(sandbox, source, stdin, stdout):
-    result = sandbox.run(Program(source, stdin), 30)
+    result = sandbox.run(Program(source, stdin), TIMEOUT)
     assert (result.stdout, result.exit_code, result.completed) == (stdout, 0, True), result.stderr
 
 
@@ -82,24 +84,24 @@ def test_ordinary_programs_complete(sandbox, source, stdin, stdout):
     [("print('before')\n1 / 0", "before\n", "ZeroDivisionError"), ("1 +", "", "SyntaxError")],
 )
 def test_programs_that_raise_do_not(sandbox, source, stdout, error):
-    result = sandbox.run(Program(source), 30)
+    result = sandbox.run(Program(source), TIMEOUT)
     assert (result.stdout, result.exit_code, result.completed) == (stdout, 1, False)
     assert "program.py" in result.stderr and error in result.stderr and "main" not in result.stderr
 
 
 def test_sets_have_the_same_order_in_each_run(sandbox):
-    assert sandbox.run(Program(LETTERS), 30).stdout == sandbox.run(Program(LETTERS), 30).stdout
+    assert sandbox.run(Program(LETTERS), TIMEOUT).stdout == sandbox.run(Program(LETTERS), TIMEOUT).stdout
 
 
 def test_the_environment_is_empty(sandbox, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    result = sandbox.run(Program("import os; print(dict(os.environ))"), 30)
+    result = sandbox.run(Program("import os; print(dict(os.environ))"), TIMEOUT)
     assert "HOME" in result.stdout and "secret" not in result.stdout
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_escapes(sandbox, targets, name):
-    result = sandbox.run(Program(ATTACKS[name].format(**targets)), 30)
+    result = sandbox.run(Program(ATTACKS[name].format(**targets)), TIMEOUT)
     assert "escaped" not in result.stdout
     assert result.exit_code == 1 or result.stdout in ("rejected\n", "\n"), result
 
@@ -111,7 +113,7 @@ def test_the_attacks_succeed_outside(targets, name):
     program = ATTACKS[name].format(**targets)
     with tempfile.TemporaryDirectory(dir=Path(targets["file"]).parent) as folder:
         ran = subprocess.run(
-            [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT
         )
     assert ran.stdout == "escaped\n", ran.stderr
 
@@ -123,7 +125,7 @@ def test_exhaustion(sandbox, name):
             "this machine does not limit threads: no control group for them, and a kernel that counts them"
         )
     ends_late = name in ("time", "sleep after the output", "regular expression", "threads", "processes")
-    result = sandbox.run(Program(EXHAUSTION[name]), 0.5 if ends_late else 30.0)
+    result = sandbox.run(Program(EXHAUSTION[name]), 0.5 if ends_late else TIMEOUT)
     assert not result.completed
     assert "escaped" not in result.stdout
     assert len(result.stdout) + len(result.stderr) <= 2_000_000
@@ -137,7 +139,7 @@ def test_no_process_and_no_folder_remains(sandbox, tmp_path, monkeypatch):
     program = "import os; os.mkdir('deep'); os.mkdir('deep/er'); open('deep/er/f', 'w')\nwhile True: pass"
     deep = "import os\nfor _ in range(1100): os.mkdir('d' * 99, 0o700); os.chdir('d' * 99)\nos.mkdir('closed', 0)"
     sandbox.run(Program(program), 0.5)
-    assert sandbox.run(Program(deep), 30.0).completed
+    assert sandbox.run(Program(deep), TIMEOUT).completed
     assert not set(psutil.Process().children(recursive=True)) - set(others)
     assert not list(tmp_path.iterdir())
 
