@@ -75,6 +75,10 @@ class LockHolder:
         return self.host == socket.gethostname() and not is_running(self.pid, self.birth)
 
 
+_UNKNOWN = LockHolder("an unknown host", 0, "an unknown time")
+"""Holder of a locked file that names none: it has just been locked, or is being deleted."""
+
+
 def current_holder(path: Path) -> LockHolder | None:
     """The process that a lock's file names, if it has not ended and a process has the lock; else None.
 
@@ -208,18 +212,17 @@ def _acquire(folder: RunFolder, path: Path) -> int:
             raise
         os.close(descriptor)
         if holder is not None:
-            if not holder.has_ended or time.monotonic() > deadline:
+            if not (holder == _UNKNOWN or holder.has_ended) or time.monotonic() > deadline:
                 raise RunFolderError(_in_use(folder, holder))
             time.sleep(_POLL_SECONDS)
 
 
 def _holder_or_lock(descriptor: int, path: Path) -> LockHolder | None:
     """Lock the file; returns the holder where another process has locked it."""
-    unknown = LockHolder("an unknown host", 0, "an unknown time")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return LockHolder.read(path) or unknown
+        return LockHolder.read(path) or _UNKNOWN
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

@@ -6,13 +6,17 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,8 +24,7 @@ import strop
 from strop.errors import RunFolderError
 from strop.runs import lock as lock_module
 from strop.runs.folder import LOCK_FILE, RunFolder
-from strop.runs.lock import lock_run
-from strop.workers.process_birth import is_running
+from strop.runs.lock import LockHolder, lock_run
 
 HOLD = """
 import subprocess, sys, time
@@ -96,12 +99,57 @@ def test_a_separate_explorer_and_a_separate_trainer_share_a_folder_and_a_whole_r
                 pass
 
 
-def test_child_processes_of_a_killed_run_hold_its_lock_until_they_end(tmp_path):
-    with process_of(HOLD, tmp_path, 1.5) as (process, child):
+def test_child_processes_of_a_killed_run_hold_its_lock_until_they_end(tmp_path, monkeypatch):
+    with process_of(HOLD, tmp_path, 600) as (process, child):
         process.kill()
         process.wait()
+        with monkeypatch.context() as patch, pytest.raises(RunFolderError, match="child processes still run"):
+            patch.setattr(lock_module, "_ENDING_TIMEOUT_SECONDS", 0.0)
+            with lock(tmp_path):
+                pass
+        waits = at_first_wait(monkeypatch, lambda: os.kill(child, signal.SIGKILL))
         with lock(tmp_path):
-            assert not is_running(child)
+            assert waits
+
+
+def at_first_wait(monkeypatch: pytest.MonkeyPatch, event: Callable[[], object]) -> list[float]:
+    """Have something happen while a start waits for a lock; the waits of the start, in seconds."""
+    waits, sleep = [], time.sleep
+
+    def wait(seconds: float) -> None:
+        if not waits:
+            event()
+        waits.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(lock_module, "time", SimpleNamespace(sleep=wait, monotonic=time.monotonic))
+    return waits
+
+
+def test_a_lock_whose_holder_has_not_written_its_name_yet_is_looked_at_again(tmp_path, monkeypatch):
+    holder = LockHolder.current()
+    with (tmp_path / LOCK_FILE).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        waits = at_first_wait(monkeypatch, lambda: print(json.dumps(asdict(holder)), file=file, flush=True))
+        with pytest.raises(RunFolderError, match=f"in use by process {os.getpid()} on"), lock(tmp_path):
+            pass
+        assert waits
+
+
+def test_a_lock_that_is_being_given_up_is_taken(tmp_path, monkeypatch):
+    """Between its deletion and its end: the start has opened the file, and finds no name under which to read it."""
+    file = (tmp_path / LOCK_FILE).open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    waits = at_first_wait(monkeypatch, file.close)
+    read = LockHolder.read
+
+    def late(path: Path) -> LockHolder | None:
+        path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(LockHolder, "read", late)
+    with lock(tmp_path):
+        assert waits
 
 
 def test_a_start_waits_for_the_actors_of_an_earlier_one(tmp_path):
