@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+LIMIT = 600.0
+"""Seconds that only a hang reaches."""
+
 
 def find_binaries() -> Path | None:
     """The folder of `initdb` and `postgres`: on the PATH, or Debian's."""
@@ -65,7 +68,7 @@ class Server:
                 cwd=self._folder,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT
         while not self._answers():
             assert self._process.poll() is None, (self._folder / "log").read_text()
             assert time.monotonic() < deadline, "the server does not start"
@@ -75,7 +78,7 @@ class Server:
         """SIGINT ends all sessions and stops; SIGQUIT stops at once, as in a crash."""
         assert self._process is not None
         self._process.send_signal(how)
-        self._process.wait(60)
+        self._process.wait(LIMIT)
         self._process = None
 
     def remove(self) -> None:

@@ -14,7 +14,7 @@ from strop.protocols import BufferCounts
 from strop.workers.child_process import ChildProcess, start_module
 from strop.workers.waiting import wait_until
 from tests.buffer.conftest import Place
-from tests.buffer.worker import GROUPS
+from tests.buffer.worker import GROUPS, KILLED
 from tests.cases import nightly
 from tests.kill_log import record_kill
 
@@ -41,18 +41,18 @@ class Crew:
             lambda: any(log.exists() for log in logs), "a group", timeout_seconds=600, interval_seconds=0.02
         )
 
-    def kill(self, names: Sequence[str], draw: random.Random) -> int:
-        """Kill one of these that runs, and restart it; returns the number of killed processes."""
-        running = [name for name in names if self._processes[name].poll() is None]
-        for name in draw.sample(running, min(1, len(running))):
-            self._processes[name].kill()
-            record_kill("buffer process" if name == KEEPER else "writer or reader of a buffer")
-            self._processes[name].wait()
-            self._processes[name] = self._start(name)
-        return min(1, len(running))
+    def kill(self, name: str) -> None:
+        """Kill a process, which runs, and restart it."""
+        process = self._processes[name]
+        assert process.poll() is None, f"{name} had ended before"
+        process.kill()
+        record_kill("buffer process" if name == KEEPER else "writer or reader of a buffer")
+        process.wait()
+        self._processes[name] = self._start(name)
 
     def wait(self) -> None:
-        """Wait until all processes have ended successfully."""
+        """Have the writers end, and wait until all processes have ended successfully."""
+        (self._place.folder / KILLED).touch()
         codes = {name: self._processes[name].wait(900) for name in self._processes if name != KEEPER}
         assert set(codes.values()) == {0}, codes
 
@@ -103,7 +103,7 @@ def work_through(crew: Crew, victims: Sequence[Sequence[str]], draw: random.Rand
         crew.wait_for_work()
         for names in victims:
             time.sleep(draw.uniform(0.1, 0.5))
-            assert crew.kill(names, draw), f"{' and '.join(names)} had ended before"
+            crew.kill(draw.choice(names))
         crew.wait()
     finally:
         crew.end()

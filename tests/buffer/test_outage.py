@@ -58,7 +58,7 @@ def test_the_wait_for_a_server_times_out(server: Server, place_of: Callable[[str
     server.stop()
     try:
         with pytest.raises(
-            StoreError, match=r"has not responded for \d s: .* `buffer.reconnect_timeout_seconds`"
+            StoreError, match=r"has not responded for \d+ s: .* `buffer.reconnect_timeout_seconds`"
         ):
             buffer.put(make_groups(1))
         buffer.close()

@@ -12,16 +12,21 @@ from strop.buffer.factory import open_buffer, serve_buffer
 from strop.config.schema.buffer import BufferConfig as Section
 from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
 from strop.errors import BufferExhausted
+from strop.workers.waiting import wait_until
 from tests.buffer.groups import ids, make_group
 
 GROUPS = 120
 """Groups per writer."""
+KILLED = "killed"
+"""File that appears once all processes were killed that will be."""
 
 
 def write(section: Section, folder: Path, name: str) -> None:
-    """Write all groups, also after a restart."""
+    """Write all groups, also after a restart; the last one after all kills, so that each one meets its process."""
     with open_buffer(section, folder, role="writer", member_name=name) as buffer:
         for number in range(GROUPS):
+            if number == GROUPS - 1:
+                wait_until((folder / KILLED).exists, KILLED, timeout_seconds=900, interval_seconds=0.02)
             buffer.put([make_group(f"{name}-{number}", version=number)])
             time.sleep(0.01)
         buffer.finish()
