@@ -59,7 +59,7 @@ class QueueBuffer:
             if wait.remaining_seconds <= 0:
                 raise StoreError(
                     f"The buffer has been full ({self._capacity_groups} groups) for "
-                    f"{wait.elapsed_seconds:.0f} s. Check that the trainer runs. If its steps take that "
+                    f"{wait.timeout_seconds:g} s. Check that the trainer runs. If its steps take that "
                     "long, set `buffer.write_timeout_seconds` higher."
                 )
             seconds = wait.next_sleep_seconds(

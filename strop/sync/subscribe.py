@@ -186,7 +186,7 @@ class Subscriber:
         if wait.remaining_seconds <= 0:
             published = ", ".join(map(str, self._receiver.versions())) or "none"
             raise CheckpointError(
-                f"The explorer has waited {wait.elapsed_seconds:.0f} s for {awaited}, "
+                f"The explorer has waited {wait.timeout_seconds:g} s for {awaited}, "
                 f"{self._receiver.location}; published versions: {published}. Check that the trainer runs "
                 "and belongs to this run. If its steps take that long, write a larger "
                 "`synchronizer.timeout_seconds`."

@@ -15,6 +15,8 @@ log = logging.getLogger("strop.workers")
 
 _CLOSE_SECONDS = 10.0
 """Time in which cancelled coroutines end."""
+_BLOCKED_SECONDS = 20.0
+"""Time after which a loop that has not answered counts as blocked, longer than that of its coroutines."""
 
 
 class EventLoopThread:
@@ -59,7 +61,7 @@ class EventLoopThread:
             return
         cancelled = asyncio.run_coroutine_threadsafe(_cancel_others(), loop)
         try:
-            remaining = cancelled.result(2 * _CLOSE_SECONDS)
+            remaining = cancelled.result(_BLOCKED_SECONDS)
         except TimeoutError:
             log.warning("A call blocks the event loop %r; its thread is abandoned.", self._name)
             return

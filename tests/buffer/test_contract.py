@@ -199,7 +199,7 @@ def test_a_full_buffer_makes_writers_wait(bounded: Place) -> None:
 
 def test_a_writer_times_out_on_a_full_buffer(bounded: Place) -> None:
     buffer = bounded.open(capacity_groups=2, write_timeout_seconds=0.1)
-    with pytest.raises(StoreError, match=r"has been full \(2 groups\) for 0 s"):
+    with pytest.raises(StoreError, match=r"has been full \(2 groups\) for 0\.1 s"):
         buffer.put(make_groups(3))
     assert ids(buffer.take(2)) == ["g0", "g1"]
 

@@ -29,7 +29,16 @@ from .test_distributed import without_clocks
 from .test_launch import wait_for
 
 pytest.importorskip("sqlalchemy")
-REWARDS = Path(__file__).parent / "rewards.py"
+GATED = """
+import time
+from pathlib import Path
+
+def digit_share(completions, trainer_state, **columns):
+    while trainer_state.global_step >= 4 and not Path(__file__).with_name("go_on").exists():
+        time.sleep(0.02)
+    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
+"""
+"""The reward `digit_share`, which waits at step 3, after four updates, until a test goes on."""
 
 
 @pytest.fixture
@@ -44,12 +53,12 @@ def host(tmp_path: Path, name: str, tiny: Path, values: dict) -> Path:
     """A working directory with copies of all inputs, and a run file with this host's paths."""
     folder = tmp_path / name
     shutil.copytree(tiny, folder / f"{name}-inputs")
-    shutil.copy(REWARDS, folder / "rewards.py")
+    (folder / "rewards.py").write_text(GATED)
     own = {
         **values,
         "output": f"{name}-runs",
         "model": {"path": f"{name}-inputs/model"},
-        "reward": "rewards.py:digit_share",
+        "reward": {"functions": [{"function": "rewards.py:digit_share"}], "timeout_seconds": 900},
     }
     own["data"] = {
         **values["data"],
@@ -83,6 +92,7 @@ def test_two_hosts_equal_one_process_despite_an_outage_of_their_database(server,
     server.stop()
     trainer.wait_for("does not respond")
     server.start()
+    (hosts["explore"] / "go_on").touch()
     output = {"train": trainer.finish(), "explore": explorer.finish()}
     assert "responds again" in output["train"]
     assert "Traceback" not in "".join(output.values())
@@ -115,6 +125,7 @@ def test_explorer_and_trainer_are_killed_and_restarted_by_hand(values, tiny, tmp
     both = ("explore", "train")
     hosts = {mode: host(tmp_path, mode, tiny, values(name="two", **shared, **length)) for mode in both}
     folders = {mode: hosts[mode] / f"{mode}-runs" / "strop" / "two" for mode in both}
+    (hosts["explore"] / "go_on").touch()
     at_work = {mode: start_role(hosts[mode], mode) for mode in both}
     for lines, mode in ((2, "train"), (4, "explore"), (5, "train"), (6, "explore")):
         wait_for(folders["train"] / "metrics.jsonl", lines=lines, process=at_work["train"])

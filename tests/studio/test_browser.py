@@ -64,7 +64,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 def page(studio: tuple[str, Path], request: pytest.FixtureRequest) -> Iterator[Page]:
     """Page that was opened with the token."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=LIMIT)
         opened = browser.new_page(**getattr(request, "param", {}))
         opened.set_default_timeout(LIMIT)
         errors: list[str] = []
@@ -186,5 +186,5 @@ def test_a_file_leads_to_the_pages_and_the_cookie_reaches_no_other_path(
     expect(page.get_by_role("link", name="Compose", exact=True)).to_be_visible()
     (cookie,) = page.context.cookies()
     assert cookie["path"] == re.findall(r":\d+(/[^/]+/)", page.url)[0] and cookie["httpOnly"]
-    sent = page.request.get(re.sub(r"(:\d+)/.*", r"\1/runs", page.url))
+    sent = page.request.get(re.sub(r"(:\d+)/.*", r"\1/runs", page.url), timeout=LIMIT)
     assert sent.status == 403

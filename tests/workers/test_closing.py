@@ -59,6 +59,7 @@ def test_a_coroutine_that_ignores_its_cancellation_is_abandoned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(event_loop_thread, "_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(event_loop_thread, "_BLOCKED_SECONDS", 600.0)
     loop, begun = EventLoopThread("rollouts"), threading.Event()
 
     async def stubborn() -> None:
@@ -78,7 +79,7 @@ def test_a_coroutine_that_ignores_its_cancellation_is_abandoned(
 def test_a_blocked_event_loop_is_abandoned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(event_loop_thread, "_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(event_loop_thread, "_BLOCKED_SECONDS", 0.1)
     loop, begun, go_on = EventLoopThread("rollouts"), threading.Event(), threading.Event()
 
     async def blocking() -> None:

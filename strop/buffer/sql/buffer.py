@@ -84,7 +84,7 @@ class SqlBuffer:
             rows = rows[self._database.run(partial(self._rows.insert, rows=rows, capacity=capacity)) :]
             if rows and wait.remaining_seconds <= 0:
                 raise StoreError(
-                    f"The {self} has been full ({capacity} groups) for {wait.elapsed_seconds:.0f} s. Check "
+                    f"The {self} has been full ({capacity} groups) for {wait.timeout_seconds:g} s. Check "
                     "that the trainer runs. If its steps take that long, set `buffer.write_timeout_seconds` "
                     "higher."
                 )

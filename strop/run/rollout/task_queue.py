@@ -149,7 +149,7 @@ class TaskQueue:
         if self._wait.remaining_seconds <= 0:
             raise DataError(
                 f"The task queue ({self._shown}) has not filled a step in "
-                f"{self._wait.elapsed_seconds:.0f} s: {why}. Check the program that fills the table. The same "
+                f"{self._wait.timeout_seconds:g} s: {why}. Check the program that fills the table. The same "
                 "command continues from the last checkpoint; increase data.queue.timeout_seconds if tasks "
                 "arrive more slowly."
             )
