@@ -203,7 +203,7 @@ def test_a_process_that_ran_between_two_looks_was_not_idle() -> None:
         assert cat.stdin is not None and cat.stdout is not None
 
         def look() -> limits._Usage:
-            """What is seen while it waits, which on a busy machine it soon does."""
+            """The usage while it waits, which on a busy machine it soon does."""
             while not (seen := limits._usage(cat.pid)).is_waiting:
                 os.sched_yield()
             return seen
