@@ -92,6 +92,10 @@ ON_DEMONSTRATIONS = {
         ("dpo", "simpo", "orpo"),
         RunSpec(steps=None, metrics=("eval/held-out/pairs/margin", "eval/held-out/pairs/accuracy")),
     ),
+    **dict.fromkeys(
+        ("kto", "bco"),
+        RunSpec(steps=None, metrics=("eval/held-out/labels/margin", "eval/held-out/labels/accuracy")),
+    ),
     "mix": RunSpec(steps=None, metrics=(ACCURACY, "sft_loss")),
 }
 ALGORITHMS = ON_ROLLOUTS | ON_DEMONSTRATIONS
@@ -118,8 +122,8 @@ class Measured:
 
 
 def prepare(folder: Path) -> None:
-    """Write the quickstart's data, model and warm start, and the preference pairs, unless they exist."""
-    if (folder / "pairs-test.jsonl").is_file():
+    """Write the quickstart's data, model and warm start, the preference pairs and labels, unless they exist."""
+    if (folder / "labels-test.jsonl").is_file():
         return
     sys.path.insert(0, str(ROOT / "examples" / "quickstart"))
     from quickstart import prepare as prepare_quickstart
@@ -196,7 +200,7 @@ def rollout_table(results: dict[str, list[Measured]], seeds: Sequence[int]) -> s
 
 
 def demonstration_table(results: dict[str, Measured]) -> str:
-    """Format a row for each metric of sft, dpo and mix."""
+    """Format a row for each metric of runs on given responses and of mix."""
     lines = ["| run file | metric | steps | before → after | CPU-seconds |", f"|{' --- |' * 5}"]
     for name, run in results.items():
         for metric in ON_DEMONSTRATIONS[name].metrics:

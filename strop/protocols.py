@@ -324,8 +324,10 @@ class TrainingEngine(Protocol):
         """
         ...
 
-    def evaluate_loss(self, batch: TrainingBatch, loss: AnyLossSpec) -> Mapping[str, float]:
-        """The loss over a batch and its metrics, without a gradient."""
+    def evaluate_loss(
+        self, batch: TrainingBatch, loss: AnyLossSpec, counts: GlobalCounts | None = None
+    ) -> Mapping[str, float]:
+        """The loss over a batch and its metrics, without a gradient; `counts` of None are those of the batch."""
         ...
 
     def set_lr(self, lr: float) -> None:

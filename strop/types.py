@@ -40,7 +40,7 @@ FailureCause = Literal["failed", "timeout", "unscored"]
 """Why a rollout failed before it was scored: its workflow raised an error, or exceeded its time limit."""
 SequenceUnit = Literal["trajectory", "turn"]
 """Unit of a rollout that becomes one training sequence."""
-SegmentRole = Literal["rl", "sft", "chosen", "rejected"]
+SegmentRole = Literal["rl", "sft", "chosen", "rejected", "desirable", "undesirable"]
 """Loss that an experience is trained with. A shared prompt is a separate segment: see `MicroBatch`."""
 
 
@@ -577,6 +577,12 @@ class GlobalCounts:
     """Number of pairs of a chosen and a rejected response."""
     chosen_tokens: int = 0
     """Number of targets in the chosen responses of pairs."""
+    desirable: int = 0
+    """Number of responses that are labeled desirable."""
+    undesirable: int = 0
+    """Number of responses that are labeled undesirable."""
+    reference_point: float = 0.0
+    """Log-ratio to the reference, in nats, that labeled responses are compared with (kto, bco)."""
     all_tokens: int = 0
     """Number of tokens of all sequences, prompts included: a shared prompt counts for each of them."""
     kept_tokens: int | None = None
@@ -606,6 +612,8 @@ class GlobalCounts:
             expert_tokens=sum(e.response_tokens for e in experiences) - tokens,
             pairs=sum(e.role == "chosen" for e in experiences),
             chosen_tokens=sum(e.response_tokens for e in experiences if e.role == "chosen"),
+            desirable=sum(e.role == "desirable" for e in experiences),
+            undesirable=sum(e.role == "undesirable" for e in experiences),
             all_tokens=sum(len(e.token_ids) for e in experiences),
         )
 

@@ -45,6 +45,11 @@ class Batch:
         """[N] Numbers of tokens."""
         return self.mask.sum(1)
 
+    @property
+    def labels(self) -> torch.Tensor:
+        """[N] bool; True for a response that is labeled desirable."""
+        return self.advantages[:, 0] > -0.5
+
     def token_rewards(self) -> torch.Tensor:
         """[N, L] The reward at the last token minus the penalty of each token."""
         rewards = -self.penalties

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -10,10 +11,11 @@ from pydantic import Field, TypeAdapter
 
 from strop.algorithms import registry
 from strop.algorithms.losses.preference_losses import PreferenceLoss
+from strop.algorithms.losses.unpaired_losses import UnpairedLoss
 from strop.algorithms.losses.value_losses import value_loss_terms
 from strop.config.schema.algorithm import CriticFreeConfig
 from strop.config.schema.group_baselines import GrpoConfig
-from strop.config.schema.preference import PreferenceConfig
+from strop.config.schema.preference import PreferenceConfig, UnpairedConfig
 from strop.protocols import LossFn
 from strop.types import GlobalCounts, MicroBatch, SegmentRole, TokenOutputs
 
@@ -48,6 +50,20 @@ def pairs(batch: Batch, config: PreferenceConfig) -> torch.Tensor:
     """[1 + N L] A loss on pairs of a chosen and a rejected response, and its gradient."""
     roles: tuple[SegmentRole, ...] = ("chosen", "rejected") * (len(batch.mask) // 2)
     return with_gradient(batch, batch.micro_batch(roles), PreferenceLoss(config), batch.counts())
+
+
+def labels(batch: Batch, config: UnpairedConfig, reference_point: float) -> torch.Tensor:
+    """[1 + N L] A loss on labeled responses, and its gradient."""
+    roles: tuple[SegmentRole, ...] = tuple(
+        "desirable" if each else "undesirable" for each in batch.labels.tolist()
+    )
+    counts = replace(
+        batch.counts(),
+        desirable=roles.count("desirable"),
+        undesirable=roles.count("undesirable"),
+        reference_point=reference_point,
+    )
+    return with_gradient(batch, batch.micro_batch(roles), UnpairedLoss(config), counts)
 
 
 def with_gradient(

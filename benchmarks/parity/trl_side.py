@@ -1,8 +1,10 @@
-"""Cases that compare TRL's losses of GRPO, DPO, CPO and ORPO, run with log-probs instead of a model, and its overlong
-penalty."""
+"""Cases that compare TRL's losses of GRPO, DPO, CPO, ORPO, KTO and BCO, run with log-probs instead of a model, and its
+overlong penalty."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -18,10 +20,19 @@ from trl.experimental.orpo import ORPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.kto_trainer import KTOTrainer
 from verl_side import DUAL, HIGH, LOW, TAU_NEG
 
+from strop.algorithms.reference_point import RunningMean, kl_estimate
 from strop.algorithms.reward_shaping import overlong_penalty
-from strop.config.schema.preference import CpoConfig, DpoConfig, OrpoConfig, PreferenceConfig
+from strop.config.schema.preference import (
+    BcoConfig,
+    CpoConfig,
+    DpoConfig,
+    KtoConfig,
+    OrpoConfig,
+    PreferenceConfig,
+)
 
 
 def trl_loss(
@@ -192,6 +203,129 @@ def _pairs_case(
     return Case(name, "TRL", peer, lambda batch: strop_side.pairs(of(batch), config))
 
 
+def trl_kto(config: KtoConfig) -> Value:
+    """Value and gradient by `KTOTrainer._compute_loss`. Mismatched pairs have the log-probs of the old policy and of
+    the sampler."""
+
+    def run(batch: Batch) -> torch.Tensor:
+        mask = pad(batch.mask.long(), (1, 0))  # a token before each response
+        of_pairs = mask + 1
+        zeros = torch.zeros(batch.mask.shape)
+
+        def model(matched: torch.Tensor, mismatched: torch.Tensor) -> Callable[..., SimpleNamespace]:
+            def call(input_ids: torch.Tensor, **_: object) -> SimpleNamespace:
+                found = mismatched if input_ids is of_pairs else matched
+                return SimpleNamespace(log_probs=found, entropy=zeros, mean_logits=zeros)
+
+            return call
+
+        def loss(logprobs: torch.Tensor) -> torch.Tensor:
+            switch = torch.nn.Identity()
+            switch.is_gradient_checkpointing = False
+            trainer = SimpleNamespace(
+                model=switch,
+                ref_model=model(batch.ref_logprobs, batch.sampler_logprobs),
+                accelerator=SimpleNamespace(device="cpu", gather_for_metrics=lambda x: x),
+                args=SimpleNamespace(gradient_checkpointing_kwargs=None),
+                aux_loss_enabled=False,
+                precompute_ref_logps=False,
+                calculate_KL=config.estimates_kl,
+                loss_type=config.loss,
+                beta=config.beta,
+                desirable_weight=config.desirable_weight,
+                undesirable_weight=config.undesirable_weight,
+                _metrics=defaultdict(lambda: defaultdict(list)),
+                _total_train_tokens=0,
+                _tp_size=1,
+            )
+            trainer._compute_kl_logps = lambda *given: KTOTrainer._compute_kl_logps(trainer, *given)
+            inputs = {
+                "input_ids": mask,
+                "attention_mask": mask,
+                "completion_mask": mask,
+                "label": batch.labels,
+            }
+            if config.estimates_kl:
+                inputs |= {
+                    f"KL_{name}": of_pairs for name in ("input_ids", "attention_mask", "completion_mask")
+                }
+            policy = model(logprobs * batch.mask, batch.old_logprobs)
+            return KTOTrainer._compute_loss(trainer, policy, inputs, return_outputs=False)
+
+        return with_gradient(batch, loss)
+
+    return run
+
+
+def strop_kto(config: KtoConfig) -> Value:
+    """Value and gradient by Strop, with the estimate over the same mismatched pairs."""
+
+    def run(batch: Batch) -> torch.Tensor:
+        ratios = (batch.old_logprobs - batch.sampler_logprobs).sum(1).tolist()
+        return strop_side.labels(batch, config, kl_estimate(ratios) if config.estimates_kl else 0.0)
+
+    return run
+
+
+BCO_VERSION = "1.13.0"
+"""A version of TRL that has BCO, which 1.16 has not."""
+
+
+def _bco_module() -> Any:
+    """The module of BCO's trainer in the folder of the other version, imported apart from the installed TRL."""
+    own = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "trl"}
+    sys.path.insert(0, os.environ["TRL_WITH_BCO"])
+    try:
+        from trl.experimental.bco import bco_trainer
+    finally:
+        sys.path.pop(0)
+        for name in [name for name in sys.modules if name.split(".")[0] == "trl"]:
+            del sys.modules[name]
+        sys.modules.update(own)
+    return bco_trainer
+
+
+def bco_cases() -> Iterator[Case]:
+    """BCO's loss in its second update: the running mean is over both."""
+    theirs, config = _bco_module(), BcoConfig(beta=0.2)
+
+    def earlier(batch: Batch) -> torch.Tensor:
+        return (batch.old_logprobs - batch.sampler_logprobs).sum(1)
+
+    def trl(batch: Batch) -> torch.Tensor:
+        moments = theirs.RunningMoments(SimpleNamespace(use_distributed=False))
+        moments.update(config.beta * earlier(batch))
+
+        def loss(logprobs: torch.Tensor) -> torch.Tensor:
+            policy, reference = (logprobs * batch.mask).sum(1), batch.ref_logprobs.sum(1)
+            sides = [each[side] for each in (policy, reference) for side in (batch.labels, ~batch.labels)]
+            running = theirs.RunningMoments(moments.accelerator, moments.mean, count=moments.count)
+            trainer = SimpleNamespace(beta=config.beta, running=running, match_underlying_distribution=False)
+            return theirs.BCOTrainer.bco_loss(trainer, *sides, None, None)[0].nanmean()
+
+        return with_gradient(batch, loss)
+
+    def strop(batch: Batch) -> torch.Tensor:
+        ratios = ((batch.logprobs - batch.ref_logprobs) * batch.mask).sum(1)
+        mean = RunningMean().updated(earlier(batch).tolist()).updated(ratios.tolist()).mean
+        return strop_side.labels(batch, config, mean)
+
+    yield Case("loss: bco, second update", f"TRL {BCO_VERSION}", trl, strop)
+
+
+def unpaired_cases() -> Iterator[Case]:
+    """Return the losses on labeled responses."""
+    for each in (
+        {"loss": "kto"},
+        {"loss": "apo_zero_unpaired"},
+        {"desirable_weight": 1.4, "undesirable_weight": 0.6},
+    ):
+        config = KtoConfig.model_validate(each)
+        label = ", ".join(f"{name} {value}" for name, value in each.items())
+        yield Case(f"loss: kto, {label}", "TRL", trl_kto(config), strop_kto(config))
+    yield from bco_cases()
+
+
 def strop_loss(section: dict[str, Any], aggregation: str, **options: Any) -> Value:
     """Value and gradient by Strop's policy loss."""
     return lambda batch: strop_side.loss(batch, policy_loss=section, aggregation=aggregation, **options)
@@ -242,6 +376,7 @@ def cases() -> list[Case]:
         )
     )
     rows += preference_cases()
+    rows += unpaired_cases()
     rows.append(Case("overlong penalty", "TRL", trl_overlong_penalty, strop_overlong_penalty))
     return rows
 

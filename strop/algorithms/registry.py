@@ -24,6 +24,7 @@ from strop.algorithms.losses.distilled_mix import DistilledMixLoss
 from strop.algorithms.losses.policy_objective import PolicyObjective
 from strop.algorithms.losses.preference_losses import PreferenceLoss
 from strop.algorithms.losses.sft import MixedLoss, SftLoss
+from strop.algorithms.losses.unpaired_losses import UnpairedLoss
 from strop.algorithms.process_rewards import prime
 from strop.algorithms.reward_shaping import overlong_penalty
 from strop.algorithms.rollout_batch import RolloutBatch
@@ -69,7 +70,7 @@ from strop.config.schema.group_baselines import (
     OptimalTokenBaselineConfig,
     RlooConfig,
 )
-from strop.config.schema.preference import CpoConfig, DpoConfig, OrpoConfig
+from strop.config.schema.preference import BcoConfig, CpoConfig, DpoConfig, KtoConfig, OrpoConfig
 from strop.protocols import LossFn
 
 
@@ -221,6 +222,8 @@ def make_loss_fn(config: AlgorithmConfig, *, max_response_tokens: int) -> LossFn
             return SftLoss(config.token_weight)
         case DpoConfig() | CpoConfig() | OrpoConfig():
             return PreferenceLoss(config)
+        case KtoConfig() | BcoConfig():
+            return UnpairedLoss(config)
         case MixConfig():
             objective = PolicyObjective(config, max_response_tokens)
             return MixedLoss(config.mu, objective, config.expert_weight)

@@ -13,13 +13,17 @@ from strop.config.schema.algorithm import (
 from strop.config.schema.distillation import DistillationConfig, DivergenceConfig, SampledKlLossConfig
 from strop.config.schema.group_baselines import OptimalTokenBaselineConfig
 from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig
+from strop.config.schema.preference import KtoConfig
 
 
 def needs_reference_model(config: AlgorithmConfig) -> bool:
     """Whether the engine must keep a reference model, to compute its log-probs in every step.
 
-    DPO computes the reference's log-probs of the whole dataset before the first update, and keeps no model.
+    DPO, KTO and BCO compute the reference's log-probs of the whole dataset before the first update; only KTO's estimate
+    of the divergence, over other pairs of prompts and responses in every epoch, needs the model afterwards.
     """
+    if isinstance(config, KtoConfig):
+        return config.estimates_kl
     if isinstance(config, OfflineAlgorithmConfig):
         return False
     if isinstance(config, CustomConfig) and config.ref_logprobs:

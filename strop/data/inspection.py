@@ -108,7 +108,7 @@ def _columns(section: TasksetConfig) -> list[str]:
     """Columns that each row must have, apart from the prompt, which complete conversations lack."""
     optional = {*section.optional_columns}
     if section.is_offline:
-        named = [section.text, section.response, section.chosen, section.rejected]
+        named = [section.text, section.response, section.label, section.chosen, section.rejected]
     else:
         named = [section.answer, section.source]
     return [column for column in named if column is not None and column not in optional]

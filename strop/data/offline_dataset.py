@@ -1,4 +1,4 @@
-"""Offline datasets: rows with demonstrations or preferences, as training sequences and pairs of them.
+"""Offline datasets: rows with demonstrations, preferences or labels, as training sequences and pairs of them.
 
 A text column holds plain text, which is trained on from its second token on; answer columns are in `offline_rows.py`.
 """
@@ -28,6 +28,7 @@ from strop.data.images.row_images import read_row_images
 from strop.data.offline_rows import ConversationRow, conversation_rows
 from strop.data.progress_bar import with_progress_bar
 from strop.data.row_keys import RowKeys
+from strop.data.row_labels import contradictions, read_labels, unpair
 from strop.data.row_packing import pack_rows
 from strop.data.sources.columns import value_at
 from strop.data.sources.custom_dataset import CustomDataset
@@ -53,6 +54,8 @@ class OfflineCounts:
     """Rows that are truncated."""
     equal: int = 0
     """Pairs that are filtered because their responses are equal."""
+    contradictory: int = 0
+    """Rows that are filtered because equal responses have both labels."""
     turns: int = 0
     """Trained turns before truncation."""
     unended: int = 0
@@ -65,7 +68,8 @@ class OfflineCounts:
 
 
 class OfflineDataset:
-    """Encoded demonstrations or preference pairs, in an order that a seed determines and one number resumes."""
+    """Encoded demonstrations, preference pairs or labeled responses, in an order that a seed determines and one number
+    resumes."""
 
     def __init__(
         self,
@@ -89,11 +93,13 @@ class OfflineDataset:
         """`train: 17 rows; 2 of 19 filtered, because they are too long`"""
         counts, used = self.counts, self.counts.packed or len(self)
         text = f"{self.name}: {used} rows" + (f" in {len(self)} sequences" if counts.packed else "")
-        total = used + counts.too_long + counts.equal
+        total = used + counts.too_long + counts.equal + counts.contradictory
         if counts.too_long:
             text += f"; {counts.too_long} of {total} filtered, because they are too long"
         if counts.equal:
             text += f"; {counts.equal} of {total} filtered, because chosen and rejected are equal"
+        if counts.contradictory:
+            text += f"; {counts.contradictory} of {total} filtered, because equal responses have both labels"
         return f"{text}; {counts.truncated} of them truncated" if counts.truncated else text
 
     def notes(self) -> Iterator[str]:
@@ -102,6 +108,10 @@ class OfflineDataset:
         yield str(self)
         yield from unended_note(self.name, self.counts)
         yield from (f"{self.name}: {note}" for note in self.key_notes)
+
+    def require_both_labels(self) -> None:
+        """Raise `DataError` if all responses have the same label, from which nothing can be told apart."""
+        require_both_labels(self._groups, self.name)
 
     @property
     def position(self) -> int:
@@ -142,29 +152,47 @@ def load_offline_dataset(
     order: ColumnOrderConfig | None = None,
     images: RunImages | None = None,
     tokens: ModelTokens | None = None,
+    unpaired: bool = False,
 ) -> OfflineDataset:
     """Read, check and encode every row of a taskset with a column `response`, or `chosen` and `rejected`.
 
     `order` is `data.order`; `images` are those of a model that reads images; `tokens` are the model's, by default those
-    of the folder of the tokenizer. Raises `DataError`, which names the row,
-    for a row without an answer or an assistant turn, for an image that cannot be used, and for a row that is too long
-    under `overlong: error`; `ModelError` for a tokenizer that cannot be used.
+    of the folder of the tokenizer; `unpaired` makes a desirable and an undesirable row of each pair. Raises
+    `DataError`, which names the row, for a row without an answer, a label or an assistant turn, for an image that
+    cannot be used, and for a row that is too long under `overlong: error`; `ModelError` for a tokenizer that cannot be
+    used.
     """
     also_read = [] if order is None else [order.column]
     found = encode_offline_rows(
         section, data, tokenizer, name=name, seed=seed, images=images, tokens=tokens, also_read=also_read
     )
     found.require_some(data, name)
+    groups, numbers = found.groups, found.numbers
+    if unpaired and section.chosen is not None:
+        sides = unpair(groups)
+        groups = tuple(group for _, group in sides)
+        numbers = tuple(found.numbers[number] for number, _ in sides)
     task_order = make_task_order(
         order,
         found.rows,
-        np.array(found.numbers, dtype=np.int64),
+        np.array(numbers, dtype=np.int64),
         seed=seed,
         shuffle=shuffle,
         incomplete=data.incomplete_batch,
         name=name,
     )
-    return OfflineDataset(name, found.groups, found.counts, task_order, found.key_notes)
+    return OfflineDataset(name, groups, found.counts, task_order, found.key_notes)
+
+
+def require_both_labels(groups: Sequence[ExperienceGroup], name: str) -> None:
+    """Raise `DataError` if all responses have the same label."""
+    roles = {experience.role for group in groups for experience in group.experiences}
+    if len(roles) < 2:
+        raise DataError(
+            f"All {len(groups)} rows of {name} are labeled {roles.pop()}. Responses are told apart by their label, so "
+            "the loss has no lower bound that is worth reaching. Add rows with the other label, or train on desirable "
+            "responses alone with algorithm sft."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +211,14 @@ class OfflineRows:
         """Raise `DataError` if all rows are filtered."""
         if self.groups:
             return
-        limit, equal = data.max_prompt_tokens + data.max_response_tokens, self.counts.equal
+        limit = data.max_prompt_tokens + data.max_response_tokens
+        equal, contradictory = self.counts.equal, self.counts.contradictory
         raise DataError(
             f"All {len(self.rows)} rows of {name} are filtered: {self.counts.too_long} are longer than "
             f"data.max_prompt_tokens + max_response_tokens ({limit} tokens)"
-            f"{f', and {equal} are pairs of equal responses' if equal else ''}, so there is nothing to train on. Write "
+            f"{f', and {equal} are pairs of equal responses' if equal else ''}"
+            f"{f', and {contradictory} are equal responses with both labels' if contradictory else ''}, so there is "
+            "nothing to train on. Write "
             "a higher limit, or other rows."
         )
 
@@ -213,6 +244,8 @@ def encode_offline_rows(
     cuts_rows = packing is not None and packing.strategy != "bfd"
     used: list[list[EncodedSequence]] = []
     numbers: list[int] = []
+    labels: list[bool | None] = []
+    row_labels = read_labels(rows, section)
     for number, of_row in enumerate(with_progress_bar(encoded, len(rows), f"Encoding the answers of {name}")):
         where = rows.where(number)
         _check_pair(of_row, where)
@@ -235,7 +268,19 @@ def encode_offline_rows(
         counts["truncated"] += is_truncated
         used.append(kept)
         numbers.append(number)
-    groups = [_group(f"{name}:{number}", each) for number, each in zip(numbers, used, strict=True)]
+        labels.append(None if row_labels is None else row_labels[number])
+    if contrary := contradictions(used, labels):
+        _require_filtered_labels(
+            section, *(rows.where(numbers[each]) for each in next(iter(contrary.items())))
+        )
+        counts["contradictory"] = len(contrary)
+        left = [position for position in range(len(used)) if position not in contrary]
+        used = [used[position] for position in left]
+        numbers, labels = [numbers[position] for position in left], [labels[position] for position in left]
+    groups = [
+        _group(f"{name}:{number}", each, label)
+        for number, each, label in zip(numbers, used, labels, strict=True)
+    ]
     if packing is not None:
         counts["packed"] = len(used)
         packed = pack_rows(
@@ -284,6 +329,15 @@ def _require_filter(section: TasksetConfig, where: str, is_truncated: bool) -> N
         raise DataError(
             f"{where}: {section.chosen!r} and {section.rejected!r} are equal{after}; a pair needs two different "
             f"answers. Remove the row, {limit}or write equal_pairs: filter in the taskset to drop and count such pairs."
+        )
+
+
+def _require_filtered_labels(section: TasksetConfig, first: str, second: str) -> None:
+    """Raise `DataError` for equal responses with both labels, unless the taskset filters them."""
+    if section.equal_pairs == "error":
+        raise DataError(
+            f"{first} and {second} have the same prompt and response with both labels, so that their gradients cancel. "
+            "Remove one of them, or write equal_pairs: filter in the taskset to drop and count all such rows."
         )
 
 
@@ -391,8 +445,10 @@ def _encoded(
         yield from ([next(encoded) for _ in row.conversations] for row in chunk)
 
 
-def _group(task_id: str, encoded: Sequence[EncodedSequence]) -> ExperienceGroup:
+def _group(task_id: str, encoded: Sequence[EncodedSequence], label: bool | None) -> ExperienceGroup:
     roles: tuple[SegmentRole, ...] = ("sft",) if len(encoded) == 1 else ("chosen", "rejected")
+    if label is not None:
+        roles = ("desirable" if label else "undesirable",)
     return ExperienceGroup(
         task_id,
         tuple(
@@ -425,6 +481,6 @@ def _experience(task_id: str, index: int, encoded: EncodedSequence, role: Segmen
         temperature=1.0,
         versions=(),
         role=role,
-        pair=None if role == "sft" else task_id,
+        pair=task_id if role in ("chosen", "rejected") else None,
         media=encoded.media,
     )

@@ -31,6 +31,7 @@ def form_columns(row: Mapping[str, Any], section: TasksetConfig) -> list[str]:
         return []
     taken = {
         section.response,
+        section.label,
         section.chosen,
         section.rejected,
         section.tools,

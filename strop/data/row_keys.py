@@ -57,6 +57,7 @@ class RowKeys:
             *(
                 section.text,
                 section.response,
+                section.label,
                 section.chosen,
                 section.rejected,
                 section.images,

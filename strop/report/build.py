@@ -25,9 +25,11 @@ _HEADLINE_METRICS = (
     ("eval/*/reward", "Held-out reward"),
     ("eval/*/loss", "Held-out loss"),
     ("eval/*/pairs/accuracy", "Held-out preference accuracy"),
+    ("eval/*/labels/accuracy", "Held-out accuracy of labels"),
     ("reward/mean", "Training reward"),
     ("sft_loss", "Training loss"),
     ("pairs/margin", "Training margin"),
+    ("labels/margin", "Training margin"),
 )
 """Metrics of the headline: name or pattern, and label."""
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,[^${}]*)?\}")

@@ -43,11 +43,13 @@ PANELS = (
     ChartPanel("Held-out reward", ("eval/*/reward", "eval/*/pass@*")),
     ChartPanel("Training reward", ("reward/mean", "reward/part/*"), smooth=True),
     ChartPanel("Held-out loss", ("eval/*/loss",)),
-    ChartPanel("Loss on demonstrations or pairs", ("sft_loss", "preference_loss"), smooth=True),
+    ChartPanel("Loss on given responses", ("sft_loss", "preference_loss"), smooth=True),
     ChartPanel(
         "Margin between chosen and rejected responses", ("pairs/margin", "eval/*/pairs/margin"), smooth=True
     ),
     ChartPanel("Preference accuracy", ("pairs/accuracy", "eval/*/pairs/accuracy")),
+    ChartPanel("Margin between the two labels", ("labels/margin", "eval/*/labels/margin"), smooth=True),
+    ChartPanel("Accuracy of labels", ("labels/accuracy", "eval/*/labels/accuracy")),
     ChartPanel("KL divergence from the reference", ("kl/ref",)),
     ChartPanel("Entropy", ("entropy",)),
     ChartPanel("Response length", ("response_tokens/mean", "response_tokens/max", "eval/*/response_tokens")),

@@ -109,7 +109,7 @@ METRICS: dict[str, Metric] = {
         "Evaluation",
         "",
         "lower",
-        "Loss on an eval taskset's demonstrations or pairs: sft_loss, preference_loss or their sum.",
+        "Loss on an eval taskset's given responses: sft_loss, preference_loss or their sum.",
     ),
     "eval/<name>/pairs/margin": Metric(
         "Evaluation", "nats", "higher", "Mean margin (see pairs/margin) on an eval taskset's pairs."
@@ -119,6 +119,19 @@ METRICS: dict[str, Metric] = {
         "fraction",
         "higher",
         "Fraction of an eval taskset's pairs whose chosen response has the higher implied reward.",
+    ),
+    "eval/<name>/labels/margin": Metric(
+        "Evaluation",
+        "nats",
+        "higher",
+        "Margin (see labels/margin) on an eval taskset's labeled responses.",
+    ),
+    "eval/<name>/labels/accuracy": Metric(
+        "Evaluation",
+        "fraction",
+        "higher",
+        "Fraction of an eval taskset's labeled responses on the side of the reference point that their label says; the "
+        "KL divergence is estimated over the taskset (kto), the running mean is that of training (bco).",
     ),
     "eval/<name>/response_tokens": Metric(
         "Evaluation", "tokens", None, "Mean length of an eval taskset's scored responses."
@@ -346,7 +359,7 @@ METRICS: dict[str, Metric] = {
     "response_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's scored responses."),
     "response_tokens/max": Metric("Lengths", "tokens", None, "Length of the step's longest scored response."),
     "trained_tokens": Metric(
-        "Lengths", "tokens", None, "Tokens of this step's demonstrations or pairs, prompts included."
+        "Lengths", "tokens", None, "Tokens of this step's given responses, prompts included."
     ),
     "sampled_tokens": Metric("Lengths", "tokens", None, "Tokens of all scored responses of this step."),
     "loss": Metric(
@@ -388,7 +401,8 @@ METRICS: dict[str, Metric] = {
         "Loss",
         "",
         "lower",
-        "Mean over pairs of the loss that compares their responses; under dpo -log sigmoid(margin).",
+        "Mean over pairs of the loss that compares their responses, under dpo -log sigmoid(margin); or over labeled "
+        "responses (kto, bco).",
     ),
     "pairs/margin": Metric(
         "Loss", "nats", "higher", "Chosen minus rejected implied reward, mean over pairs."
@@ -411,6 +425,36 @@ METRICS: dict[str, Metric] = {
         "nats",
         None,
         "Implied reward of the rejected responses (see pairs/chosen_reward), mean over pairs.",
+    ),
+    "labels/reference_point": Metric(
+        "Loss",
+        "nats",
+        None,
+        "Log-ratio to the reference that labeled responses are compared with: the estimate of the KL divergence over "
+        "mismatched pairs of the update (kto), or the running mean over the responses of all updates (bco).",
+    ),
+    "labels/accuracy": Metric(
+        "Loss",
+        "fraction",
+        "higher",
+        "Fraction of the labeled responses on the side of the reference point that their label says: desirable above, "
+        "undesirable below.",
+    ),
+    "labels/margin": Metric(
+        "Loss", "nats", "higher", "Difference between the mean implied rewards of the two labels."
+    ),
+    "labels/desirable_reward": Metric(
+        "Loss",
+        "nats",
+        None,
+        "Mean implied reward of the responses that are labeled desirable: beta log(policy / reference). Updates "
+        "without such a response do not have it.",
+    ),
+    "labels/undesirable_reward": Metric(
+        "Loss",
+        "nats",
+        None,
+        "Mean implied reward of the responses that are labeled undesirable (see labels/desirable_reward).",
     ),
     "kl_loss": Metric(
         "Loss", "", None, "kl_loss.coef times the configured estimate of KL(policy || reference), aggregated."

@@ -78,6 +78,9 @@ def counts_of(batch: MicroBatch) -> GlobalCounts:
         expert_tokens=of_experts,
         pairs=batch.role.count("chosen"),
         chosen_tokens=int(chosen[batch.segment_numbers()[batch.targets]].sum()),
+        desirable=batch.role.count("desirable"),
+        undesirable=batch.role.count("undesirable"),
+        reference_point=0.25 if "desirable" in batch.role else 0.0,
     )
 
 

@@ -133,6 +133,8 @@ def _sections() -> list[dict[str, Any]]:
         {"type": "dpo", "excess_token_weight": 0.3},
         *({"type": "cpo", "loss": each} for each in ("hinge", "ipo", "simpo")),
         {"type": "cpo", "reward_shape": 0.25},
+        {"type": "kto", "loss": "apo_zero_unpaired"},
+        {"type": "kto", "beta": 0.5, "desirable_weight": 0.7, "undesirable_weight": 1.3},
         {"type": "custom", "advantages": "file.py:advantages"},
         *({"type": "grpo"} | each for each in parts),
     ]
@@ -153,6 +155,7 @@ class LossCase:
 def _case(section: dict[str, Any]) -> LossCase:
     roles: dict[str, tuple[SegmentRole, SegmentRole]] = {
         **dict.fromkeys(("dpo", "cpo", "orpo"), ("chosen", "rejected")),
+        **dict.fromkeys(("kto", "bco"), ("desirable", "undesirable")),
         "mix": ("rl", "sft"),
         "sft": ("sft", "sft"),
     }

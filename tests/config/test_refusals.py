@@ -158,8 +158,19 @@ algorithm.num_generations=auto => In a run file write algorithm.rollouts_per_tas
 trainer.max_steps=-1 => write trainer.duration='10 steps', or in epochs: '2 epochs'
 trainer.num_train_epochs=3 => write trainer.duration='3 epochs', or in steps: '10 steps'
 algorithm.beta=0.1
-    => belongs to `type: online_dpo or dpo or cpo or orpo` ... In a run file write algorithm.kl_loss.coef=0.1 in the
-    loss, or algorithm.kl_reward.coef
+    => belongs to `type: online_dpo or dpo or cpo or orpo or kto or bco` ... In a run file write
+    algorithm.kl_loss.coef=0.1 in the loss, or algorithm.kl_reward.coef
+algorithm=kto & data.train.response=answer => data.train.label: missing. Algorithm kto needs
+algorithm=bco & data.train.chosen=a => data.train.rejected: missing. Algorithm bco needs
+algorithm=kto & data.train.chosen=a & data.train.rejected=b & data.train.label=c
+    => data.train.label has no effect under algorithm kto
+algorithm=sft & data.train.response=answer & data.train.label=good => data.train.label has no effect under algorithm sft
+algorithm=kto & data.train.response=a & data.train.label=b & trainer.tasks_per_step=1 => trainer.tasks_per_step is 1
+algorithm=kto & data.train.response=a & data.train.label=b & data.train.images=c => data.train.images: algorithm kto
+algorithm=kto & data.train.response=a & data.train.label=b & data.train.train_on_prompt=true
+    => train_on_prompt has no meaning under algorithm kto
+algorithm={type: kto, desirable_weight: 0, undesirable_weight: 0} & data.train.response=a & data.train.label=b
+    => desirable_weight and undesirable_weight are both 0
 trainer.gradient_accumulation_steps=4 => write trainer.microbatch='8 sequences' or '16384 tokens'
 per_device_train_batch_size=4 => write trainer.microbatch='4 sequences', the size of one forward
 rollout.engine={type: vllm, data_parallel: 4} => unknown key. In a run file write rollout.pool.engines=4.

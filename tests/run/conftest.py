@@ -41,9 +41,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pairs(tiny: Path) -> Path:
-    """The larger digit is the better answer, the smaller one the worse."""
+    """The larger digit is the better answer, the smaller one the worse; `labels.jsonl` has both as rows."""
     digits = [(f"max {a} {b}", str(max(a, b)), str(min(a, b))) for a, b in DIGITS if a != b]
     names = ("prompt", "better", "worse")
+    labels = [
+        (prompt, answer, is_better)
+        for prompt, *both in digits
+        for answer, is_better in zip(both, (True, False), strict=True)
+    ]
+    columns = ("prompt", "completion", "label")
+    write_rows(tiny / "labels.jsonl", [dict(zip(columns, row, strict=True)) for row in labels])
     return write_rows(tiny / "pairs.jsonl", [dict(zip(names, row, strict=True)) for row in digits])
 
 
@@ -94,9 +101,12 @@ def changed(run: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def answer_values(tiny: Path, output: Path, kind: str, /, **changes: Any) -> dict[str, Any]:
-    """The values of a small sft or dpo run on `pairs.jsonl`."""
-    columns = {"response": "better"} if kind == "sft" else {"chosen": "better", "rejected": "worse"}
-    answers = {"path": str(tiny / "pairs.jsonl"), **columns}
+    """The values of a small run on the given responses of `pairs.jsonl`; for kto those of `labels.jsonl`."""
+    columns = {"chosen": "better", "rejected": "worse"}
+    columns = {"sft": {"response": "better"}, "kto": {"response": "completion", "label": "label"}}.get(
+        kind, columns
+    )
+    answers = {"path": str(tiny / ("labels.jsonl" if kind == "kto" else "pairs.jsonl")), **columns}
     run = run_values(tiny, output, algorithm={"type": kind}, data__train=answers)
     run["data"]["eval"] = [{"name": "held-out", "limit_tasks": 20, **answers}]
     del run["reward"], run["record"]["rollouts_every"]
@@ -111,7 +121,7 @@ def values(tiny: Path, tmp_path: Path) -> Values:
 
 @pytest.fixture
 def offline(tiny: Path, pairs: Path, tmp_path: Path) -> Values:
-    """The values of a small sft or dpo run."""
+    """The values of a small run on given responses."""
     return lambda kind, **changes: answer_values(tiny, tmp_path / "runs", kind, **changes)
 
 

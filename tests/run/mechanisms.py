@@ -94,6 +94,12 @@ MECHANISMS = {
     "self-play": Mechanism(algorithm("self_play")),
     "sft": Mechanism(kind="sft"),
     "dpo": Mechanism(kind="dpo"),
+    "kto": Mechanism(kind="kto", shows=lambda rows, state: rows[-1]["labels/reference_point"] > 0),
+    "bco": Mechanism(
+        kind="bco",
+        keeps="mean_log_ratio",
+        shows=lambda rows, state: state["mean_log_ratio"]["count"] == 32 and state["mean_log_ratio"]["mean"] != 0,
+    ),
     "a curriculum": Mechanism(
         {"data__order": CURRICULUM},
         keeps="task_order",

@@ -56,6 +56,8 @@ def rows_of_run(file: Path, tmp_path: Path, *overrides: str) -> list[dict]:
         ("dpo", (), "eval/held-out/pairs/margin"),
         ("simpo", (), "eval/held-out/pairs/margin"),
         ("orpo", (), "eval/held-out/loss"),
+        ("kto", (), "eval/held-out/labels/margin"),
+        ("bco", (), "eval/held-out/labels/margin"),
         ("mix", ("trainer.tasks_per_update=4", "algorithm.rollouts_per_task=4"), "eval/held-out/reward"),
         ("gkd", ("algorithm.rollouts_per_task=2", "trainer.tasks_per_update=4"), "eval/held-out/reward"),
     ],

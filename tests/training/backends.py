@@ -20,14 +20,16 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.critic import CriticConfig
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
+from strop.config.schema.preference import ReferencedConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.models.tiny import make_model
+from strop.run.optimize.reference_point import make_reference_point
 from strop.training.backends.deepspeed import describe_division
 from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine
 from strop.training.backends.local import LocalCriticEngine, LocalEngine
 from strop.training.ranks.group import RankGroup
 from strop.training.ranks.messages import CRITIC, POLICY, Rank
-from strop.types import SegmentRole, TrainingBatch
+from strop.types import GlobalCounts, SegmentRole, TrainingBatch
 from tests.models.families import family_folder
 from tests.models.vision.images import FAMILIES as VISION_FAMILIES
 from tests.models.vision.images import experiences_with_images, vision_model
@@ -129,6 +131,8 @@ JOBS: Mapping[str, Job] = {
     "critic, LoRA": Job("ppo", LORA),
     "SFT": Job("sft"),
     "DPO": Job("dpo"),
+    "KTO": Job("kto"),
+    "BCO": Job("bco"),
     # Adam moves a weight by up to 0.01 also where the gradient is only rounding: on some CPUs two differ by 1.5e-4.
     "teacher": Job("reverse_kl", weight_tolerance=1e-3),
     "teacher, sampled": Job("sampled_kl", weight_tolerance=1e-3),
@@ -193,9 +197,14 @@ def make_runs(folder: Path, teacher: Path, job: Job, layout: Values) -> tuple[Ru
     if job.optimizer["lr"] == 1.0:
         trainer["max_grad_norm"] = None
     sections: dict[str, Any] = {"algorithm": algorithm}
-    if algorithm in ("sft", "dpo"):
-        pair = {"chosen": "chosen", "rejected": "rejected"} if algorithm == "dpo" else {"response": "answer"}
-        sections["data"] = {"train": {"path": "tasks.jsonl", **pair}}
+    columns = {
+        "sft": {"response": "answer"},
+        "dpo": {"chosen": "chosen", "rejected": "rejected"},
+        "kto": {"response": "answer", "label": "label"},
+        "bco": {"response": "answer", "label": "label"},
+    }
+    if algorithm in columns:
+        sections["data"] = {"train": {"path": "tasks.jsonl", **columns[algorithm]}}
     engine = {"type": "fsdp2", **layout, "device": "cpu"}
     ranked, alone = (
         make_run(folder, job.model, trainer=trainer | {"engine": each}, **sections)
@@ -205,8 +214,8 @@ def make_runs(folder: Path, teacher: Path, job: Job, layout: Values) -> tuple[Ru
 
 
 def batch_for(job: Job, seed: int) -> TrainingBatch:
-    """The data of one update: random answers with random advantages, pairs for DPO, returns for a critic. With images,
-    the third update has text only."""
+    """The data of one update: random answers with random advantages, pairs for DPO, labels for KTO and BCO, returns for
+    a critic. With images, the third update has text only."""
     if job.has_images:
         return _batch_with_images(job.family or "", seed)
     batch = batch_of(seed)
@@ -218,6 +227,9 @@ def batch_for(job: Job, seed: int) -> TrainingBatch:
             replace(e, role=roles[i % 2], pair=f"{seed}, {i // 2}") for i, e in enumerate(batch.experiences)
         ]
         return TrainingBatch(pairs)
+    if job.algorithm in ("kto", "bco"):
+        labels: tuple[SegmentRole, SegmentRole] = ("desirable", "undesirable")
+        return TrainingBatch([replace(e, role=labels[i % 2]) for i, e in enumerate(batch.experiences)])
     if job.trains_critic:
         ones = [np.ones(len(e.token_ids), np.float32) for e in batch.experiences]
         return replace(batch, values=[0 * each for each in ones], returns=ones)
@@ -245,22 +257,29 @@ class PolicyTrainee:
         self.engine = engine
         self._run = run
         self._job = job
-        batches = {seed: batch_for(job, seed) for seed in range(4 if job.algorithm == "dpo" else 0)}
+        compared = isinstance(run.algorithm, ReferencedConfig)
+        batches = {seed: batch_for(job, seed) for seed in range(4 if compared else 0)}
         self._references = {seed: engine.logprobs(each.experiences) for seed, each in batches.items()}
+        self._reference_point = make_reference_point(run, engine)
 
     def learn(self, seeds: Sequence[int]) -> list[dict[str, float]]:
         """One update for each seed: its metrics and the norm of its gradient."""
         loss, rows, algorithm = LossSpec(self._run.algorithm, 64), [], self._run.algorithm
         kl = getattr(algorithm, "kl_loss", None)
         for seed in seeds:
-            batch = batch_for(self._job, seed)
+            batch, counts = batch_for(self._job, seed), None
+            if self._reference_point is not None:
+                point = self._reference_point.of_update(batch.experiences, self._references[seed])
+                counts = replace(GlobalCounts.of(batch.experiences), reference_point=point)
             if seed in self._references:
                 batch = replace(batch, ref_logprobs=self._references[seed])
             elif kl is not None and kl.estimator != "full":
                 batch = replace(batch, ref_logprobs=self.engine.logprobs(batch.experiences, reference=True))
             if algorithm.type == "distillation":
                 batch = replace(batch, teacher_logprobs=self.engine.teacher_logprobs(batch.experiences))
-            rows.append({**self.engine.forward_backward(batch, loss), "grad_norm": self.engine.step()})
+            rows.append(
+                {**self.engine.forward_backward(batch, loss, counts), "grad_norm": self.engine.step()}
+            )
         return rows
 
     def outputs(self) -> dict[str, Any]:

@@ -52,10 +52,19 @@ TORCH_LINEAR = functional.linear
 """The function that ZeRO-3 replaces while its ranks run."""
 ALONE = "one process"
 IN_CI: Mapping[str, Sequence[str]] = {
-    "2 shards": ("full KL", "SFT", "RMSprop", "teacher, sampled", "bfloat16", "gemma2", "images in tiles"),
+    "2 shards": (
+        "full KL",
+        "SFT",
+        "KTO",
+        "RMSprop",
+        "teacher, sampled",
+        "bfloat16",
+        "gemma2",
+        "images in tiles",
+    ),
     "2 shards kept": ("KL", "images in a grid", "lfm2, LoRA", "mixtral, LoRA", "mamba"),
     "2 shards offloaded": ("LoRA, full KL", "Adagrad"),
-    "2 replicas": ("recomputed", "critic", "gradient"),
+    "2 replicas": ("recomputed", "critic", "gradient", "BCO"),
     "sp 2": ("full KL", "GSPO", "LoRA", "SFT", "DPO", "critic", "teacher", "images, adapter in the tower"),
     "tp 2": ("LoRA", "critic", "SFT", "qwen3, full KL", WHOLE_VOCABULARY),
     "ZeRO-1": ("SGD with momentum",),

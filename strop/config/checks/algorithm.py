@@ -17,7 +17,15 @@ from strop.config.schema.algorithm import (
 from strop.config.schema.batch_selection import DefaultSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.policy_loss import GvpoLossConfig, SelfPlayLossConfig
-from strop.config.schema.preference import CpoConfig, DpoConfig, OrpoConfig, PreferenceConfig
+from strop.config.schema.preference import (
+    BcoConfig,
+    CpoConfig,
+    DpoConfig,
+    KtoConfig,
+    OrpoConfig,
+    PreferenceConfig,
+    UnpairedConfig,
+)
 from strop.config.schema.rollout import RolloutConfig
 from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
@@ -26,6 +34,10 @@ _RESPONSE = "the column of the demonstrations, such as `response: messages`"
 _TEXT = "plain text, such as `text: text`"
 _PAIR = (
     "the columns of the preferred and the rejected response, such as `chosen: chosen`, `rejected: rejected`"
+)
+_LABELED = (
+    "the columns of the response and its label, such as `response: completion`, `label: label`, or those of pairs, "
+    "`chosen: chosen`, `rejected: rejected`"
 )
 
 
@@ -54,12 +66,19 @@ def algorithm_faults(run: Run) -> Iterator[str]:
                 if taskset.is_offline or taskset.rejected:
                     where = f"data.eval ({taskset.name})"
                     yield from _column_faults(taskset, where, kind, needs=pair, hint=_PAIR)
+        case KtoConfig() | BcoConfig():
+            for field, trained in data.training_tasksets().items():
+                yield from _label_faults(trained, field, kind)
+            for taskset in data.eval:
+                if taskset.is_offline or taskset.rejected or taskset.label:
+                    yield from _label_faults(taskset, f"data.eval ({taskset.name})", kind)
         case _:
             for field, trained in data.training_tasksets().items():
                 yield from _column_faults(trained, field, kind, needs=(), hint="")
             for taskset in data.eval:
                 where = f"data.eval ({taskset.name})"
                 yield from _column_faults(taskset, where, kind, needs=(), hint="")
+    yield from _reference_point_faults(run)
     yield from _aggregation_faults(run)
     yield from _online_dpo_faults(run)
     yield from _prime_faults(run)
@@ -78,7 +97,7 @@ def algorithm_faults(run: Run) -> Iterator[str]:
 def _column_faults(
     taskset: TasksetConfig, where: str, kind: str, *, needs: tuple[str, ...], hint: str
 ) -> Iterator[str]:
-    for column in ("response", "text", "chosen", "rejected"):
+    for column in ("response", "label", "text", "chosen", "rejected"):
         written = getattr(taskset, column) is not None
         if column in needs and not written:
             yield f"{where}.{column}: missing. Algorithm {kind} needs {hint}"
@@ -94,6 +113,34 @@ def _column_faults(
             "the "
             "responses of this taskset are given; remove it"
         )
+
+
+def _label_faults(taskset: TasksetConfig, where: str, kind: str) -> Iterator[str]:
+    """Faults in the columns of labeled responses, or of pairs that become such."""
+    is_paired = taskset.chosen is not None or taskset.rejected is not None
+    needs = ("chosen", "rejected") if is_paired else ("response", "label")
+    yield from _column_faults(taskset, where, kind, needs=needs, hint=_LABELED)
+    if taskset.train_on_prompt:
+        yield f"{where}.train_on_prompt has no meaning under algorithm {kind}, which compares responses; remove it"
+
+
+def _reference_point_faults(run: Run) -> Iterator[str]:
+    """Faults of an update from which KTO cannot estimate the divergence."""
+    if not (isinstance(run.algorithm, KtoConfig) and run.algorithm.estimates_kl):
+        return
+    key = "tasks_per_step" if run.trainer.tasks_per_update is None else "tasks_per_update"
+    if getattr(run.trainer, key) == 1:
+        yield (
+            f"trainer.{key} is 1, but algorithm kto estimates the KL divergence from the prompts of an update with the "
+            "responses of its other rows; write 2 or more, or algorithm.loss: apo_zero_unpaired"
+        )
+    held_out = {f"data.eval ({each.name})": each for each in run.data.eval if each.is_offline}
+    for where, taskset in {**run.data.training_tasksets(), **held_out}.items():
+        if taskset.images is not None:
+            yield (
+                f"{where}.images: algorithm kto estimates the KL divergence from prompts with other rows' responses, "
+                "for text only; write algorithm.loss: apo_zero_unpaired, or algorithm bco"
+            )
 
 
 def _queue_faults(run: Run) -> Iterator[str]:
@@ -289,7 +336,8 @@ def _rollout_key_faults(run: Run) -> Iterator[str]:
             "one "
             "process; remove it"
         )
-    refused = ("middle", "left") if isinstance(run.algorithm, PreferenceConfig) else ("middle",)
+    compared = isinstance(run.algorithm, PreferenceConfig | UnpairedConfig)
+    refused = ("middle", "left") if compared else ("middle",)
     if run.data.overlong in refused:
         yield (
             f"data.overlong: {run.data.overlong} has no meaning under algorithm {kind}; write error, filter, or "

@@ -13,7 +13,7 @@ from strop.config.schema.algorithm import DistillationOnlyConfig, OfflineAlgorit
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.data import TasksetConfig
-from strop.config.schema.preference import PreferenceConfig
+from strop.config.schema.preference import PreferenceConfig, UnpairedConfig
 from strop.config.schema.synchronizer import (
     BoundedStyleConfig,
     DistributedSyncConfig,
@@ -151,6 +151,7 @@ def _step(run: Run) -> str:
     if isinstance(run.algorithm, OfflineAlgorithmConfig):
         pairs = isinstance(run.algorithm, PreferenceConfig)
         kind = "demonstration" if run.data.packing is None else "packed sequence"
+        kind = "labeled response" if isinstance(run.algorithm, UnpairedConfig) else kind
         rows = _count(tasks, "preference pair" if pairs else kind)
         work = f"trains on {rows} ({_tokens(longest, tasks * (2 if pairs else 1))})"
     else:

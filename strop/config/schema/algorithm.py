@@ -30,7 +30,7 @@ from strop.config.schema.policy_gradient import (
     PolicyGradientConfig,
 )
 from strop.config.schema.policy_loss import GpgLossConfig, PolicyLossConfig, SelfPlayLossConfig
-from strop.config.schema.preference import PreferenceConfig
+from strop.config.schema.preference import PreferenceConfig, UnpairedConfig
 from strop.config.schema.process_reward import OversamplingConfig, ProcessRewardConfig
 
 
@@ -303,8 +303,8 @@ CriticFreeConfig = (
 """Algorithms that learn from sampled rollouts without a critic."""
 RolloutAlgorithmConfig = CriticFreeConfig | PpoConfig
 """Algorithms that learn from sampled rollouts."""
-OfflineAlgorithmConfig = SftConfig | PreferenceConfig
-"""Algorithms that learn from demonstrations or pairs, without sampling."""
+OfflineAlgorithmConfig = SftConfig | PreferenceConfig | UnpairedConfig
+"""Algorithms that learn from demonstrations, pairs or labeled responses, without sampling."""
 AlgorithmConfig = Annotated[RolloutAlgorithmConfig | OfflineAlgorithmConfig, Field(discriminator="type")]
 
 

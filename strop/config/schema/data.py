@@ -80,19 +80,23 @@ class TasksetConfig(Section):
     tools: str | None = None
     """Column of the tools that the model may call: a list of JSON schemas, or its JSON text."""
     response: str | None = None
-    """Column of the demonstration, for sft and for the expert of mix: text or messages that continue the
-    prompt, or a complete conversation (then no prompt is read), of which all assistant turns are trained."""
+    """Column of the demonstration, for sft and for the expert of mix, or of a response with a `label`: text or messages
+    that continue the prompt, or a complete conversation (then no prompt is read), of which all assistant turns are
+    trained."""
+    label: str | None = None
+    """Column of the response's label, for kto and bco: true or 1 for desirable, false or 0 for undesirable."""
     text: str | None = None
     """Column of plain text, for sft (continued pretraining): encoded without a chat template; all tokens after the
     first are trained on. It takes the place of `prompt` and `response`."""
     chosen: str | None = None
-    """Column of the preferred response, for dpo: text or messages that continue the prompt, or a complete
-    conversation, whose prompt is the part that it shares with the rejected one."""
+    """Column of the preferred response, for dpo, cpo and orpo: text or messages that continue the prompt, or a complete
+    conversation, whose prompt is the part that it shares with the rejected one. Under kto and bco it is a desirable
+    row, and the rejected response an undesirable one."""
     rejected: str | None = None
     """Column of the rejected response, in the same form as `chosen`."""
     equal_pairs: Literal["error", "filter"] = "error"
-    """Treatment of a pair whose responses are equal, as they are or after truncation, and so have no gradient: `error`
-    stops the run, `filter` drops and counts such pairs."""
+    """Treatment of a pair whose responses are equal, as they are or after truncation, and so have no gradient, and of
+    equal responses to one prompt with both labels: `error` stops the run, `filter` drops and counts such rows."""
     system: str | None = None
     """Text of a system message for prompts that have none; null for no system message."""
     system_column: str | None = None
@@ -155,8 +159,8 @@ class TasksetConfig(Section):
                 )
         if self.final_assistant != "error" and self.is_offline:
             yield "final_assistant applies to prompts whose responses are sampled; remove it, or response and chosen"
-        if self.equal_pairs != "error" and self.chosen is None:
-            yield "equal_pairs applies to preferences; remove it, or write chosen and rejected"
+        if self.equal_pairs != "error" and self.chosen is None and self.label is None:
+            yield "equal_pairs applies to preferences; remove it, or write chosen and rejected, or label"
         if self.train_on_prompt and self.trained_turns == "last":
             yield "train_on_prompt trains all tokens, and trained_turns: last only the last turn; remove one of them"
         if self.few_shot is not None and self.is_offline:

@@ -1,4 +1,5 @@
-"""`algorithm` of type dpo, cpo and orpo: training on pairs of a chosen and a rejected response."""
+"""`algorithm` of type dpo, cpo and orpo: training on pairs of a chosen and a rejected response; of type kto and bco:
+training on responses with a label."""
 
 from __future__ import annotations
 
@@ -116,8 +117,48 @@ class OrpoConfig(Section):
     """Weight of the odds ratio's term, the paper's lambda."""
 
 
+class KtoConfig(Section):
+    """Kahneman-Tversky optimization (arXiv 2402.01306): raises desirable and lowers undesirable responses, from
+    rows with a label."""
+
+    type: Literal["kto"] = "kto"
+    beta: float = Field(0.1, gt=0)
+    """Strength of the regularization towards the reference, which is the initial model."""
+    loss: Literal["kto", "apo_zero_unpaired"] = "kto"
+    """`kto` compares with an estimate of the KL divergence from the reference, `apo_zero_unpaired` (arXiv 2408.06266)
+    with 0."""
+    desirable_weight: float = Field(1.0, ge=0)
+    """Weight of the desirable responses' losses, the paper's lambda_D."""
+    undesirable_weight: float = Field(1.0, ge=0)
+    """Weight of the undesirable responses' losses, the paper's lambda_U."""
+
+    @property
+    def estimates_kl(self) -> bool:
+        """Whether each update estimates the divergence from the reference, which is then kept in memory."""
+        return self.loss == "kto"
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> KtoConfig:
+        if self.desirable_weight == self.undesirable_weight == 0:
+            raise ValueError("desirable_weight and undesirable_weight are both 0; write one above 0")
+        return self
+
+
+class BcoConfig(Section):
+    """Binary classifier optimization (arXiv 2404.04656): classifies responses by their implied reward, shifted by its
+    running mean."""
+
+    type: Literal["bco"] = "bco"
+    beta: float = Field(0.1, gt=0)
+    """Strength of the regularization towards the reference, which is the initial model."""
+
+
 PreferenceConfig = DpoConfig | CpoConfig | OrpoConfig
 """Algorithms that learn from pairs of responses."""
+UnpairedConfig = KtoConfig | BcoConfig
+"""Algorithms that learn from responses with a label."""
+ReferencedConfig = DpoConfig | UnpairedConfig
+"""Algorithms that compare the policy with the initial model on given responses."""
 
 
 def _join(names: set[DpoLossName] | frozenset[str]) -> str:

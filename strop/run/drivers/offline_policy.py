@@ -1,23 +1,24 @@
-"""The model of an SFT or DPO run, and its evaluation by loss and by the reward of sampled completions."""
+"""The model of a run on given responses, and its evaluation by loss and by the reward of sampled completions."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.algorithms.loss_spec import LossSpec
 from strop.config.schema import Run
-from strop.config.schema.preference import DpoConfig
+from strop.config.schema.preference import ReferencedConfig, UnpairedConfig
 from strop.data.offline_dataset import OfflineDataset, is_offline_taskset, load_offline_dataset
 from strop.protocols import TrainingEngine
 from strop.python_rewards import PythonRewards
 from strop.run.check.refusals import is_evaluated_by_reward
 from strop.run.distributed.placement import open_rank_placement
 from strop.run.optimize.reference_logprobs import ReferenceLogprobs, reference_logprobs
+from strop.run.optimize.reference_point import ReferencePoint, make_reference_point
 from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.colocated_policy import ColocatedPolicy, make_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import Evaluation, evaluate
@@ -28,7 +29,7 @@ from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_policy_tokens
 from strop.runs.folder import RunFolder
 from strop.training.backends.registry import open_training_engines
-from strop.types import Experience, FloatArray, RolloutGroup, TrainingBatch
+from strop.types import Experience, FloatArray, GlobalCounts, RolloutGroup, TrainingBatch
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:
@@ -37,24 +38,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutData:
-    """Eval tasksets of an SFT or DPO run."""
+    """Eval tasksets of a run on given responses."""
 
     answers: tuple[OfflineDataset, ...]
-    """Tasksets with demonstrations or pairs, evaluated by their loss."""
+    """Tasksets with given responses, evaluated by their loss."""
     sampled: EvalTasksets
     """Tasksets evaluated by the reward of sampled completions; empty without a reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfflinePolicy:
-    """The model of an SFT or DPO run."""
+    """The model of a run on given responses."""
 
     engine: TrainingEngine
     loss: LossSpec
     state: RunState
     """State that the weights were restored from."""
     reference: ReferenceLogprobs | None
-    """Reference log-probs of all rows, for DPO."""
+    """Reference log-probs of all rows, for DPO, KTO and BCO."""
+    reference_point: ReferencePoint | None
+    """Reference point of labeled responses; None for an algorithm without labels."""
     policy: ColocatedPolicy | None
     """Samples from the model; None where no taskset is evaluated by a reward."""
 
@@ -65,14 +68,17 @@ class OfflinePolicy:
         return [self.reference[experience.id] for experience in experiences]
 
     def evaluate(self, run: Run, held_out: HeldOutData, *, step: int) -> Evaluation:
-        """Loss (and DPO's margin and accuracy) on held-out rows, and the reward of sampled completions."""
+        """Loss (and the margin and accuracy of preferences) on held-out rows, and the reward of sampled completions."""
         started = time.perf_counter()
         metrics: dict[str, float] = {}
         groups: Mapping[str, list[RolloutGroup]] = {}
         for answers in held_out.answers:
             experiences = [experience for group in answers.all_groups() for experience in group.experiences]
             batch = TrainingBatch(experiences, ref_logprobs=self.reference_of(experiences))
-            measured = self.engine.evaluate_loss(batch, self.loss)
+            counts = GlobalCounts.of(experiences)
+            if self.reference_point is not None:
+                counts = replace(counts, reference_point=self.reference_point.of_evaluation(experiences))
+            measured = self.engine.evaluate_loss(batch, self.loss, counts)
             metrics |= {
                 f"eval/{answers.name}/{name}": measured[name] for name in _EVAL_METRICS if name in measured
             }
@@ -85,7 +91,7 @@ class OfflinePolicy:
         return Evaluation(metrics, groups)
 
 
-_EVAL_METRICS = ("loss", "pairs/margin", "pairs/accuracy")
+_EVAL_METRICS = ("loss", "pairs/margin", "pairs/accuracy", "labels/margin", "labels/accuracy")
 """Metrics of the loss that are reported for held-out rows."""
 
 
@@ -103,6 +109,7 @@ def load_held_out(run: Run, tokenizer: PreTrainedTokenizerBase, reward: PythonRe
             shuffle=False,
             images=images,
             tokens=tokens,
+            unpaired=isinstance(run.algorithm, UnpairedConfig),
         )
         for section in run.data.eval
         if is_offline_taskset(section)
@@ -121,7 +128,7 @@ def open_offline_policy(
     stop: StopSignal,
     train: OfflineDataset | None = None,
 ) -> Iterator[OfflinePolicy]:
-    """Load the model, compute DPO's reference log-probs, and then load a checkpoint's weights.
+    """Load the model, compute the reference log-probs of an algorithm that needs them, and load a checkpoint's weights.
 
     The reference log-probs come first because the reference is the initial model. A request to `stop`
     interrupts them with `Interrupted`.
@@ -130,14 +137,17 @@ def open_offline_policy(
         placement = stack.enter_context(open_rank_placement(run))
         engine = stack.enter_context(open_training_engines(run, placement)).policy()
         reference = None
-        if isinstance(run.algorithm, DpoConfig):
+        if isinstance(run.algorithm, ReferencedConfig):
             datasets = held_out.answers if train is None else (train, *held_out.answers)
             cache = RunFolder.of(run).path / "reference"
             reference = reference_logprobs(datasets, engine, run.model, cache, stop.check)
         state = restore_engine(engine, checkpoint)
+        point = make_reference_point(run, engine)
+        if point is not None:
+            point.load_state(state)
         policy = None
         if held_out.sampled:
             services = stack.enter_context(open_rollout_services(run, reward_sources(run, reward)))
             sampler = stack.enter_context(open_colocated_engine(run, engine, tokenizer))
             policy = make_colocated_policy(run, engine, state, sampler, tokenizer, services, stop)
-        yield OfflinePolicy(engine, LossSpec.of(run), state, reference, policy)
+        yield OfflinePolicy(engine, LossSpec.of(run), state, reference, point, policy)

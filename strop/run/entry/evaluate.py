@@ -24,6 +24,7 @@ from strop.run.rollout.evaluation import evaluate as evaluate_tasksets
 from strop.run.rollout.rollout_services import reward_sources
 from strop.run.rollout.server_explorer import open_server_explorer, samples_from_server
 from strop.run.rollout.tasks import EvalTasksets, load_eval_tasks
+from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.folder import RunFolder
 from strop.training.backends.registry import open_training_engines
@@ -86,15 +87,17 @@ def open_evaluator(
 
 @contextmanager
 def _open_offline(run: Run, reward: PythonRewards | None, stop: StopSignal) -> Iterator[EvaluateCheckpoint]:
-    """Evaluation of an SFT or DPO run."""
+    """Evaluation of a run on given responses."""
     require_eval_data(run, reward)
     tokenizer = load_run_tokenizer(run)
     held_out = load_held_out(run, tokenizer, reward)
     with stop, open_offline_policy(run, tokenizer, reward, None, held_out, stop) as policy:
 
         def evaluate_checkpoint(checkpoint: Path | None) -> CheckpointMetrics:
-            step = _restore(policy.engine, checkpoint)
-            return CheckpointMetrics(step, policy.evaluate(run, held_out, step=step).metrics)
+            state = _restore(policy.engine, checkpoint)
+            if policy.reference_point is not None:
+                policy.reference_point.load_state(state)
+            return CheckpointMetrics(state.step, policy.evaluate(run, held_out, step=state.step).metrics)
 
         yield evaluate_checkpoint
 
@@ -109,7 +112,7 @@ def _open_sampling(run: Run, reward: PythonRewards | None, stop: StopSignal) -> 
     ):
 
         def evaluate_checkpoint(checkpoint: Path | None) -> CheckpointMetrics:
-            step = _restore(policy.engine, checkpoint)
+            step = _restore(policy.engine, checkpoint).step
             policy.synchronizer.publish(step)
             return CheckpointMetrics(step, evaluate_tasksets(run, policy.explorer, tasks, step=step).metrics)
 
@@ -141,8 +144,8 @@ def _load_tasks(run: Run, reward: PythonRewards | None) -> tuple[PreTrainedToken
     return tokenizer, load_eval_tasks(run, tokenizer, run.data.eval)
 
 
-def _restore(engine: TrainingEngine, checkpoint: Path | None) -> int:
-    """Load a checkpoint's weights; returns their step."""
+def _restore(engine: TrainingEngine, checkpoint: Path | None) -> RunState:
+    """Load a checkpoint's weights; returns the state of the run that they belong to."""
     if checkpoint is not None:
         checkpoints.verify(checkpoint)
-    return restore_engine(engine, checkpoint).step
+    return restore_engine(engine, checkpoint)

@@ -21,6 +21,7 @@ from strop.config.schema.algorithm import (
     demonstrations_field,
 )
 from strop.config.schema.batch_selection import WarmupSelectionConfig
+from strop.config.schema.preference import UnpairedConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.config.schema.task_order import ColumnOrderConfig
 from strop.data.mixture import run_mixture_order
@@ -129,8 +130,9 @@ def open_offline_setup(
     start: StartPoint,
     stop: StopSignal,
 ) -> Iterator[TrainSetup]:
-    """Training on demonstrations or preference pairs: SFT and DPO."""
+    """Training on demonstrations, preference pairs or labeled responses."""
     data, trainer = run.data, run.trainer
+    unpaired = isinstance(run.algorithm, UnpairedConfig)
     assert data.order is None or isinstance(data.order, ColumnOrderConfig)
     images = load_prompt_images(run, tokenizer)
     load = partial(
@@ -141,12 +143,15 @@ def open_offline_setup(
         shuffle=data.shuffle,
         images=images,
         tokens=load_policy_tokens(run, tokenizer),
+        unpaired=unpaired,
     )
     train = load(train_section(run), name="train", order=data.order)
     if data.mixture:
         others = [load(section, name=f"mixture.{number}") for number, section in enumerate(data.mixture)]
         members = [train, *others]
         train = mixed_dataset(members, run_mixture_order(run, [len(member) for member in members]))
+    if unpaired:
+        train.require_both_labels()
     held_out = load_held_out(run, tokenizer, reward)
     horizon = compute_horizon(run, train.steps_per_epoch(trainer.tasks_per_step))
     with (
@@ -159,6 +164,7 @@ def open_offline_setup(
             tasks_per_update=trainer.tasks_per_update or trainer.tasks_per_step,
             max_updates=horizon.updates,
             reference=policy.reference_of,
+            reference_point=policy.reference_point,
         )
         source = OfflineSource(train, trainer.tasks_per_step)
         notes = [note for dataset in (train, *held_out.answers) for note in dataset.notes()]

@@ -1,21 +1,23 @@
-"""Optimizer updates on offline data: SFT, DPO, and the SFT warm-up before rollouts."""
+"""Optimizer updates on offline data: SFT, pairs, labeled responses, and the SFT warm-up before rollouts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
+from strop.run.optimize.reference_point import ReferencePoint
 from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.run_state import RunState
-from strop.types import Experience, ExperienceGroup, FloatArray, TrainingBatch
+from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
 
 LookupReference = Callable[[Sequence[Experience]], list[FloatArray] | None]
 """Returns the reference log-probs [L] of each experience; None where the loss needs none."""
 
 
 class OfflineUpdater:
-    """Trains on demonstrations or preference pairs. It has no state: no advantages, no old log-probs."""
+    """Trains on given responses. Its only state is that of the reference point: no advantages, no old log-probs."""
 
     def __init__(
         self,
@@ -24,25 +26,30 @@ class OfflineUpdater:
         tasks_per_update: int,
         max_updates: int | None = None,
         reference: LookupReference = lambda _: None,
+        reference_point: ReferencePoint | None = None,
     ) -> None:
         """
         Args:
             policy: runs the updates with the algorithm's loss.
             tasks_per_update: number of rows in one update, for batches without `update_sizes`.
             max_updates: number of updates of the whole run; None for no limit.
-            reference: reference log-probs of experiences, for DPO.
+            reference: reference log-probs of experiences, for DPO, KTO and BCO.
+            reference_point: that of labeled responses; None for an algorithm without labels.
         """
         self._policy = policy
         self._tasks_per_update = tasks_per_update
         self._max_updates = max_updates
         self._reference = reference
+        self._reference_point = reference_point
 
     def load_state(self, state: RunState) -> None:
-        """Nothing: there is no state."""
+        """Continue from a saved state."""
+        if self._reference_point is not None:
+            self._reference_point.load_state(state)
 
     def save_state(self, state: RunState) -> RunState:
-        """The same state."""
-        return state
+        """The state with that of the reference point."""
+        return state if self._reference_point is None else self._reference_point.save_state(state)
 
     def update(self, batch: StepBatch, *, step: int, updates_done: int) -> UpdateResult:
         """Train on each row once, in the batch's order."""
@@ -77,8 +84,14 @@ class OfflineUpdater:
         return [_experiences([next(rest) for _ in range(count)]) for count in sizes]
 
     def _update(self, experiences: Sequence[Experience], step: int, update: int) -> dict[str, float]:
-        batch = TrainingBatch(experiences, ref_logprobs=self._reference(experiences))
-        return self._policy.update(batch, step=step, update=update)
+        reference = self._reference(experiences)
+        counts = None
+        if self._reference_point is not None:
+            assert reference is not None
+            point = self._reference_point.of_update(experiences, reference)
+            counts = replace(GlobalCounts.of(experiences), reference_point=point)
+        batch = TrainingBatch(experiences, ref_logprobs=reference)
+        return self._policy.update(batch, step=step, update=update, counts=counts)
 
 
 def _experiences(groups: Sequence[ExperienceGroup]) -> list[Experience]:

@@ -40,5 +40,6 @@ class PolicyOptimizer:
 
 
 def mean_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each metric over updates."""
-    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+    """The mean of each metric over the updates that have it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: float(np.mean([row[name] for row in rows if name in row])) for name in names}

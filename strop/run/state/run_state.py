@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.algorithms.plateau import PlateauState
+from strop.algorithms.reference_point import RunningMean
 from strop.config.aliases import current_metric
 from strop.run.state.best_checkpoint import BestCheckpoint
 from strop.run.state.early_stop import EvaluationRecord
@@ -38,6 +39,8 @@ class RunState:
     """State of an order of tasks that follows their results (`data.order`); None for an order without feedback."""
     kl_coef: float | None = None
     """Current coefficient of the KL penalty in the reward; None where there is no penalty."""
+    mean_log_ratio: RunningMean | None = None
+    """Running mean of the responses' log-ratios to the reference, under bco; None for another algorithm."""
     expert_position: int = 0
     """Number of expert demonstrations taken so far, over all epochs, under mix."""
     plateau: PlateauState | None = None
@@ -67,6 +70,8 @@ class RunState:
         values = {_FORMER_KEYS.get(key, key): value for key, value in saved.items()}
         if values["plateau"] is not None:
             values["plateau"] = PlateauState(**values["plateau"])
+        if values.get("mean_log_ratio") is not None:
+            values["mean_log_ratio"] = RunningMean(**values["mean_log_ratio"])
         values["evaluations"] = EvaluationRecord(**values.get("evaluations", {}))
         values["unacknowledged"] = tuple(values.get("unacknowledged", ()))
         if values.get("best") is not None:

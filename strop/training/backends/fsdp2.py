@@ -170,9 +170,11 @@ class Fsdp2Engine(_ShardedEngine):
             self._run_shares([PolicyForwardBackward(share, loss, counts, expert_load) for share in shares])
         )
 
-    def evaluate_loss(self, batch: TrainingBatch, loss: AnyLossSpec) -> Mapping[str, float]:
+    def evaluate_loss(
+        self, batch: TrainingBatch, loss: AnyLossSpec, counts: GlobalCounts | None = None
+    ) -> Mapping[str, float]:
         """The loss over a batch and its metrics, without a gradient."""
-        counts = GlobalCounts.of(batch.experiences)
+        counts = counts or GlobalCounts.of(batch.experiences)
         shares = self._shares(batch, self._plan(batch.experiences))
         rows = self._run_shares([EvaluateLoss(share, loss, counts) for share in shares])
         return sum_metrics(interleave(rows))

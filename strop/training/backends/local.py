@@ -54,9 +54,11 @@ class LocalEngine:
             expert_load=expert_load,
         )
 
-    def evaluate_loss(self, batch: TrainingBatch, loss: AnyLossSpec) -> Mapping[str, float]:
+    def evaluate_loss(
+        self, batch: TrainingBatch, loss: AnyLossSpec, counts: GlobalCounts | None = None
+    ) -> Mapping[str, float]:
         """The loss over a batch and its metrics, without a gradient."""
-        counts = GlobalCounts.of(batch.experiences)
+        counts = counts or GlobalCounts.of(batch.experiences)
         return sum_metrics(self.policy.evaluate_loss(self._micro_batches(batch), loss.build(), counts))
 
     def logprobs(
