@@ -191,14 +191,18 @@ def trinity(
 
 def trl(
     context: typer.Context,
-    program: Annotated[str, typer.Argument(help="grpo, rloo, sft or dpo.", show_default=False)],
+    program: Annotated[
+        str, typer.Argument(help="grpo, rloo, sft, dpo, kto, cpo or orpo.", show_default=False)
+    ],
     here: HereOption = False,
     explain: ExplainOption = False,
     check: CheckOption = False,
 ) -> None:
-    """Train as `trl grpo --key value ...`, `rloo`, `sft` and `dpo` do, with `--config FILE` and the same keys.
+    """Train as `trl grpo --key value ...`, `rloo`, `sft`, `dpo` and `kto` do, with `--config FILE` and the same keys.
 
-    `strop keys trl`, `trl-rloo`, `trl-sft` and `trl-dpo` list the keys.
+    `cpo` and `orpo` have the keys of CPOConfig and ORPOConfig, for which TRL has no program.
+
+    `strop keys trl` lists the keys of GRPO, and `strop keys trl-dpo` those of DPO and so on.
     """
     from strop.dialects.key_owner import key_owner_hint
     from strop.dialects.trl.reader import find_program, read_trl_arguments

@@ -110,7 +110,7 @@ class OfflineDataset:
         yield from (f"{self.name}: {note}" for note in self.key_notes)
 
     def require_both_labels(self) -> None:
-        """Raise `DataError` if all responses have the same label, from which nothing can be told apart."""
+        """Raise `DataError` if all responses have the same label."""
         require_both_labels(self._groups, self.name)
 
     @property
@@ -189,9 +189,9 @@ def require_both_labels(groups: Sequence[ExperienceGroup], name: str) -> None:
     roles = {experience.role for group in groups for experience in group.experiences}
     if len(roles) < 2:
         raise DataError(
-            f"All {len(groups)} rows of {name} are labeled {roles.pop()}. Responses are told apart by their label, so "
-            "the loss has no lower bound that is worth reaching. Add rows with the other label, or train on desirable "
-            "responses alone with algorithm sft."
+            f"All {len(groups)} rows of {name} are labeled {roles.pop()}. The loss compares the two labels, "
+            "and with one of them alone it falls the more, the further the model moves from the reference. Add rows "
+            "with the other label, or train on desirable responses alone with algorithm sft."
         )
 
 

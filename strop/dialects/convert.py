@@ -25,7 +25,7 @@ from strop.dialects.job import Job
 from strop.dialects.ledger.table import Ledger
 from strop.dialects.ledger.writer import WrittenConfig, unflatten, write_dialect
 from strop.dialects.trinity.reader import LEDGER as TRINITY
-from strop.dialects.trl.reader import IDENTIFYING_KEYS, TrlProgram
+from strop.dialects.trl.reader import IDENTIFYING_KEYS
 from strop.dialects.trl.reader import LEDGERS as TRL
 from strop.dialects.verl.ppo_trainer import LEDGER as VERL
 from strop.dialects.verl.sft_engine_trainer import LEDGER as VERL_SFT_ENGINE
@@ -153,8 +153,7 @@ def _write(to: str, run: Run) -> tuple[Ledger, WrittenConfig]:
 def _ledger(to: str, run: Run) -> Ledger:
     """The ledger of a tool that has the run's kind of algorithm."""
     if to == "trl":
-        names: dict[str, TrlProgram] = {"sft": "sft", "dpo": "dpo", "rloo": "rloo"}
-        return TRL[names.get(run.algorithm.type, "grpo")]
+        return next((ledger for name, ledger in TRL.items() if name == run.algorithm.type), TRL["grpo"])
     return TRINITY if to == "trinity" else VERL
 
 

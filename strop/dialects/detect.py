@@ -30,6 +30,9 @@ _TRL_PROGRAMS: Mapping[str, TrlProgram] = {
     "trl-rloo": "rloo",
     "trl-sft": "sft",
     "trl-dpo": "dpo",
+    "trl-kto": "kto",
+    "trl-cpo": "cpo",
+    "trl-orpo": "orpo",
 }
 _TRINITY_SECTIONS = ("explorer", "checkpoint_root_dir")
 """Top-level keys of a Trinity file that a run file does not have."""
@@ -72,7 +75,7 @@ def read_any(
             raise ConfigError(f"{path}: {_OTHER_PROGRAMS[dialect].format(path=path)}")
         case "trinity":
             return Job(read_trinity(path, overrides, here=here, key_owner=key_owner_hint))
-        case "trl" | "trl-rloo" | "trl-sft" | "trl-dpo":
+        case _ if dialect in _TRL_PROGRAMS:
             program = _TRL_PROGRAMS[dialect]
             _refuse_overrides(
                 path, overrides, f"TRL's file; write strop trl {program} --config FILE --key value"

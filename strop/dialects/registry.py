@@ -29,6 +29,9 @@ LEDGERS: Mapping[str, Ledger] = {
     "trl-rloo": TRL["rloo"],
     "trl-sft": TRL["sft"],
     "trl-dpo": TRL["dpo"],
+    "trl-kto": TRL["kto"],
+    "trl-cpo": TRL["cpo"],
+    "trl-orpo": TRL["orpo"],
     **{name: component.ledger for name, component in COMPONENTS.items()},
 }
 

@@ -74,7 +74,7 @@ def test_generated_configurations(examples: int, name: str) -> None:
         except ConfigError:
             return
         counts["read"] += 1
-        dialect = name.split()[0].removesuffix("-sft").removesuffix("-dpo").removesuffix("-rloo")
+        dialect = name.split()[0].partition("-")[0]
         for to in dict.fromkeys((dialect, "strop", other)):
             _check(job, dialect, to)
 

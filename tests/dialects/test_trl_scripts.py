@@ -179,6 +179,51 @@ def rows_of(path: Any) -> list[dict[str, Any]]:
             id="dpo",
         ),
         pytest.param(
+            "from trl import KTOConfig, KTOTrainer\n"
+            "rows = Dataset.from_list([{'prompt': 'a', 'completion': 'b', 'label': i < 2} for i in range(4)])\n"
+            "KTOTrainer('model', None, KTOConfig('out', desirable_weight=2.0), train_dataset=rows).train()",
+            {
+                "algorithm.type": "kto",
+                "algorithm.desirable_weight": 2.0,
+                "data.train.response": "completion",
+                "data.train.label": "label",
+                "data.train.chosen": None,
+                "data.shuffle": False,
+                "trainer.optimizer.lr": 1e-6,
+            },
+            id="kto",
+        ),
+        pytest.param(
+            "from trl import KTOConfig, KTOTrainer\n"
+            "pairs = load_dataset('json', data_files='pairs.jsonl', split='train')\n"
+            "KTOTrainer('model', args=KTOConfig('out'), train_dataset=pairs).train()",
+            {"algorithm.type": "kto", "data.train.chosen": "chosen", "data.train.label": None},
+            id="kto on pairs",
+        ),
+        pytest.param(
+            "from trl.experimental.cpo import CPOConfig, CPOTrainer\n"
+            "pairs = load_dataset('json', data_files='pairs.jsonl', split='train')\n"
+            "args = CPOConfig('out', loss_type='simpo', simpo_gamma=1.0, cpo_alpha=0.0, beta=2.0)\n"
+            "CPOTrainer('model', args, train_dataset=pairs).train()",
+            {
+                "algorithm.type": "cpo",
+                "algorithm.loss": "simpo",
+                "algorithm.margin": 1.0,
+                "algorithm.sft_weight": 0.0,
+                "algorithm.beta": 2.0,
+                "data.train.chosen": "chosen",
+                "data.shuffle": True,
+            },
+            id="cpo",
+        ),
+        pytest.param(
+            "from trl.experimental.orpo import ORPOConfig, ORPOTrainer\n"
+            "pairs = load_dataset('json', data_files='pairs.jsonl', split='train')\n"
+            "ORPOTrainer('model', ORPOConfig('out', beta=0.2), train_dataset=pairs).train()",
+            {"algorithm.type": "orpo", "algorithm.beta": 0.2, "data.train.rejected": "rejected"},
+            id="orpo",
+        ),
+        pytest.param(
             "rows = Dataset.from_list([{'prompt': 'a', 'completion': 'b'}] * 4)\n"
             "SFTTrainer('model', SFTConfig('out'), train_dataset=rows).train()",
             {"algorithm.type": "sft", "data.train.response": "completion", "trainer.optimizer.lr": 2e-5},
@@ -397,11 +442,12 @@ def trl_fields(name: str) -> dict[str, Any]:
     """Fields and defaults of a class of TRL: of the installed one, or as 1.16.0 has them (trl_fields.json)."""
     if find_spec("trl") is None:
         recorded = json.loads(Path(__file__).with_name("trl_fields.json").read_text())
-        return {
-            **(recorded["all"] if name.endswith("OConfig") or name == "SFTConfig" else {}),
-            **recorded[name],
-        }
-    fields = [field for field in dataclasses.fields(getattr(import_module("trl"), name)) if field.init]
+        shared = recorded["all"] if name.endswith("OConfig") or name == "SFTConfig" else {}
+        own = recorded[name]
+        lacking = own.get("without", ())
+        return {key: default for key, default in (shared | own).items() if key not in ("without", *lacking)}
+    module = {"CPOConfig": "trl.experimental.cpo", "ORPOConfig": "trl.experimental.orpo"}.get(name, "trl")
+    fields = [field for field in dataclasses.fields(getattr(import_module(module), name)) if field.init]
     return {field.name: plain(default_of(field), field.name) for field in fields}
 
 
@@ -550,7 +596,7 @@ def test_a_loaded_model_that_is_another_one_is_refused(options: str, more: str, 
             "args = GRPOConfig('out')\nargs.learning_rat = 1",
             "has no field 'learning_rat'; did you mean 'learning_rate'?",
         ),
-        ("from trl import KTOConfig", "KTOConfig is not supported: Strop has no KTO"),
+        ("from trl.experimental.bco import BCOConfig", "BCOConfig is not supported: TRL 1.16 has no BCO"),
         ("from trl import GKDTrainer", "samples and compares at one temperature"),
         ("import trl\ntrl.experimental.gold", "trl.experimental is not supported"),
         ("from trl import setup_chat_format", "name the folder"),
@@ -634,7 +680,7 @@ def test_a_loaded_model_that_is_another_one_is_refused(options: str, more: str, 
         ),
         (
             "DPOTrainer('m', 'n', train_dataset=data)",
-            "ref_model is n, and the reference of Strop's DPO is the initial model, m",
+            "ref_model is n, and Strop's reference is the initial model, m",
         ),
         (
             "import torch\nGRPOTrainer(torch.nn.Linear(1, 1), right, GRPOConfig('out'), data)",
@@ -651,7 +697,7 @@ def test_what_has_no_counterpart_is_refused_by_name(text: str, said: str) -> Non
 def test_a_script_may_try_an_argument_and_a_name() -> None:
     """As scripts for several versions of TRL do."""
     loaded = run_of(
-        "try:\n    from trl import KTOTrainer\nexcept ImportError:\n    pass\n"
+        "try:\n    from trl import PPOTrainer\nexcept ImportError:\n    pass\n"
         "try:\n    args = GRPOConfig('out', zzz=1)\nexcept TypeError:\n    args = GRPOConfig('out', beta=0.5)\n"
         "GRPOTrainer('model', right, args, data).train()"
     )
@@ -760,7 +806,7 @@ def test_cells_of_a_notebook_are_one_program() -> None:
         ("import trl\nx = !ls", "this is not a Python script: .*train.ipynb, cell 2, line 2"),
         ("import trl\n\n1 / 0", "train.ipynb, cell 2:3: the script raised ZeroDivisionError"),
         ("x = 1", "imports neither trl nor unsloth"),
-        ("import trl\ntrl.KTOTrainer", "train.ipynb, cell 2:2: trl.KTOTrainer is not supported"),
+        ("import trl\ntrl.PPOTrainer", "train.ipynb, cell 2:2: trl.PPOTrainer is not supported"),
     ],
 )
 def test_cells_that_are_refused(cell: str, said: str) -> None:

@@ -1,4 +1,5 @@
-"""Ledgers of TRL's SFT and DPO: SFTConfig and DPOConfig with the arguments of `trl sft` and `trl dpo`."""
+"""Ledgers of TRL's SFT and DPO: SFTConfig and DPOConfig with the arguments of `trl sft` and `trl dpo`, and rows that
+other configurations for given responses share."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from strop.dialects.trl.dpo_losses import LOSS_ROWS
 from strop.dialects.trl.images import image_columns, image_places
 from strop.dialects.trl.run_settings import TEXT_PROMPTS, is_evaluated, taskset, write_dataset
 from strop.dialects.trl.shared import batch_rows, dataset_rows, model_rows
-from strop.dialects.trl.training_arguments import training_rows
+from strop.dialects.trl.training_arguments import SHUFFLED_ROW, training_rows
 from strop.errors import ConfigError
 
 _CONVERSATIONS = ("messages", "conversations")
@@ -36,17 +37,22 @@ _CONVERSATIONS = ("messages", "conversations")
 _COLUMNS_OF_TEMPLATES = {"tools": "tools", "template_args_column": "chat_template_kwargs"}
 """Taskset fields of the columns that SFTTrainer and DPOTrainer give to the chat template, by their names in TRL."""
 _FIELDS = tuple(f"data.train.{field}" for field in _COLUMNS_OF_TEMPLATES)
-_PAIRS: dict[str, Any] = {
+PAIR_COLUMNS: dict[str, Any] = {
     "prompt": "prompt",
     "chosen": "chosen",
     "rejected": "rejected",
     "answer": None,
     "equal_pairs": "filter",  # TRL trains on them, and they have no gradient
 }
+"""Taskset fields of pairs, by TRL's names of their columns."""
 
 
-def _tasksets(foreign: ForeignValues, columns: dict[str, Any]) -> dict[str, Any]:
-    if "text" not in columns:
+def tasksets(
+    foreign: ForeignValues, columns: dict[str, Any], *, reads_optional: bool = True
+) -> dict[str, Any]:
+    """The run-file fields of the training and the eval data, whose rows have `columns`; `reads_optional` adds those of
+    images, tools and variables of the template."""
+    if "text" not in columns and reads_optional:
         columns = _with_optional_columns(foreign, columns)
     evaluated = {"name": "eval", **taskset(foreign, "dataset_test_split"), **columns}
     train = taskset(foreign, "dataset_train_split") | columns
@@ -60,19 +66,19 @@ def _tasksets(foreign: ForeignValues, columns: dict[str, Any]) -> dict[str, Any]
 
 def _with_optional_columns(foreign: ForeignValues, columns: dict[str, Any]) -> dict[str, Any]:
     """The columns with those of images, tools and variables of the template that the data set has."""
-    images, known = image_columns(foreign), _columns_of(foreign) or frozenset()
+    images, known = image_columns(foreign), columns_of(foreign) or frozenset()
     given = {field: column for field, column in _COLUMNS_OF_TEMPLATES.items() if column in known}
     optional = [*images.get("optional_columns", ()), *given.values()]
     return {**columns, **images, **given, **({"optional_columns": optional} if optional else {})}
 
 
-def _columns_of(foreign: ForeignValues) -> frozenset[str] | None:
+def columns_of(foreign: ForeignValues) -> frozenset[str] | None:
     """Columns of the data set; None if it is not on this machine."""
     path = foreign["dataset_name"]
     return known_columns([path]) if isinstance(path, str) else None
 
 
-def _write_dataset(run: Run) -> Mapping[str, Any]:
+def write_offline_dataset(run: Run) -> Mapping[str, Any]:
     """Write the data set. Raises ConfigError for columns of tools or variables with other names than TRL's."""
     for field, column in _COLUMNS_OF_TEMPLATES.items():
         if getattr(run.data.train, field) not in (None, column):
@@ -94,14 +100,14 @@ def write_demonstrations(run: Run) -> Mapping[str, Any]:
     }
     if train.text is not None:
         trained["dataset_text_field"] = train.text
-    return {**_write_dataset(run), **trained}
+    return {**write_offline_dataset(run), **trained}
 
 
 @written_by(write_demonstrations)
 def demonstrations(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the data set: conversations in `messages` (or `conversations`), the columns `prompt` and `completion`, or a
     column of text; and what of it is trained."""
-    known = _columns_of(foreign) or ()
+    known = columns_of(foreign) or ()
     named = next((column for column in _CONVERSATIONS if column in known), "messages")
     if _has_texts(foreign):
         columns: dict[str, Any] = {"text": foreign["dataset_text_field"]}
@@ -113,19 +119,19 @@ def demonstrations(foreign: ForeignValues) -> Mapping[str, Any]:
         columns = {"prompt": "prompt", "response": "completion"}
         if foreign["completion_only_loss"] is False:
             columns["train_on_prompt"] = True
-    return {"algorithm.type": "sft", **_tasksets(foreign, {**columns, "answer": None})}
+    return {"algorithm.type": "sft", **tasksets(foreign, {**columns, "answer": None})}
 
 
 def _has_conversations(foreign: ForeignValues) -> bool:
     """Whether the rows are whole conversations."""
-    known = _columns_of(foreign) or frozenset()
+    known = columns_of(foreign) or frozenset()
     return "prompt" not in known and bool({*_CONVERSATIONS} & known)
 
 
 def _has_texts(foreign: ForeignValues) -> bool:
     """Whether the rows are texts: they have the column `dataset_text_field`, and none that TRL reads before it. Of a
     data set that is not on this machine, whether that column is written."""
-    known, field = _columns_of(foreign), foreign["dataset_text_field"]
+    known, field = columns_of(foreign), foreign["dataset_text_field"]
     if foreign["assistant_only_loss"] or foreign["completion_only_loss"]:
         return False
     if known is None:
@@ -144,14 +150,14 @@ def which_columns(foreign: ForeignValues) -> str | None:
             "all tokens of the conversations are trained, those of prompts too, as TRL does; write assistant_only_loss "
             "to train the assistant's turns alone"
         )
-    known = "" if _columns_of(foreign) is not None else "; of a column messages TRL would train all tokens"
+    known = "" if columns_of(foreign) is not None else "; of a column messages TRL would train all tokens"
     trained = "all tokens are" if foreign["completion_only_loss"] is False else "the completion is"
     return f"the columns prompt and completion are read, of which {trained} trained{known}"
 
 
 def _unknown_columns(foreign: ForeignValues) -> str | None:
     """A notice on columns of a data set that is not on this machine."""
-    if foreign["dataset_name"] is None or _columns_of(foreign) is not None:
+    if foreign["dataset_name"] is None or columns_of(foreign) is not None:
         return None
     return (
         "the columns of this data set are not known before it is loaded: tools and chat_template_kwargs of its rows "
@@ -164,13 +170,13 @@ def write_pairs(run: Run) -> Mapping[str, Any]:
     """Write the data set. Raises ConfigError for an algorithm without a reference."""
     if not isinstance(run.algorithm, DpoConfig):
         raise ConfigError(f"TRL's DPOConfig has no algorithm {run.algorithm.type}.")
-    return _write_dataset(run)
+    return write_offline_dataset(run)
 
 
 @written_by(write_pairs)
 def pairs(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the data set, with the columns `prompt`, `chosen` and `rejected`."""
-    return {"algorithm.type": "dpo", **_tasksets(foreign, _PAIRS)}
+    return {"algorithm.type": "dpo", **tasksets(foreign, PAIR_COLUMNS)}
 
 
 def write_max_length(run: Run) -> Mapping[str, Any]:
@@ -256,10 +262,18 @@ def _without_packing(foreign: ForeignValues) -> str | None:
     return None if foreign["packing"] or foreign["eval_packing"] else "packing is False"
 
 
-def _rows(read: ReadFunction, learning_rate: float, *warnings: InactiveCheck) -> tuple[KeyMapping, ...]:
+def offline_rows(
+    read: ReadFunction,
+    learning_rate: float,
+    *warnings: InactiveCheck,
+    streaming: KeyMapping = _STREAMING,
+    order: KeyMapping = SHUFFLED_ROW,
+) -> tuple[KeyMapping, ...]:
+    """Rows of a configuration for given responses. `read` decides the columns, of which `warnings` say more;
+    `streaming` and `order` are the rows of a streamed data set and of the order of rows."""
     return (
         *model_rows(),
-        *dataset_rows(read, *warnings, _unknown_columns, streaming=_STREAMING, fields=_FIELDS),
+        *dataset_rows(read, *warnings, _unknown_columns, streaming=streaming, fields=_FIELDS),
         *batch_rows(batches.offline_batch, "trainer.tasks_per_step"),
         mapped("dataloader_drop_last", False, "data.incomplete_batch", read=batches.offline_batch),
         mapped(
@@ -270,31 +284,53 @@ def _rows(read: ReadFunction, learning_rate: float, *warnings: InactiveCheck) ->
             read=max_length,
             value_type=nullable(INTEGER),
         ),
-        refused(
-            "truncation_mode",
-            "keep_start",
-            "Strop removes the end of a sequence that is too long; leave it at its default",
-        ),
         no_effect("dataset_num_proc", None, "Strop reads data in processes of its own", value_type=ANY),
-        *(
-            no_effect(key, default, "sequences are packed without padding", value_type=ANY)
-            for key, default in (("pad_token", None), ("padding_free", False))
-        ),
-        placement(
-            "activation_offloading",
-            False,
-            "activations stay on the device",
-            supported=only(False),
-            value_type=ANY,
-        ),
-        *training_rows(learning_rate, remove_unused_columns=True),
+        *training_rows(learning_rate, remove_unused_columns=True, order=order),
     )
+
+
+ACTIVATION_ROW = placement(
+    "activation_offloading",
+    False,
+    "activations stay on the device",
+    supported=only(False),
+    value_type=ANY,
+)
+DROPOUT_ROW = refused("disable_dropout", True, "write lora_dropout 0; models have no other dropout here")
+REFERENCE_ROWS = (
+    refused("sync_ref_model", False, "the reference is the initial model; leave it False"),
+    no_effect("ref_model_mixup_alpha", 0.6, "it is an option of sync_ref_model"),
+    no_effect("ref_model_sync_steps", 512, "it is an option of sync_ref_model"),
+    no_effect(
+        "precompute_ref_log_probs",
+        False,
+        "the reference's log-probs of the rows are computed before the first update, and cached, in any case",
+    ),
+    no_effect(
+        "precompute_ref_batch_size", None, "it is an option of precompute_ref_log_probs", value_type=ANY
+    ),
+)
+"""The reference model, and its log-probs."""
+_LENGTH_ROWS = (
+    refused(
+        "truncation_mode",
+        "keep_start",
+        "Strop removes the end of a sequence that is too long; leave it at its default",
+    ),
+    *(
+        no_effect(key, default, "sequences are packed without padding", value_type=ANY)
+        for key, default in (("pad_token", None), ("padding_free", False))
+    ),
+    ACTIVATION_ROW,
+)
+"""Options of SFTConfig and DPOConfig on truncation and padding."""
 
 
 SFT_LEDGER = Ledger(
     "trl-sft",
     (
-        *_rows(demonstrations, 2e-5, which_columns),
+        *offline_rows(demonstrations, 2e-5, which_columns),
+        *_LENGTH_ROWS,
         mapped(
             "completion_only_loss",
             None,
@@ -355,15 +391,10 @@ SFT_LEDGER = Ledger(
 DPO_LEDGER = Ledger(
     "trl-dpo",
     (
-        *_rows(pairs, 1e-6),
+        *offline_rows(pairs, 1e-6),
+        *_LENGTH_ROWS,
         *LOSS_ROWS,
-        refused("sync_ref_model", False, "the reference is the initial model; leave it False"),
-        no_effect("ref_model_mixup_alpha", 0.6, "it is an option of sync_ref_model"),
-        no_effect("ref_model_sync_steps", 512, "it is an option of sync_ref_model"),
-        no_effect("precompute_ref_log_probs", False, "the reference's log-probs are computed in each update"),
-        no_effect(
-            "precompute_ref_batch_size", None, "it is an option of precompute_ref_log_probs", value_type=ANY
-        ),
-        refused("disable_dropout", True, "write lora_dropout 0; models have no other dropout here"),
+        *REFERENCE_ROWS,
+        DROPOUT_ROW,
     ),
 )

@@ -1,4 +1,4 @@
-"""Readers of TRL's configurations: a file, the command line of `trl grpo`, `trl rloo`, `trl sft` and `trl dpo`."""
+"""Readers of TRL's configurations: a file, the command line of `trl grpo`, `trl dpo` and TRL's other programs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,31 @@ from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import BOOLEAN
 from strop.dialects.trl.grpo import LEDGER as GRPO_LEDGER
 from strop.dialects.trl.offline import DPO_LEDGER, SFT_LEDGER
+from strop.dialects.trl.preferences import CPO_LEDGER, KTO_LEDGER, ORPO_LEDGER
 from strop.dialects.trl.rloo import LEDGER as RLOO_LEDGER
 from strop.errors import ConfigError, FaultKind
 
-TrlProgram = Literal["grpo", "rloo", "sft", "dpo"]
+TrlProgram = Literal["grpo", "rloo", "sft", "dpo", "kto", "cpo", "orpo"]
+"""TRL's programs; of CPO and ORPO, which are experimental, it has scripts only."""
 LEDGERS: Mapping[TrlProgram, Ledger] = {
     "grpo": GRPO_LEDGER,
     "rloo": RLOO_LEDGER,
     "sft": SFT_LEDGER,
     "dpo": DPO_LEDGER,
+    "kto": KTO_LEDGER,
+    "cpo": CPO_LEDGER,
+    "orpo": ORPO_LEDGER,
 }
 IDENTIFYING_KEYS: Mapping[str, tuple[str, ...]] = {
     "trl": ("scale_rewards",),
     "trl-rloo": ("normalize_advantages",),
     "trl-sft": ("assistant_only_loss", "completion_only_loss"),
-    "trl-dpo": ("label_smoothing",),
+    "trl-kto": ("desirable_weight", "undesirable_weight"),
+    "trl-cpo": ("cpo_alpha", "simpo_gamma"),
+    "trl-orpo": ("padding_value",),
+    "trl-dpo": ("label_smoothing",),  # after that of CPO, which has it too
 }
-"""Keys that only one program has, by its dialect; a converted file has one of them."""
+"""Keys that only one program has, by its dialect, tried in this order; a converted file has one of them."""
 _MAX_SHOWN = 60
 """Maximum number of characters of an option's text in a message."""
 
@@ -44,7 +52,7 @@ def find_program(name: str) -> TrlProgram:
     """The program of a name. Raises ConfigError for one that Strop does not have."""
     program = next((known for known in LEDGERS if known == name), None)
     if program is None:
-        raise ConfigError(f"TRL's program {name!r} is not supported; write grpo, rloo, sft or dpo.")
+        raise ConfigError(f"TRL's program {name!r} is not supported; write one of {', '.join(LEDGERS)}.")
     return program
 
 

@@ -144,19 +144,26 @@ _ALWAYS_PLACED: dict[str, Any] = {
 }
 
 
-def training_rows(learning_rate: float, *, remove_unused_columns: bool) -> tuple[KeyMapping, ...]:
-    """TrainingArguments, apart from the batch sizes, with the defaults that configurations change."""
+SHUFFLED_ROW = refused(
+    "train_sampling_strategy",
+    "random",
+    "Strop shuffles the tasks of each epoch; write data.shuffle in a run file",
+)
+"""Row of the order of tasks for trainers that shuffle them."""
+
+
+def training_rows(
+    learning_rate: float, *, remove_unused_columns: bool, order: KeyMapping = SHUFFLED_ROW
+) -> tuple[KeyMapping, ...]:
+    """TrainingArguments, apart from the batch sizes, with the defaults that configurations change; `order` is the row
+    of the order of tasks."""
     return (
         *_name_rows(),
         *_optimization_rows(learning_rate),
         *_interval_rows(),
         refused("resume_from_checkpoint", None, "run the same command again to resume a run"),
         refused("push_to_hub", False, "upload the folder `model` of the run when it has ended"),
-        refused(
-            "train_sampling_strategy",
-            "random",
-            "Strop shuffles the tasks of each epoch; write data.shuffle in a run file",
-        ),
+        order,
         *(
             no_effect(key, default, why, value_type=ANY)
             for why, keys in _WITHOUT_EFFECT

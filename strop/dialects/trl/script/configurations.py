@@ -270,7 +270,7 @@ def _config_rows(program: TrlProgram) -> list[KeyMapping]:
 CONFIGURATIONS: Mapping[TrlProgram, type[RecordedConfig]] = {
     program: _make(f"{program.upper()}Config", _config_rows(program), program) for program in LEDGERS
 }
-"""Stand-ins for GRPOConfig, RLOOConfig, SFTConfig and DPOConfig."""
+"""Stand-ins for GRPOConfig and the other configurations."""
 ModelConfig = _make("ModelConfig", _rows("grpo", MODEL_FIELDS), None)
 ScriptArguments = _make("ScriptArguments", _rows("grpo", SCRIPT_FIELDS), None)
 

@@ -21,7 +21,7 @@ from strop.dialects.trl.script.recording import CHANGES, ChangingLoader, change_
 from strop.dialects.trl.script.session import RefusedName, current_session
 from strop.dialects.trl.script.trainers import TRAINERS
 
-_OWN_TRAINERS = "Strop has GRPO, RLOO, SFT and DPO of TRL"
+_OWN_TRAINERS = "Strop has GRPO, RLOO, SFT, DPO, KTO, CPO and ORPO of TRL"
 _REFUSED: Mapping[str, str] = {
     "GKDConfig": "TRL compares the models at temperature 1 on completions sampled at another one (0.9 by default), "
     "draws for each batch whether it is sampled, and takes each prompt from the conversation of its demonstration. "
@@ -30,7 +30,7 @@ _REFUSED: Mapping[str, str] = {
     "demonstration_fraction is 1 - lmbda (docs/algorithms/distillation.md)",
     "DistillationConfig": "write a run file with algorithm: {type: distillation, distillation: {teachers: [{path: "
     "teacher}]}} (docs/algorithms/distillation.md)",
-    "KTOConfig": "Strop has no KTO; write a DPOConfig with pairs",
+    "BCOConfig": "TRL 1.16 has no BCO; write a run file with algorithm: bco (docs/algorithms/offline.md)",
     "RewardConfig": "Strop trains no reward models; train it with TRL, and pass its folder as one of reward_funcs",
     "PPOConfig": "write a run file with algorithm: ppo",
     "apply_chat_template": "Strop applies the chat template itself; pass the messages",

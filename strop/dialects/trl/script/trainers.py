@@ -31,6 +31,7 @@ _REFUSED: Mapping[str, str] = {
     "tools": _WORKFLOW,
     "rollout_func": _WORKFLOW,
     "environment_factory": _WORKFLOW,
+    "model_init": "pass the model",
     "data_collator": "Strop encodes and packs the rows itself; leave it out",
     "compute_loss_func": _OWN_LOSS,
     "compute_metrics": "Strop evaluates rewards, or the loss of held-out rows; leave it out",
@@ -186,7 +187,7 @@ class RecordedTrainer:
         same = models.model_of(self.given.get("model"), None).name_or_path
         if named.name_or_path != same or named.adapter is not None:
             raise session.error(
-                f"ref_model is {named.name_or_path}, and the reference of Strop's DPO is the initial model, {same}; "
+                f"ref_model is {named.name_or_path}, and Strop's reference is the initial model, {same}; "
                 "leave ref_model out, or train from the model that is the reference."
             )
 
@@ -415,6 +416,58 @@ class DPOTrainer(RecordedTrainer):
     )
 
 
+class KTOTrainer(RecordedTrainer):
+    """TRL's KTOTrainer."""
+
+    program = "kto"
+    parameters = DPOTrainer.parameters
+
+    def _rows(self, dataset: Any, what: str) -> DataSource:
+        """The rows; pairs of the Hub are written to a file, by whose columns they are known as pairs. Raises
+        ConfigError for other columns than TRL reads."""
+        rows, session = super()._rows(dataset, what), current_session()
+        columns = {*rows.columns}
+        if not columns or {"completion", "label"} <= columns:
+            return rows
+        if {"chosen", "rejected"} <= columns:
+            if rows.is_streamed:
+                raise session.error(
+                    f"{what} is streamed, and its pairs become two rows each; load it without streaming=True, so that "
+                    "its rows can be written to a file."
+                )
+            return rows if rows.split is None else written_rows(dataset, what, self._data_folder())
+        raise session.error(
+            f"{what} has the columns {', '.join(rows.columns)}; TRL's KTO reads prompt, completion and label, or "
+            "chosen and rejected."
+        )
+
+
+class CPOTrainer(RecordedTrainer):
+    """TRL's experimental CPOTrainer."""
+
+    program = "cpo"
+    parameters = (
+        *(
+            "model",
+            "args",
+            "data_collator",
+            "train_dataset",
+            "eval_dataset",
+            "processing_class",
+            "model_init",
+        ),
+        *("callbacks", "optimizers", "preprocess_logits_for_metrics", "peft_config", "compute_metrics"),
+    )
+
+
+class ORPOTrainer(RecordedTrainer):
+    """TRL's experimental ORPOTrainer."""
+
+    program = "orpo"
+    parameters = CPOTrainer.parameters
+
+
 TRAINERS: Mapping[str, Callable[..., Any]] = {
-    trainer.__name__: trainer for trainer in (GRPOTrainer, RLOOTrainer, SFTTrainer, DPOTrainer)
+    trainer.__name__: trainer
+    for trainer in (GRPOTrainer, RLOOTrainer, SFTTrainer, DPOTrainer, KTOTrainer, CPOTrainer, ORPOTrainer)
 }
