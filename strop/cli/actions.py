@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from strop.cli.columns import align_columns
@@ -10,6 +13,7 @@ from strop.cli.memory import print_memory
 from strop.cli.output import echo
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import OverriddenKey
+from strop.config.load.run_folder import start_directory
 from strop.config.plan.fit import with_default_microbatch
 from strop.config.plan.machine import described_machine
 from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
@@ -41,6 +45,7 @@ def run_and_print(loaded: LoadedRun) -> RunResult:
 
 
 def _print_result(loaded: LoadedRun, result: RunResult) -> None:
+    from strop.runs.folder import RunFolder
     from strop.runs.reader import read_run
     from strop.runs.verdict import verdict
 
@@ -56,6 +61,15 @@ def _print_result(loaded: LoadedRun, result: RunResult) -> None:
     )
     if summary := verdict(read_run(result.folder)):
         echo(f"Verdict: {summary}.")
+    folder = RunFolder(result.folder)
+    rows = [("show", "curves and responses"), ("chat", "talk with the model; --before: the initial one")]
+    if loaded.run.data.eval:
+        rows.append(("evaluate", "evaluate the last checkpoint"))
+    if folder.report.exists():
+        echo(f"Report: {folder.report}.")
+    echo("Next:")
+    path = shlex.quote(str(folder.path))
+    echo(align_columns([(f"  strop {command} {path}", effect) for command, effect in rows], max_width=80))
 
 
 def change_recorded(job: Job, changes: Sequence[str]) -> None:
@@ -67,6 +81,18 @@ def change_recorded(job: Job, changes: Sequence[str]) -> None:
     keys = [override.partition("=")[0].lstrip("+~") for override in changes]
     for stage in job.loaded.runs:
         echo(change_configuration(stage.run, keys, stage.rewards or None))
+
+
+def enter_start_directory(folder: Path) -> Path:
+    """Continue in the directory that a run was started in, so that its relative paths and its modules mean what they
+    meant; returns the run's folder as it is named from there."""
+    directory = start_directory(folder)
+    if directory is None:
+        return folder
+    folder = folder.resolve()
+    os.chdir(directory)
+    echo(f"Continuing in {directory}, where the run was started; relative paths start there.")
+    return folder.relative_to(directory) if folder.is_relative_to(directory) else folder
 
 
 def print_outputs(job: Job) -> None:

@@ -10,8 +10,8 @@ import typer
 RunFileArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN.yaml",
-        help="Run file, or a configuration file of verl, Trinity-RFT, TRL or AzureML.",
+        metavar="RUN",
+        help="Run file, folder of a run, or a configuration file of verl, Trinity-RFT, TRL or AzureML.",
         show_default=False,
     ),
 ]
@@ -45,6 +45,8 @@ MachineOption = Annotated[
 CheckpointOption = Annotated[
     Path | None,
     typer.Option(
-        help="Checkpoint to take the weights from; by default the initial model.", show_default=False
+        help="Checkpoint to take the weights from; by default the last one of a run folder, and the initial model of a "
+        "run file.",
+        show_default=False,
     ),
 ]

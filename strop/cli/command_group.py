@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from strop.cli.output import echo
 from strop.config.environment_values import forget_environment
+from strop.config.paths import expand_user
 from strop.errors import ConfigError, StropError, message_with_notes, out_of_memory
 
 _UNLIMITED = 1000
@@ -28,8 +29,18 @@ class CommandGroup(TyperGroup):
             )
 
 
+def _with_home(word: str) -> str:
+    """A word of the command line, with the home folder in place of `~/` at the start of it or of an option's value."""
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return f"{option}{equals}{expand_user(value)}" if value.startswith("~/") else word
+
+
 class StropGroup(CommandGroup):
     """Group that prints a `StropError`, a lack of memory or an interrupt as one paragraph, others with a traceback."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line; `~/` is the home folder also where no shell expands it, as in `--out=~/file`."""
+        return super().parse_args(ctx, list(map(_with_home, args)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; an override that is written like an option ends with what to write instead."""

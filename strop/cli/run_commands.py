@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,6 +17,9 @@ from strop.cli.arguments import (
     RunFolderArgument,
 )
 from strop.cli.output import echo
+
+if TYPE_CHECKING:
+    from strop.config.load.loader import LoadedRun
 
 
 def train(
@@ -31,9 +35,11 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train, or resume a run that was stopped. The file may also be one of verl, Trinity-RFT, TRL or AzureML."""
-    from strop.cli.actions import change_recorded
+    """Train, or resume a run that was stopped. The file may also be one of verl, Trinity-RFT, TRL or AzureML, or the
+    folder of a run."""
+    from strop.cli.actions import change_recorded, enter_start_directory
     from strop.cli.component_command import run_job
+    from strop.config.load.run_folder import is_run_folder
     from strop.dialects.detect import read_any
     from strop.dialects.trl.script.detection import SCRIPT_SUFFIXES
 
@@ -42,6 +48,8 @@ def train(
 
         train_script(run, overrides or (), here=here, changes=change or ())
         return
+    if is_run_folder(run):
+        run = enter_start_directory(run)
     values = [each for each in change or () if "=" in each]
     job = read_any(run, [*(overrides or ()), *values], here=here)
     change_recorded(job, change or ())
@@ -82,26 +90,16 @@ def explain(
 
 
 def evaluate(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="Run file of any tool, or the folder of a run.", show_default=False
-        ),
-    ],
+    run: RunFileArgument,
     overrides: OverridesArgument = None,
     checkpoint: CheckpointOption = None,
     here: HereOption = False,
 ) -> None:
     """Evaluate the initial model of a run file, the last checkpoint of a run folder, or a named checkpoint."""
     from strop import api
-    from strop.dialects.detect import read_any
-    from strop.run.entry.evaluate import last_checkpoint
-    from strop.runs.folder import RunFolder
 
-    folder = RunFolder(run)
-    if folder.run_file.is_file():
-        run, checkpoint = folder.run_file, checkpoint or last_checkpoint(folder)
-    metrics = api.evaluate(read_any(run, overrides or (), here=here).loaded, checkpoint=checkpoint)
+    loaded, checkpoint = _policy(run, overrides or (), checkpoint, here=here)
+    metrics = api.evaluate(loaded, checkpoint=checkpoint)
     if checkpoint is not None:
         echo(f"checkpoint = {checkpoint}")
     for name, value in metrics.items():
@@ -118,13 +116,32 @@ def generate(
     checkpoint: CheckpointOption = None,
     here: HereOption = False,
 ) -> None:
-    """Sample responses to every prompt of a file."""
+    """Sample responses to every prompt of a file, with the initial model of a run file or the last checkpoint of a run
+    folder."""
     from strop import api
-    from strop.dialects.detect import read_any
 
-    loaded = read_any(run, overrides or (), here=here).loaded
+    loaded, checkpoint = _policy(run, overrides or (), checkpoint, here=here)
     count = api.generate(loaded, prompts, out, checkpoint=checkpoint)
     echo(f"Wrote responses to {count} prompts: {out}")
+
+
+def _policy(
+    run: Path, overrides: Sequence[str], checkpoint: Path | None, *, here: bool
+) -> tuple[LoadedRun, Path | None]:
+    """The run of a file with its initial model, or that of a folder with its last checkpoint, unless one is named."""
+    from strop.config.load.run_folder import is_run_folder
+    from strop.dialects.detect import read_any
+
+    if not is_run_folder(run):
+        return read_any(run, overrides, here=here).loaded, checkpoint
+    from strop.dialects.key_owner import run_file_key_owner
+    from strop.run.entry.evaluate import last_checkpoint
+    from strop.run.entry.run_folder import load_policy_run
+    from strop.runs.folder import RunFolder
+
+    folder = RunFolder(run)
+    loaded = load_policy_run(folder, overrides, here=here, key_owner=run_file_key_owner)
+    return loaded, checkpoint or last_checkpoint(folder)
 
 
 def export(

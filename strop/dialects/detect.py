@@ -9,7 +9,9 @@ from pathlib import Path
 from strop.config.aliases import KEY_ALIASES
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, iter_values
 from strop.config.load.loader import load_run
+from strop.config.load.run_folder import is_run_folder
 from strop.config.load.yaml_file import read_yaml
+from strop.config.paths import expand_user
 from strop.config.schema.walk import all_keys
 from strop.config.suggest import did_you_mean
 from strop.dialects.azureml.job_file import read_job
@@ -51,11 +53,15 @@ _OTHER_PROGRAMS = {
 def read_any(
     path: Path, overrides: Sequence[str] = (), *, here: bool = False, dialect: str | None = None
 ) -> Job:
-    """Read a run file, a file of another dialect, or a Python script or notebook that trains with TRL, which is run up
-    to its first `train()`; its overrides are its own arguments. `dialect` is the file's dialect; None detects it.
+    """Read a run file, a run's folder, a file of another dialect, or a Python script or notebook that trains with TRL,
+    which is run up to its first `train()`; its overrides are its own arguments. `dialect` is the file's dialect; None
+    detects it.
 
     Raises ConfigError and PlacementError as the readers do.
     """
+    path = expand_user(path)
+    if is_run_folder(path):
+        return Job(load_run(path, overrides, here=here, key_owner=run_file_key_owner))
     if path.suffix in SCRIPT_SUFFIXES:
         return read_trl_script(path, overrides, here=here, key_owner=key_owner_hint)
     job_file = read_job(read_yaml(path), path)

@@ -1,4 +1,4 @@
-"""Verdict on a run: whether its held-out reward changed by more than chance, and what keeps it from learning."""
+"""Verdict on a run: whether its held-out reward rose, fell or collapsed beyond chance, and what hinders learning."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ _FAR_FROM_REFERENCE = 1.0
 """KL divergence from the reference model per token, in nats, above which a rising one is warned about."""
 
 
+_NORMAL_95 = 1.96
+"""Standard errors on each side of a 95% interval."""
+_BEST_ERRORS = 3.0
+"""Standard errors beyond which an evaluation is worse than the best one, which chance has favored."""
+_COLLAPSED = 0.5
+"""Fraction of the earlier reward below which a fallen one has collapsed."""
+
+
 @dataclass(frozen=True, slots=True)
 class MeanChange:
     """Difference between two means, with its standard error."""
@@ -40,9 +48,17 @@ class MeanChange:
         return self.last - self.first
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of the difference, of the normal distribution; None where its error is not known."""
+        if self.standard_error is None:
+            return None
+        margin = _NORMAL_95 * self.standard_error
+        return self.difference - margin, self.difference + margin
+
+    @property
     def is_significant(self) -> bool:
-        """Whether the difference is larger than its standard error; false where that is not known."""
-        return self.standard_error is not None and abs(self.difference) > self.standard_error
+        """Whether the 95% interval leaves 0 out; false where it is not known."""
+        return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
 
 
 def learning_faults(rows: Sequence[Mapping[str, float | None]]) -> list[str]:
@@ -149,7 +165,8 @@ def verdict(data: RunData) -> str:
     """One line: the change of the held-out reward or loss, whether it still goes on, and the truncated responses."""
     parts = [*_reward_verdicts(data), *_loss_verdicts(data)]
     if not parts and (change := series_change(data.series("reward/mean")[1])) is not None:
-        parts.append(f"training reward {describe_change(change)}")
+        has_fallen = change.is_significant and change.difference < 0
+        parts.append(f"training reward {describe_change(change)}{_fall(change) if has_fallen else ''}")
     truncated = data.series("rollouts/truncated_fraction")[1]
     if truncated and truncated[-1] >= _SHOWN_TRUNCATED:
         parts.append(f"{truncated[-1]:.0%} of the responses truncated in the last step")
@@ -162,14 +179,50 @@ def _reward_verdicts(data: RunData) -> list[str]:
         change = evaluation_change(files[0], files[-1]) if len(files) > 1 else None
         if change is None:
             continue
-        text = f"{name} {describe_change(change)}"
-        recent = evaluation_change(files[-2], files[-1]) if len(files) > 2 else None
-        if recent is not None and recent.is_significant:
-            text += ", still rising" if recent.difference > 0 else ", falling since the evaluation before"
-        elif recent is not None and change.is_significant:
-            text += ", flat since the evaluation before"
-        found.append(text)
+        found.append(f"{name} {describe_change(change)}{_course(data, name, files, change)}")
     return found
+
+
+def _course(data: RunData, name: str, files: Sequence[Path], change: MeanChange) -> str:
+    """Course of an eval taskset's reward from the first to the last of its evaluations."""
+    has_risen = change.is_significant and change.difference > 0
+    recent = evaluation_change(files[-2], files[-1]) if len(files) > 2 else None
+    is_rising = recent is not None and recent.is_significant and recent.difference > 0
+    if change.is_significant and not has_risen:
+        return _fall(change, "; rising again since the evaluation before" if is_rising else "")
+    best = _best_file(data, name, files)
+    since = None if best is None else evaluation_change(best, files[-1])
+    if (
+        best is not None
+        and since is not None
+        and since.difference < -_BEST_ERRORS * (since.standard_error or 0)
+    ):
+        step = int(best.stem.removeprefix("step-"))
+        return _fall(since, best=f" from its best of {format_number(since.first)} at step {step}")
+    if is_rising:
+        return ", still rising" if has_risen else ", rising since the evaluation before"
+    if recent is not None and recent.is_significant:
+        return ", falling since the evaluation before"
+    return ", flat since the evaluation before" if has_risen and recent is not None else ""
+
+
+def _best_file(data: RunData, name: str, files: Sequence[Path]) -> Path | None:
+    """The file of the evaluation with the largest mean reward; None if that is the first or the last one."""
+    steps, values = data.series(f"eval/{name}/reward")
+    if not values:
+        return None
+    best = steps[values.index(max(values))]
+    return next((file for file in files[1:-1] if int(file.stem.removeprefix("step-")) == best), None)
+
+
+def _fall(change: MeanChange, later: str = "", *, best: str = "") -> str:
+    """A significant decrease of a reward, with what to try."""
+    collapsed = change.first > 0 and change.last < _COLLAPSED * change.first
+    return (
+        f", {'collapsed' if collapsed else 'fell'}{best}{later}. Try a smaller trainer.optimizer.lr or a KL term "
+        "(algorithm.kl_loss); checkpoint.best keeps the best weights. "
+        f"{see_troubleshooting('the-reward-rises-then-collapses').rstrip('.')}"
+    )
 
 
 def _loss_verdicts(data: RunData) -> list[str]:
@@ -183,14 +236,14 @@ def _loss_verdicts(data: RunData) -> list[str]:
 
 
 def describe_change(change: MeanChange) -> str:
-    """`0.172 -> 0.781 (+0.609, standard error 0.04)`, or that the change is within its standard error."""
+    """`0.172 -> 0.781 (+0.609, 95% interval +0.531 to +0.687)`, or that the interval has 0 in it."""
     text = f"{format_number(change.first)} -> {format_number(change.last)}"
-    if change.standard_error is None:
+    if change.interval is None:
         return text
-    error = format_number(change.standard_error)
+    low, high = (f"{bound:+.3g}" for bound in change.interval)
     if not change.is_significant:
-        return f"{text} (no change beyond the standard error of {error})"
-    return f"{text} ({change.difference:+.3g}, standard error {error})"
+        return f"{text} (no change beyond chance, 95% interval {low} to {high})"
+    return f"{text} ({change.difference:+.3g}, 95% interval {low} to {high})"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -33,6 +33,9 @@ trainer.duration=10 & steps => quote the whole: 'trainer.duration=10 steps'
 rollout.n=8 => there is no key rollout.n. In a run file write algorithm.rollouts_per_task=8
 reward=exakt => reward 'exakt': did you mean 'exact'?
 reward=mine.py:score => mine.py.
+reward=null => override reward=null: reward: ... To remove the value that the file has, write ~reward
+model.path=~/none => override model.path=~/none: model.path: there is no model folder ~/none.
+data.train.path=[~/none.jsonl] => data.train.path: there is no file ~/none.jsonl
 ~reward => reward: missing, so nothing scores the responses
 model.path=./models/missing => model.path: ... folder ./models/missing
 mkdir models & model.path=models/small => model.path: ... folder models/small
@@ -64,6 +67,10 @@ keys verl --since new => write one such as 0.9
 list nowhere => nowhere
 show nowhere => nowhere
 compare here => needs two or more run folders
+check here => here: this is a folder, and no run has started in it
+check tiny => tiny: this is a model's folder, and no run file. `strop init --model tiny` writes a run file
+train rows.jsonl => rows.jsonl: this is a file of rows, and no run file. `strop init --train rows.jsonl` writes
+explain ~/none.yaml => /none.yaml: there is no such file
 convert none.yaml --to verl => there is no such file
 verl ppo data.train_batchsize=3 => did you mean 'data.train_batch_size'
 verl ppo algorithm.adv_estimator=grpo trainer.nnodes=2 => --here
@@ -203,6 +210,7 @@ def test_a_command_line_is_refused(
         (tmp_path / name).mkdir()
     save_file({"a": torch.zeros(1)}, tmp_path / "full" / "x.safetensors")
     (tmp_path / "file").touch()
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1"}\n')
     (tmp_path / "tiny").symlink_to(tiny_model)
     (tmp_path / "ds.json").write_text("{}")
     row = {

@@ -125,7 +125,7 @@ model.path=${data.nowhere} => interpolation key 'data.nowhere' not found
 model.path=${model.path} => recursive interpolation
 model.path=??? => must be given
 model.path=${nosuch:1} => unsupported interpolation type nosuch
-model.path=~/x => needs its own quotes
+model.path=~x => needs its own quotes
 a=1,2 => a sweep over several values is not supported
 a=range(1,3) => a sweep over several values is not supported
 data@x=1 => config groups
@@ -294,7 +294,7 @@ def test_a_file_that_is_no_run_file_is_refused(tmp_path: Path) -> None:
     for name, message in (
         ("none.yaml", "there is no such file"),
         ("verl.yaml", "strop verl ppo --config ... verl.yaml"),
-        ("", "Is a directory"),
+        ("", "this is a folder, and no run has started in it. Name a file in it: binary.yaml, verl.yaml"),
         ("binary.yaml", "not a text file in UTF-8"),
     ):
         assert_refused(lambda name=name: load_run(tmp_path / name), message)

@@ -104,10 +104,38 @@ def test_verdicts(tmp_path: Path) -> None:
     summary = verdict(read_run(rising))
     assert summary.startswith("sums 0 -> 0.875 (+0.875") and "still rising" in summary
     flat = evaluate(tmp_path / "flat", [[0, 0, 1, 1], [1, 0, 1, 1]])
-    assert "no change beyond the standard error of 0.250" in verdict(read_run(flat))
+    assert "no change beyond chance, 95% interval -0.24 to +0.74)" in verdict(read_run(flat))
     pages = [write_report(folder).read_text() for folder in (rising, flat)]
     assert ['class="value good"' in page for page in pages] == [True, False]
     assert ["sums 0 -&gt; 0.875" in pages[0], "(standard error 0.250)" in pages[1]] == [True, True]
+
+
+def tasks(right: int) -> list[float]:
+    """Rewards of 200 tasks, of which the first ones are right."""
+    return [1.0] * right + [0.0] * (200 - right)
+
+
+@pytest.mark.parametrize(
+    ("right", "course"),
+    [
+        ([159, 149], "sums 0.795 -> 0.745 (-0.05, 95% interval -0.0803 to -0.0197), fell. Try a smaller"),
+        ([159, 120, 149], ", fell; rising again since the evaluation before. Try a smaller"),
+        ([159, 3, 3], ", collapsed. Try a smaller trainer.optimizer.lr or a KL term"),
+        ([40, 159, 3], ", collapsed. Try"),
+        ([40, 159, 40], ", collapsed from its best of 0.795 at step 1. Try"),
+        ([40, 159, 120], "(+0.4, 95% interval +0.332 to +0.468), fell from its best of 0.795 at step 1. Try"),
+        ([40, 100, 159], ", still rising"),
+        ([40, 100, 102], ", flat since the evaluation before"),
+        ([40, 38, 43], ", rising since the evaluation before"),
+        ([40, 42], "(no change beyond chance, 95% interval"),
+    ],
+)
+def test_a_reward_that_fell_is_not_called_rising_or_flat(
+    tmp_path: Path, right: list[int], course: str
+) -> None:
+    summary = verdict(read_run(evaluate(tmp_path, [tasks(number) for number in right])))
+    assert course in summary
+    assert ("the-reward-rises-then-collapses" in summary) == ("fell" in course or "collapsed" in course)
 
 
 def test_a_run_that_cannot_learn_says_so(tmp_path: Path) -> None:

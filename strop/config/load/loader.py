@@ -32,11 +32,13 @@ from strop.config.load.placement import (
     here_requested,
     placement_error,
 )
+from strop.config.load.run_folder import is_run_folder, read_run_folder
 from strop.config.load.schema_faults import KeyOwner, similar_key, unknown_key, unknown_owner
 from strop.config.load.stages import STAGES_KEY, set_initial_model, split_stages
 from strop.config.load.validation import validate
 from strop.config.load.value_limits import references, value_at
 from strop.config.load.yaml_file import read_yaml
+from strop.config.paths import expand_user
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.data import expand_train_list
@@ -83,11 +85,13 @@ def load_run(
     here: bool = False,
     key_owner: KeyOwner = unknown_owner,
 ) -> LoadedRun:
-    """Load a run file. Interpolations are resolved after the overrides and before the checks.
+    """Load a run file, or the configuration of a run's folder. Interpolations are resolved after the overrides and
+    before the checks.
 
     Raises ConfigError (PlacementError for missing hardware) with file, line and key.
     """
-    tree = read_yaml(Path(path))
+    path = expand_user(path)
+    tree = read_run_folder(path) if is_run_folder(path) else read_yaml(path)
     _hint_dialect(tree)
     return _load_draft(tree, overrides, str(path), here=here, key_owner=key_owner)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -20,6 +22,8 @@ _MAX_CHARACTERS = 20_000
 _MAX_DEPTH = 30
 _MAX_SHOWN = 200
 """Maximum number of characters of an override in a message."""
+_HOME = re.compile(r"(?<![^\[{,:\s])~/[^\[\]{},:\s]*")
+"""A path in the home folder, as a value or as an item of a list or a mapping."""
 IsKnown = Callable[[KeyPath], bool]
 """Returns whether the schema has a key, so that it has a default even if it is not written."""
 
@@ -76,7 +80,7 @@ def _parse(text: str, *, groups: bool) -> Override:
             f"{_MAX_DEPTH} brackets."
         )
     try:
-        override = _parser().parse_override(text)
+        override = _parser().parse_override(_with_quoted_homes(text))
     except (HydraException, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
@@ -91,7 +95,14 @@ def _parse(text: str, *, groups: bool) -> Override:
         raise ConfigError(
             f"{shown}: a sweep over several values is not supported; write one value, or a list in brackets."
         )
-    return override
+    return replace(override, input_line=text)
+
+
+def _with_quoted_homes(text: str) -> str:
+    """Quote the values of an override that begin with `~/`, which Hydra's grammar has no unquoted text for."""
+    key, equals, value = text.partition("=")
+    is_quoted = "'" in value or '"' in value
+    return text if is_quoted else key + equals + _HOME.sub(r"'\g<0>'", value)
 
 
 @cache

@@ -93,10 +93,23 @@ def _faults(
     kind = detail["type"]
     for reason in _reason(detail, keys, values, key_owner).split("\n"):
         where = _location(kind, reason, keys, tree) or tree.locator(origin)(keys)
-        message = f"{where}: {sentence(users_words(reason, tree, keys))}"
+        message = f"{where}: {sentence(users_words(reason, tree, keys))}{_removal(detail, keys, tree)}"
         yield SchemaFault(
             keys, Fault(_kind(kind), message), reason, kind == "value_error", _meant(kind, keys, values)
         )
+
+
+def _removal(detail: ErrorDetails, keys: KeyPath, tree: ConfigTree) -> str:
+    """A sentence for a null that is to remove a value: what to write instead."""
+    source = tree.source(keys)
+    if detail["input"] is not None or detail["type"] not in _PLAIN or source is None:
+        return ""
+    dotted = ".".join(keys)
+    if source.kind == "override":
+        return (
+            f" To remove the value that the file has, write ~{dotted}; where it has none, leave {dotted} out."
+        )
+    return f" Leave {dotted} out for its default."
 
 
 def _kind(kind: str) -> FaultKind:

@@ -7,11 +7,14 @@ from typing import Any
 
 import yaml
 
+from strop.config.data_files import data_file_name
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source
 from strop.config.load.yaml_parser import YamlLimitError, parse_yaml
 from strop.errors import ConfigError
 from strop.workers.regular_file import open_regular
 
+_MAX_SHOWN = 5
+"""Maximum number of files that a message lists."""
 MAX_BYTES = 200_000
 """Maximum size of a configuration file."""
 
@@ -24,6 +27,7 @@ def read_yaml(path: Path, *, regular: bool = False) -> ConfigTree:
     Raises ConfigError for a file that is missing, empty or not a mapping, and for a syntax error,
     with its line and column.
     """
+    _require_configuration(path)
     try:
         node, values = parse_yaml(read_bounded(path, regular=regular))
     except YamlLimitError as error:
@@ -37,12 +41,33 @@ def read_yaml(path: Path, *, regular: bool = False) -> ConfigTree:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: this is not valid YAML: {reason}.") from None
     if node is None:
-        raise ConfigError(f"{path}: the file is empty; write a run file (docs/reference/run-file.md).")
+        raise ConfigError(f"{path}: the file is empty; write a run file (`strop init` does).")
     if not isinstance(values, dict):
         raise ConfigError(f"{path}:1: expected `key: value` lines, got {_kind(values)}.")
     sources: dict[KeyPath, Source] = {}
     _mark(node, path, (), sources)
     return ConfigTree(values, sources)
+
+
+def _require_configuration(path: Path) -> None:
+    """Raise ConfigError for a file of rows, and for a folder, with the command that reads it."""
+    if path.is_file() and path.suffix != ".json" and data_file_name(path.name) is not None:
+        raise ConfigError(
+            f"{path}: this is a file of rows, and no run file. `strop init --train {path}` writes a run file for it; "
+            f"in one that you have, write data.train.path={path}."
+        )
+    if not path.is_dir():
+        return
+    if (path / "config.json").is_file():
+        raise ConfigError(
+            f"{path}: this is a model's folder, and no run file. `strop init --model {path}` writes a run file for it, "
+            f"and `strop chat {path}` talks with the model."
+        )
+    found = ", ".join(sorted(each.name for each in path.glob("*.y*ml"))[:_MAX_SHOWN])
+    raise ConfigError(
+        f"{path}: this is a folder, and no run has started in it. Name "
+        f"{f'a file in it: {found}' if found else 'a run file, or the folder of a run, <output>/<project>/<name>'}."
+    )
 
 
 def read_bounded(path: Path, *, regular: bool = False) -> str:

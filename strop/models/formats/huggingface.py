@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from strop.workers.atomic_folder import atomic_folder
 
 ADAPTER_FOLDER = "adapter"
 """Name of the adapter's folder inside the folder of the merged model."""
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def export_model(
@@ -134,6 +136,7 @@ def write_serving_adapter(model: PeftModel, folder: Path) -> None:
 
 def _write(model: PeftModel, factors: dict[str, Tensor], folder: Path) -> None:
     model.save_pretrained(str(folder), state_dict=factors)
+    shutil.copymode(folder / CONFIG_FILE, folder / _ADAPTER_WEIGHTS)  # safetensors lets only the owner read
     (folder / "README.md").unlink()  # PEFT's empty model card
 
 

@@ -9,10 +9,11 @@ from itertools import groupby
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
+
+from strop.models.formats.safetensors_file import save_tensors
 
 MAX_SHARD_BYTES = 2 * 2**30
 """Maximum size of a file of weights, unless one tensor is larger."""
@@ -41,7 +42,7 @@ def write_weight_shards(
 
     def write() -> None:
         path = folder / f"{_STEM}-{len(files):05d}.safetensors"
-        save_file(shard, path, metadata={"format": "pt"})
+        save_tensors(shard, path, {"format": "pt"})
         files.append((path, {name: tensor.nbytes for name, tensor in shard.items()}))
         shard.clear()
 

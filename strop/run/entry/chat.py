@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.config.load.loader import load_run
+from strop.config.load.run_folder import is_run_folder
+from strop.config.paths import existing_path, is_local
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.data.encoding.chat_template import PromptEncoder
@@ -47,22 +49,31 @@ def find_chat_source(path: Path, *, before: bool) -> ChatSource:
     """The trained model of a run folder, or with `before` the model that the run started from; any other path is a
     model folder, a GGUF file, or a name on the Hub.
 
-    Raises `RunFolderError` for a run without a model.
+    Raises `RunFolderError` for a run without a model, and with `before` for one whose model is not here.
     """
     folder = RunFolder(path)
-    if not folder.run_file.is_file():
+    if not is_run_folder(path):
         return ChatSource(ModelConfig(path=str(path)), "tokenizer", None, _DEFAULT_MAX_TOKENS)
-    run = load_run(folder.run_file).run
+    run = load_run(path).run
+    template = run.data.chat_template
     if before:
+        if is_local(run.model.path) and existing_path(run.model.path) is None:
+            raise RunFolderError(
+                f"The run in {path} started from {run.model.path}, which is not here. Put that model there, or talk "
+                "with it where it is: `strop chat FOLDER`."
+            )
         model = run.model.model_copy(update={"lora": None})
     elif (folder.model / "config.json").is_file():
         model = ModelConfig(path=str(folder.model), trust_remote_code=run.model.trust_remote_code)
+        template = (
+            "none" if template == "none" else "tokenizer"
+        )  # the model's, wherever the template's file is
     else:
         raise RunFolderError(
             f"{path} has no trained model yet: the run writes it at its end. Write one from its last checkpoint with "
             f"`strop export {path} --to FOLDER`, and chat with that folder; `--before` selects the initial model."
         )
-    return ChatSource(model, run.data.chat_template, run.data.train.system, run.data.max_response_tokens)
+    return ChatSource(model, template, run.data.train.system, run.data.max_response_tokens)
 
 
 class ModelChat:

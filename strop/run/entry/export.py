@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.config.load.loader import load_run
+from strop.config.load.run_folder import is_run_folder
 from strop.config.paths import gguf_file
 from strop.config.schema.model import ModelConfig
 from strop.errors import CheckpointError
@@ -18,6 +18,7 @@ from strop.models.formats.verl_fsdp import (
 from strop.models.loading import load_model, load_tokenizer
 from strop.run.entry.evaluate import last_checkpoint
 from strop.run.entry.policy_only import policy_only
+from strop.run.entry.run_folder import load_policy_run
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.folder import RunFolder
 from strop.runs.model_card import model_card
@@ -38,7 +39,7 @@ def export_checkpoint(folder: Path, to: Path, step: int | None, dtype: str | Non
     if gguf_file(str(folder)) is not None:
         return _convert_gguf(ModelConfig(path=str(folder)), to, dtype)
     source = RunFolder(folder)
-    if not source.run_file.is_file():
+    if not is_run_folder(folder):
         raise CheckpointError(f"{folder} is no run folder: it has no {source.run_file.name}.")
     if step is None:
         found = last_checkpoint(source)
@@ -47,7 +48,7 @@ def export_checkpoint(folder: Path, to: Path, step: int | None, dtype: str | Non
         if not found.is_dir():
             raise CheckpointError(f"There is no checkpoint of step {step} in {source.checkpoints}.")
         checkpoints.verify(found)
-    run = load_run(source.run_file, [] if dtype is None else [f"export.dtype={dtype}"]).run
+    run = load_policy_run(source, [] if dtype is None else [f"export.dtype={dtype}"]).run
     with open_training_engines(policy_only(run)) as engines:
         engine = engines.policy()
         engine.load(found)

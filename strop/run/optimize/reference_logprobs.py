@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from strop.config.schema.model import ModelConfig
 from strop.data.offline_dataset import OfflineDataset
 from strop.errors import RunFolderError
+from strop.models.formats.safetensors_file import save_tensors
 from strop.protocols import TrainingEngine
 from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience
 from strop.types import Experience, FloatArray
@@ -64,7 +65,7 @@ def _write(path: Path, logprobs: torch.Tensor) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as temporary:
-            save_file({_TENSOR_NAME: logprobs}, temporary)
+            save_tensors({_TENSOR_NAME: logprobs}, temporary)
     except (OSError, SafetensorError) as error:
         raise RunFolderError(
             f"The reference model's log-probs cannot be written to {path}: "

@@ -206,7 +206,13 @@ class Recorder:
             notes=(*self._notes(), *map(describe_sandbox, sandbox.values())),
             steps=self._length.steps,
             steps_done=done if done > 0 else 0,
-            environment={"command": command_line(), **machine_info(), **source_info(), **sandbox},
+            environment={
+                "command": command_line(),
+                "directory": str(Path.cwd()),
+                **machine_info(),
+                **source_info(),
+                **sandbox,
+            },
             stream=self._stream,
         )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from strop.config.redact import redact
 from strop.config.resume_compatibility import recorded_differences
 from strop.config.schema import Run
+from strop.config.schema.walk import leaves
 from strop.errors import CheckpointError, ConfigError, RunFolderError, see_troubleshooting
 from strop.run.state.checkpoint_mirror import CheckpointMirror
 from strop.run.state.identity import Identity, identity_differences, is_learned_from, read_identity
@@ -17,6 +20,9 @@ from strop.runs.metrics_file import recorded_steps
 from strop.runs.sessions import last_checkpoint_step, read_sessions
 from strop.training.checkpoints import checkpoint
 from strop.workers.atomic_folder import restore_folder
+
+_WORD = re.compile(r"[A-Za-z][\w./-]*")
+"""A text that an override takes without quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +98,12 @@ def _latest_checkpoint(
             )
     changed += [each for each in contents if is_learned_from(run, each)]
     if changed:
-        fields = " ".join(f"--change {each.partition(' ')[0]}" for each in contents if each in changed)
-        accept = f"continue with it by `{fields}`, " if fields else ""
+        accept = " ".join(f"--change {_as_change(each.partition(' ')[0], run)}" for each in changed)
         raise RunFolderError(
             f"The run folder {folder.path} was made by a different configuration: {'; '.join(changed)}. "
-            f"Restore what changed, {accept}name another folder (by `name`, or a component's output), or write "
-            "`resume: never` to archive the old folder and start from the beginning. "
+            f"To continue with what changed, add to the command: {accept}. Otherwise restore it, name another "
+            "folder (by `name`, or a component's output), or write `resume: never` to archive the old "
+            "folder and start from the beginning. "
             f"{see_troubleshooting('a-run-does-not-resume')}"
         )
     news += [f"{each}: evaluations before and after this step are of different data." for each in contents]
@@ -107,6 +113,16 @@ def _latest_checkpoint(
     state = RunState.load(found)
     notes = (*((fetched,) if fetched else ()), *skipped, *news)
     return StartPoint(state, found, (*notes, f"Resuming after step {state.step}, from {found}."))
+
+
+def _as_change(field: str, run: Run) -> str:
+    """A field as `--change` has it: with its value where that is short, so that the run file may stay as it is."""
+    value = next((leaf.value for leaf in leaves(run) if ".".join(leaf.keys) == field), None)
+    if isinstance(value, str) and not _WORD.fullmatch(value):
+        value = None
+    if not isinstance(value, str | int | float) or redact(value, field.rpartition(".")[2]) != value:
+        return field
+    return f"{field}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _recorded_differences(folder: RunFolder, run: Run, newest: Path | None) -> list[str] | None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from strop.errors import CheckpointError
+from strop.models.formats.safetensors_file import save_tensors
 
 
 def write_tensors(
@@ -18,7 +19,7 @@ def write_tensors(
 ) -> None:
     """Write tensors by name, and metadata. Of a view of a larger storage, only the view is written."""
     named = {name: _alone(tensor.detach()) for name, tensor in tensors.items()}
-    save_file(named, path, dict(metadata) if metadata else None)
+    save_tensors(named, path, metadata)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
