@@ -355,6 +355,10 @@ class TrainingEngine(Protocol):
         """
         ...
 
+    def sync_reference(self, policy_weight: float) -> None:
+        """Move the weights of the reference model: policy_weight * policy + (1 - policy_weight) * reference."""
+        ...
+
     def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
         ...

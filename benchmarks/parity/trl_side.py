@@ -18,12 +18,14 @@ from torch.nn.functional import pad
 from trl.experimental.cpo import CPOTrainer
 from trl.experimental.orpo import ORPOTrainer
 from trl.rewards import get_soft_overlong_punishment
+from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.kto_trainer import KTOTrainer
 from verl_side import DUAL, HIGH, LOW, TAU_NEG
 
 from strop.algorithms.reference_point import RunningMean, kl_estimate
+from strop.algorithms.reference_sync import sync_reference
 from strop.algorithms.reward_shaping import overlong_penalty
 from strop.config.schema.preference import (
     BcoConfig,
@@ -377,8 +379,24 @@ def cases() -> list[Case]:
     )
     rows += preference_cases()
     rows += unpaired_cases()
+    rows.append(
+        Case(
+            "reference_sync of dpo, three times",
+            "TRL",
+            lambda b: synced(b, lambda new, old: SyncRefModelCallback._sync_target_model(new, old, 0.6)),
+            lambda b: synced(b, lambda new, old: sync_reference(old, new, 0.6)),
+        )
+    )
     rows.append(Case("overlong penalty", "TRL", trl_overlong_penalty, strop_overlong_penalty))
     return rows
+
+
+def synced(batch: Batch, sync: Callable[[torch.nn.Module, torch.nn.Module], None]) -> torch.Tensor:
+    """Weights of a reference after `sync`, in float32, with three policies."""
+    reference = torch.nn.ParameterList([torch.nn.Parameter(batch.ref_logprobs.float())])
+    for each in (batch.logprobs, batch.old_logprobs, batch.sampler_logprobs):
+        sync(torch.nn.ParameterList([torch.nn.Parameter(each.float())]), reference)
+    return reference[0].detach().double()
 
 
 def trl_overlong_penalty(batch: Batch) -> torch.Tensor:

@@ -13,15 +13,18 @@ from strop.config.schema.algorithm import (
 from strop.config.schema.distillation import DistillationConfig, DivergenceConfig, SampledKlLossConfig
 from strop.config.schema.group_baselines import OptimalTokenBaselineConfig
 from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig
-from strop.config.schema.preference import KtoConfig
+from strop.config.schema.preference import DpoConfig, KtoConfig
 
 
 def needs_reference_model(config: AlgorithmConfig) -> bool:
     """Whether the engine must keep a reference model, to compute its log-probs in every step.
 
-    DPO, KTO and BCO compute the reference's log-probs of the whole dataset before the first update; only KTO's estimate
-    of the divergence, over other pairs of prompts and responses in every epoch, needs the model afterwards.
+    DPO, KTO and BCO compute the reference's log-probs of the whole dataset before the first update. KTO's estimate of
+    the divergence, over other pairs of prompts and responses in every epoch, needs the model afterwards, and so does a
+    reference that changes.
     """
+    if isinstance(config, DpoConfig):
+        return config.reference_sync is not None
     if isinstance(config, KtoConfig):
         return config.estimates_kl
     if isinstance(config, OfflineAlgorithmConfig):

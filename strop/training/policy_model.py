@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from strop.algorithms.losses.router_losses import RouterLoss, add_losses, expert_counts
+from strop.algorithms.reference_sync import sync_reference
 from strop.config.schema.distillation import DivergenceConfig
 from strop.errors import ModelError
 from strop.models.chunked_head import Comparison, FrozenStates
@@ -32,11 +33,12 @@ from strop.models.routers import experts_per_token, router_logits
 from strop.models.shared_weights import named_weights
 from strop.models.vision.model_images import ModelImages
 from strop.protocols import LossFn, SharedWeights, UnmergedWeights
-from strop.training.checkpoints.file_names import RNG_FILE
+from strop.training.checkpoints.file_names import REFERENCE_FILE, RNG_FILE
+from strop.training.checkpoints.sharded_tensors import ShardedTensors
 from strop.training.checkpoints.snapshot import LocalSnapshot
 from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
 from strop.training.optimized_model import OptimizedModel, mark_last
-from strop.training.parallel.parallelize import ModelCall, Parallelizer
+from strop.training.parallel.parallelize import DirectCall, ModelCall, Parallelizer
 from strop.training.specs import PolicySpec
 from strop.training.teachers import Teachers
 from strop.transfers import to_device
@@ -78,6 +80,10 @@ class PolicyModel(OptimizedModel):
         self._reference: ModelCall | None = None
         if spec.needs_reference and spec.model.lora is None:
             self._reference = parallelizer.load_reference(spec.model)
+        self._synced_reference: nn.Module | None = None
+        if spec.syncs_reference:
+            assert isinstance(self._reference, DirectCall)  # as the configuration's checks require
+            self._synced_reference = self._reference.model
         self._teachers: Teachers | None = None
         if spec.distillation is not None:
             self._teachers = Teachers(
@@ -182,6 +188,12 @@ class PolicyModel(OptimizedModel):
                 check()
         return found
 
+    def sync_reference(self, policy_weight: float) -> None:
+        """Move the reference's weights towards the policy's; see `strop.algorithms.reference_sync`."""
+        assert self._synced_reference is not None
+        self._show_average()
+        sync_reference(self._synced_reference, self.master, policy_weight)
+
     @torch.no_grad()
     def reference_kl(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
         """[T] KL(current weights || reference) of each micro-batch, over the whole vocabulary."""
@@ -276,13 +288,21 @@ class PolicyModel(OptimizedModel):
         return self.master
 
     def snapshot(self) -> LocalSnapshot:
-        """Trained weights, the optimizer's state, and torch's random states."""
+        """Trained weights, the optimizer's state, torch's random states, and a reference that changes."""
         state = super().snapshot()
-        return replace(state, tensors={**state.tensors, RNG_FILE: get_rng_state(self.device)})
+        tensors: dict[str, Mapping[str, Tensor]] = {**state.tensors, RNG_FILE: get_rng_state(self.device)}
+        if self._synced_reference is not None:
+            tensors[REFERENCE_FILE] = dict(self._synced_reference.named_parameters())
+        return replace(state, tensors=tensors)
 
     def load(self, folder: Path, rng_file: str = RNG_FILE) -> None:
         """Restore the state that a snapshot wrote. Raises CheckpointError for another model's state."""
         super().load(folder)
+        if self._synced_reference is not None:
+            saved = ShardedTensors(folder, REFERENCE_FILE)
+            with torch.no_grad():
+                for name, weight in self._synced_reference.named_parameters():
+                    weight.copy_(saved.read_like(name, weight))
         set_rng_state(self.device, read_tensors(folder / rng_file))
 
     def _require_teachers(self) -> Teachers:

@@ -13,6 +13,7 @@ from strop.config.schema.data import ImagesConfig
 from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import OptimizerConfig
+from strop.config.schema.preference import DpoConfig
 from strop.config.schema.process_reward import ProcessRewardConfig
 from strop.config.schema.router_loss import RouterLossConfig
 from strop.config.schema.training_engine import TrainingEngineConfig
@@ -35,6 +36,8 @@ class PolicySpec:
     """Seed of new adapter weights and of dropout."""
     needs_reference: bool
     """Whether a reference model is available: a frozen copy, or with LoRA the model without its adapter."""
+    syncs_reference: bool
+    """Whether the reference model's weights change, so that checkpoints have them."""
     distillation: DistillationConfig | None
     """Teachers of the policy; None for none."""
     router_loss: RouterLossConfig | None
@@ -58,6 +61,7 @@ class PolicySpec:
             export=run.export,
             seed=run.seed,
             needs_reference=requirements.needs_reference_model(run.algorithm),
+            syncs_reference=isinstance(run.algorithm, DpoConfig) and run.algorithm.reference_sync is not None,
             distillation=requirements.distillation_of(run.algorithm),
             router_loss=run.trainer.router_loss,
             max_sequence_tokens=run.max_sequence_tokens,
@@ -74,6 +78,7 @@ class PolicySpec:
             optimizer=section.optimizer,
             max_grad_norm=section.max_grad_norm,
             needs_reference=True,
+            syncs_reference=False,
             distillation=None,
             router_loss=None,
         )

@@ -160,6 +160,11 @@ trainer.num_train_epochs=3 => write trainer.duration='3 epochs', or in steps: '1
 algorithm.beta=0.1
     => belongs to `type: online_dpo or dpo or cpo or orpo or kto or bco` ... In a run file write
     algorithm.kl_loss.coef=0.1 in the loss, or algorithm.kl_reward.coef
+algorithm={type: dpo, reference_sync: {every_updates: 0}} & data.train.chosen=a & data.train.rejected=b => every_updates
+algorithm={type: dpo, reference_sync: {}} & data.train.chosen=a & data.train.rejected=b & model.lora={rank: 4}
+    => algorithm.reference_sync changes the weights of the reference, and with model.lora
+algorithm={type: dpo, reference_sync: {}} & data.train.chosen=a & data.train.rejected=b & trainer.engine=fsdp2
+    => but algorithm.reference_sync changes a reference model that one process holds
 algorithm=kto & data.train.response=answer => data.train.label: missing. Algorithm kto needs
 algorithm=bco & data.train.chosen=a => data.train.rejected: missing. Algorithm bco needs
 algorithm=kto & data.train.chosen=a & data.train.rejected=b & data.train.label=c

@@ -100,6 +100,9 @@ MECHANISMS = {
         keeps="mean_log_ratio",
         shows=lambda rows, state: state["mean_log_ratio"]["count"] == 32 and state["mean_log_ratio"]["mean"] != 0,
     ),
+    "a reference that changes": Mechanism(
+        {"algorithm__reference_sync": {"every_updates": 3}}, keeps="reference.safetensors", kind="dpo"
+    ),
     "a curriculum": Mechanism(
         {"data__order": CURRICULUM},
         keeps="task_order",

@@ -17,6 +17,7 @@ from strop.run.optimize.reference_logprobs import _digest
 from strop.runs.reader import read_run
 from strop.runs.samples import choose_samples
 from strop.training.backends.local import LocalEngine
+from strop.training.policy_model import PolicyModel
 from tests.models.models import experience
 
 from .conftest import DIGITS, write_rows
@@ -176,6 +177,33 @@ def test_reference_logprobs_are_computed_once_for_the_whole_dataset(offline, mon
     asked.clear()
     train(run, "trainer.duration=3 epochs")
     assert asked == []
+
+
+def test_the_reference_moves_towards_the_policy(offline, monkeypatch):
+    """TR-DPO by hand: after every second update, reference = 0.75 * policy + 0.25 * reference."""
+    seen = []
+    sync = PolicyModel.sync_reference
+
+    def watched(self, policy_weight):
+        def copied(model):
+            return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+        before, policy = copied(self._synced_reference), copied(self.master)
+        sync(self, policy_weight)
+        for name, weight in copied(self._synced_reference).items():
+            torch.testing.assert_close(weight, 0.25 * before[name] + 0.75 * policy[name])
+        seen.append(policy_weight)
+
+    monkeypatch.setattr(PolicyModel, "sync_reference", watched)
+    run = offline("dpo", trainer__optimizer__lr=5e-3, trainer__duration="5 steps")
+    run["algorithm"]["reference_sync"] = {"every_updates": 2, "policy_weight": 0.75}
+    run["trainer"]["tasks_per_update"] = 8
+    moved = trained_rows(run)
+    assert seen == [0.75, 0.75]
+    run["algorithm"]["reference_sync"] = None
+    still = trained_rows(run | {"name": "still"})
+    assert [row["loss"] for row in moved[1:3]] == pytest.approx([row["loss"] for row in still[1:3]], rel=1e-5)
+    assert abs(moved[3]["pairs/margin"]) < abs(still[3]["pairs/margin"])
 
 
 @pytest.mark.parametrize("changed", ["token_ids", "loss_mask"])

@@ -79,6 +79,7 @@ def algorithm_faults(run: Run) -> Iterator[str]:
                 where = f"data.eval ({taskset.name})"
                 yield from _column_faults(taskset, where, kind, needs=(), hint="")
     yield from _reference_point_faults(run)
+    yield from _reference_sync_faults(run)
     yield from _aggregation_faults(run)
     yield from _online_dpo_faults(run)
     yield from _prime_faults(run)
@@ -141,6 +142,22 @@ def _reference_point_faults(run: Run) -> Iterator[str]:
                 f"{where}.images: algorithm kto estimates the KL divergence from prompts with other rows' responses, "
                 "for text only; write algorithm.loss: apo_zero_unpaired, or algorithm bco"
             )
+
+
+def _reference_sync_faults(run: Run) -> Iterator[str]:
+    """Faults of a reference that changes where it cannot."""
+    if not isinstance(run.algorithm, DpoConfig) or run.algorithm.reference_sync is None:
+        return
+    if run.model.lora is not None:
+        yield (
+            "algorithm.reference_sync changes the weights of the reference, and with model.lora the reference is the "
+            "model without its adapter; remove one of them"
+        )
+    if run.trainer.engine.type != "local":
+        yield (
+            f"trainer.engine.type is {run.trainer.engine.type}, but algorithm.reference_sync changes a reference model "
+            "that one process holds; write trainer.engine: local"
+        )
 
 
 def _queue_faults(run: Run) -> Iterator[str]:

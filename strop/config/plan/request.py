@@ -25,7 +25,7 @@ from strop.config.schema.inference_engine import (
     ServingEngineConfig,
 )
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.preference import KtoConfig
+from strop.config.schema.preference import DpoConfig, KtoConfig
 from strop.config.schema.rollout import AuxiliaryModelConfig
 from strop.config.schema.run import Run
 from strop.config.units import Amount
@@ -157,7 +157,9 @@ def _trained_models(run: Run) -> Iterator[tuple[str, MemoryNeed | None]]:
         yield "process reward", trained(model, process.optimizer.type, trainer.microbatch)
         if model.lora is None:
             yield "process reward's reference", _frozen(model, layout)
-    if isinstance(algorithm, KtoConfig) and algorithm.estimates_kl and run.model.lora is None:
+    keeps_reference = isinstance(algorithm, KtoConfig) and algorithm.estimates_kl
+    keeps_reference |= isinstance(algorithm, DpoConfig) and algorithm.reference_sync is not None
+    if keeps_reference and run.model.lora is None:
         yield "reference", _frozen(run.model, layout)
     if isinstance(algorithm, OfflineAlgorithmConfig):
         return

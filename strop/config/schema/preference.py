@@ -33,12 +33,25 @@ _SMOOTHED = frozenset({"sigmoid", "sigmoid_norm", "robust", "exo_pair"})
 _Fraction = Annotated[float, Field(ge=0, lt=0.5)]
 
 
+class ReferenceSyncConfig(Section):
+    """Changes of the reference model, every `every_updates` updates (TR-DPO, arXiv 2404.09656): reference =
+    policy_weight * policy + (1 - policy_weight) * reference."""
+
+    every_updates: int = Field(512, gt=0)
+    """Number of updates between two changes of the reference, the paper's tau; 1 changes it after each."""
+    policy_weight: float = Field(0.6, gt=0, le=1)
+    """Weight of the policy, the paper's alpha; 1 replaces the reference."""
+
+
 class DpoConfig(Section):
     """Direct preference optimization: prefers chosen over rejected responses (arXiv 2305.18290)."""
 
     type: Literal["dpo"] = "dpo"
     beta: float = Field(0.1, gt=0)
     """Strength of the regularization towards the reference, which is the initial model; under `ipo` its tau."""
+    reference_sync: ReferenceSyncConfig | None = None
+    """Changes of the reference towards the policy; null keeps the initial model. The reference is then a second model
+    in memory, whose log-probs are computed in each update."""
     loss: DpoLossName | dict[DpoLossName, Annotated[float, Field(gt=0)]] = "sigmoid"
     """A loss, or several with their weights, such as `{sigmoid: 0.8, bco_pair: 0.2, sft: 1}` (mixed preference
     optimization, arXiv 2411.10442)."""

@@ -19,6 +19,7 @@ _DIVERGENCES = {
     "js_divergence": "jsd",
     "alpha_divergence": "alpha",
 }
+_ALPHA, _TAU = "ref_model_mixup_alpha", "ref_model_sync_steps"
 _UNSMOOTHED = ("sigmoid", "sigmoid_norm")
 """Losses that TRL computes without label_smoothing, and Strop with it."""
 _WEIGHTS = ValueType(
@@ -35,7 +36,11 @@ def write_loss(run: Run) -> Mapping[str, Any]:
         raise ConfigError(f"TRL's loss {smoothed.pop()} ignores label_smoothing; write label_smoothing 0.")
     names = {ours: theirs for theirs, ours in _DIVERGENCES.items()}
     weights = list(section.losses.values())
+    sync = section.reference_sync
+    changes = {} if sync is None else {_ALPHA: sync.policy_weight, _TAU: sync.every_updates}
     return {
+        "sync_ref_model": sync is not None,
+        **changes,
         "beta": section.beta,
         "label_smoothing": section.label_smoothing,
         "loss_type": list(section.losses),
@@ -84,10 +89,20 @@ def loss(foreign: ForeignValues) -> Mapping[str, Any]:
         "discopop_temperature": foreign["discopop_tau"] if "discopop" in names else 0.05,
         "excess_token_weight": 1.0 if foreign["ld_alpha"] is None else foreign["ld_alpha"],
     }
+    if foreign["sync_ref_model"]:
+        if foreign["precompute_ref_log_probs"]:
+            raise foreign.error_for(
+                "precompute_ref_log_probs",
+                "sync_ref_model and precompute_ref_log_probs are both True, which TRL refuses; write one of them.",
+            )
+        values["reference_sync"] = {"every_updates": foreign[_TAU], "policy_weight": foreign[_ALPHA]}
     try:
         DpoConfig.model_validate(values)
     except ValidationError as error:
-        said = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
+        faults = error.errors()
+        said = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in faults)
+        if any("reference_sync" in fault["loc"] for fault in faults):
+            raise foreign.error_for("sync_ref_model", f"{_TAU} and {_ALPHA}: {said}.") from error
         raise foreign.error_for("loss_type", f"{said}.") from error
     return {f"algorithm.{field}": value for field, value in values.items()}
 
@@ -113,6 +128,21 @@ LOSS_ROWS = (
     ),
     mapped("discopop_tau", 0.05, "algorithm.discopop_temperature", read=loss, inactive=_discopop_is_absent),
     mapped("ld_alpha", None, "algorithm.excess_token_weight", read=loss, value_type=nullable(NUMBER)),
+    mapped("sync_ref_model", False, "algorithm.reference_sync", read=loss),
+    mapped(
+        _ALPHA,
+        0.6,
+        "algorithm.reference_sync.policy_weight",
+        read=loss,
+        inactive=unless("sync_ref_model", True),
+    ),
+    mapped(
+        _TAU,
+        512,
+        "algorithm.reference_sync.every_updates",
+        read=loss,
+        inactive=unless("sync_ref_model", True),
+    ),
     refused(
         "use_weighting", False, "Strop weighs no pairs by the policy's probabilities (WPO); leave it False"
     ),

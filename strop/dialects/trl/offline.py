@@ -297,10 +297,7 @@ ACTIVATION_ROW = placement(
     value_type=ANY,
 )
 DROPOUT_ROW = refused("disable_dropout", True, "write lora_dropout 0; models have no other dropout here")
-REFERENCE_ROWS = (
-    refused("sync_ref_model", False, "the reference is the initial model; leave it False"),
-    no_effect("ref_model_mixup_alpha", 0.6, "it is an option of sync_ref_model"),
-    no_effect("ref_model_sync_steps", 512, "it is an option of sync_ref_model"),
+PRECOMPUTE_ROWS = (
     no_effect(
         "precompute_ref_log_probs",
         False,
@@ -310,7 +307,7 @@ REFERENCE_ROWS = (
         "precompute_ref_batch_size", None, "it is an option of precompute_ref_log_probs", value_type=ANY
     ),
 )
-"""The reference model, and its log-probs."""
+"""Options on the log-probs of the reference."""
 _LENGTH_ROWS = (
     refused(
         "truncation_mode",
@@ -394,7 +391,7 @@ DPO_LEDGER = Ledger(
         *offline_rows(pairs, 1e-6),
         *_LENGTH_ROWS,
         *LOSS_ROWS,
-        *REFERENCE_ROWS,
+        *PRECOMPUTE_ROWS,
         DROPOUT_ROW,
     ),
 )

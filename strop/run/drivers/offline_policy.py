@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from strop.algorithms.loss_spec import LossSpec
 from strop.config.schema import Run
-from strop.config.schema.preference import ReferencedConfig, UnpairedConfig
+from strop.config.schema.preference import DpoConfig, ReferencedConfig, UnpairedConfig
 from strop.data.offline_dataset import OfflineDataset, is_offline_taskset, load_offline_dataset
 from strop.protocols import TrainingEngine
 from strop.python_rewards import PythonRewards
@@ -55,7 +55,9 @@ class OfflinePolicy:
     state: RunState
     """State that the weights were restored from."""
     reference: ReferenceLogprobs | None
-    """Reference log-probs of all rows, for DPO, KTO and BCO."""
+    """Reference log-probs of all rows, for DPO, KTO and BCO; None too where the reference changes."""
+    reference_changes: bool
+    """Whether the reference's log-probs are computed at each use, because its weights change."""
     reference_point: ReferencePoint | None
     """Reference point of labeled responses; None for an algorithm without labels."""
     policy: ColocatedPolicy | None
@@ -63,6 +65,8 @@ class OfflinePolicy:
 
     def reference_of(self, experiences: Sequence[Experience]) -> list[FloatArray] | None:
         """[L] Reference log-probs of each experience; None where the algorithm needs none."""
+        if self.reference_changes:
+            return self.engine.logprobs(experiences, reference=True)
         if self.reference is None:
             return None
         return [self.reference[experience.id] for experience in experiences]
@@ -137,7 +141,8 @@ def open_offline_policy(
         placement = stack.enter_context(open_rank_placement(run))
         engine = stack.enter_context(open_training_engines(run, placement)).policy()
         reference = None
-        if isinstance(run.algorithm, ReferencedConfig):
+        changes = isinstance(run.algorithm, DpoConfig) and run.algorithm.reference_sync is not None
+        if isinstance(run.algorithm, ReferencedConfig) and not changes:
             datasets = held_out.answers if train is None else (train, *held_out.answers)
             cache = RunFolder.of(run).path / "reference"
             reference = reference_logprobs(datasets, engine, run.model, cache, stop.check)
@@ -150,4 +155,4 @@ def open_offline_policy(
             services = stack.enter_context(open_rollout_services(run, reward_sources(run, reward)))
             sampler = stack.enter_context(open_colocated_engine(run, engine, tokenizer))
             policy = make_colocated_policy(run, engine, state, sampler, tokenizer, services, stop)
-        yield OfflinePolicy(engine, LossSpec.of(run), state, reference, point, policy)
+        yield OfflinePolicy(engine, LossSpec.of(run), state, reference, changes, point, policy)

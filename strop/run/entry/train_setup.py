@@ -21,7 +21,7 @@ from strop.config.schema.algorithm import (
     demonstrations_field,
 )
 from strop.config.schema.batch_selection import WarmupSelectionConfig
-from strop.config.schema.preference import UnpairedConfig
+from strop.config.schema.preference import DpoConfig, UnpairedConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.config.schema.task_order import ColumnOrderConfig
 from strop.data.mixture import run_mixture_order
@@ -165,6 +165,7 @@ def open_offline_setup(
             max_updates=horizon.updates,
             reference=policy.reference_of,
             reference_point=policy.reference_point,
+            reference_sync=run.algorithm.reference_sync if isinstance(run.algorithm, DpoConfig) else None,
         )
         source = OfflineSource(train, trainer.tasks_per_step)
         notes = [note for dataset in (train, *held_out.answers) for note in dataset.notes()]

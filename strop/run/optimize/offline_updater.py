@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from strop.config.schema.preference import ReferenceSyncConfig
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
 from strop.run.optimize.reference_point import ReferencePoint
 from strop.run.optimize.updater import StepBatch, UpdateResult
@@ -27,6 +28,7 @@ class OfflineUpdater:
         max_updates: int | None = None,
         reference: LookupReference = lambda _: None,
         reference_point: ReferencePoint | None = None,
+        reference_sync: ReferenceSyncConfig | None = None,
     ) -> None:
         """
         Args:
@@ -35,12 +37,14 @@ class OfflineUpdater:
             max_updates: number of updates of the whole run; None for no limit.
             reference: reference log-probs of experiences, for DPO, KTO and BCO.
             reference_point: that of labeled responses; None for an algorithm without labels.
+            reference_sync: changes of the reference; None for a reference that stays.
         """
         self._policy = policy
         self._tasks_per_update = tasks_per_update
         self._max_updates = max_updates
         self._reference = reference
         self._reference_point = reference_point
+        self._reference_sync = reference_sync
 
     def load_state(self, state: RunState) -> None:
         """Continue from a saved state."""
@@ -91,7 +95,11 @@ class OfflineUpdater:
             point = self._reference_point.of_update(experiences, reference)
             counts = replace(GlobalCounts.of(experiences), reference_point=point)
         batch = TrainingBatch(experiences, ref_logprobs=reference)
-        return self._policy.update(batch, step=step, update=update, counts=counts)
+        metrics = self._policy.update(batch, step=step, update=update, counts=counts)
+        sync = self._reference_sync
+        if sync is not None and (update + 1) % sync.every_updates == 0:
+            self._policy.engine.sync_reference(sync.policy_weight)
+        return metrics
 
 
 def _experiences(groups: Sequence[ExperienceGroup]) -> list[Experience]:

@@ -193,6 +193,10 @@ class Fsdp2Engine(_ShardedEngine):
         """[L] of each experience: log-probs of its targets under the current weights or the reference model."""
         return self._token_values(experiences, "reference_logprobs" if reference else "logprobs", check)
 
+    def sync_reference(self, policy_weight: float) -> None:
+        """Not supported on ranks, which the configuration's checks refuse. Raises ValueError."""
+        raise ValueError("the reference model of several ranks does not change")
+
     def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
         return self._token_values(experiences, "reference_kl", lambda: None)

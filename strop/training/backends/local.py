@@ -73,6 +73,10 @@ class LocalEngine:
             experiences, lambda batches: self.policy.logprobs(batches, reference=reference, check=check)
         )
 
+    def sync_reference(self, policy_weight: float) -> None:
+        """Move the weights of the reference model towards the policy's."""
+        self.policy.sync_reference(policy_weight)
+
     def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
         return self._token_values(experiences, self.policy.reference_kl)

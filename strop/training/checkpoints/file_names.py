@@ -10,6 +10,8 @@ OPTIMIZER_TENSORS_FILE = "optimizer.safetensors"
 """Tensors of the optimizer's state."""
 OPTIMIZER_SCALARS_FILE = "optimizer.json"
 """Numbers of the optimizer's state."""
+REFERENCE_FILE = "reference.safetensors"
+"""Weights of a reference model that changes (`algorithm.reference_sync`)."""
 RNG_FILE = "rng.safetensors"
 """States of torch's random generators."""
 
