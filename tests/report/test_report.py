@@ -229,3 +229,12 @@ def test_the_report_shows_the_images_of_a_prompt(tmp_path: Path) -> None:
     assert "&lt;image&gt;&lt;image&gt;What?" in page
     assert f'<a href="images/{shown.path.name}"><img src="data:image/webp;base64,' in page
     assert f">{gone.path.name}</a>" in page
+
+
+@pytest.mark.parametrize(
+    ("step", "all_due", "written"), [(1, True, 6), (9, False, 0), (10, False, 4), (10, True, 6), (20, False, 4)]
+)
+def test_every_tenth_step_writes_some_groups(tmp_path: Path, step: int, all_due: bool, written: int) -> None:
+    groups = [group(number, ["x"], [0.0]) for number in range(6)]
+    with open_recorder(tmp_path) as record:
+        assert list(record.groups_to_write(step, groups, all_due=all_due)) == groups[:written]

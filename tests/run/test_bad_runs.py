@@ -111,6 +111,7 @@ def test_what_a_run_cannot_have_is_refused_before_it_starts(
         ("sft", {"trainer__epochs_per_step": 2}, r"trainer.epochs_per_step .* 3 epochs"),
         ("sft", {"rollout": {"sampling": {"top_k": 5}}}, r"rollout.sampling has no effect"),
         ("sft", {"record__rollouts_every": "2 steps"}, r"record.rollouts_every has no effect"),
+        ("sft", {"record__sampled_groups": 2}, r"record.sampled_groups has no effect"),
         ("sft", {"reward": "exact", "data__eval": []}, r"reward has no effect under algorithm sft"),
         ("sft", {"data__overlong": "middle"}, r"data.overlong: middle"),
         ("sft", {"data__tokenize_workers": 2}, r"data.tokenize_workers has no effect"),

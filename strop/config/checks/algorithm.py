@@ -26,6 +26,7 @@ from strop.config.schema.preference import (
     PreferenceConfig,
     UnpairedConfig,
 )
+from strop.config.schema.record import RecordConfig
 from strop.config.schema.rollout import RolloutConfig
 from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
@@ -342,6 +343,8 @@ def _rollout_key_faults(run: Run) -> Iterator[str]:
         yield f"rollout.sampling has no effect under algorithm {kind}, {none_sampled}"
     if run.record.rollouts_every is not None:
         yield f"record.rollouts_every has no effect under algorithm {kind}, {none_sampled}"
+    if run.record.sampled_groups != RecordConfig().sampled_groups:
+        yield f"record.sampled_groups has no effect under algorithm {kind}, {none_sampled}"
     if not run.reward.is_empty and not run.data.eval:
         yield (
             f"reward has no effect under algorithm {kind} without a taskset in `data.eval`: it scores only "

@@ -64,6 +64,9 @@ class RecordConfig(Section):
     `first_and_last_rollouts`."""
     first_and_last_rollouts: bool = True
     """Write the rollouts of the first and of the last step as Parquet too."""
+    sampled_groups: int = Field(4, ge=0)
+    """Number of groups, the first ones of the step, that every tenth step writes as Parquet if it does not write all; 0
+    for none."""
     rollout_tokens: bool = False
     """Write the sampled tokens of these rollouts too, with their log-probs and, where the process that samples also
     trains, their advantages: about 12 bytes per token."""

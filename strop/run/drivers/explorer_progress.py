@@ -77,10 +77,10 @@ class ExplorerProgress:
         """Record a step's rollouts and metrics; `metrics` has its durations."""
         section = self._run.record
         is_end = step in (1 + self._run.trainer.warmup_steps, self._horizon.steps)
-        if (section.first_and_last_rollouts and is_end) or self._is_due(
-            section.rollouts_every, step - 1, step
-        ):
-            self._recorder.log_rollouts(step, sampled)
+        is_due = self._is_due(section.rollouts_every, step - 1, step)
+        all_due = is_due or (section.first_and_last_rollouts and is_end)
+        if groups := self._recorder.groups_to_write(step, sampled, all_due=all_due):
+            self._recorder.log_rollouts(step, groups)
         metrics = {**training_metrics(sampled), **self._sampler_metrics(), **metrics}
         seconds = metrics["time/explore_seconds"]
         metrics["tokens_per_second"] = metrics.get("sampled_tokens", 0.0) / seconds

@@ -191,8 +191,9 @@ class TrainLoop:
         metrics |= {"epoch": step / self._horizon.steps_per_epoch, "version": float(step)}
         if save_seconds := self._checkpoints.take_save_seconds():
             metrics["time/save_seconds"] = save_seconds
-        if batch.rollouts and self._records_rollouts(step, before):
-            self._recorder.log_rollouts(step, batch.rollouts, result.rollout_advantages())
+        all_due = self._records_all_rollouts(step, before)
+        if groups := self._recorder.groups_to_write(step, batch.rollouts, all_due=all_due):
+            self._recorder.log_rollouts(step, groups, result.rollout_advantages())
         self._recorder.log_step(step, metrics)
         is_end = step == self._horizon.steps and self._evaluate_section.at_end
         evaluates = is_end or self._is_due(self._evaluate_section.every, before)
@@ -259,7 +260,7 @@ class TrainLoop:
             evaluation_pending=False,
         )
 
-    def _records_rollouts(self, step: int, before: RunState) -> bool:
+    def _records_all_rollouts(self, step: int, before: RunState) -> bool:
         *warm_up, _ = self._setup.phases
         ends = (1 + max((phase.last_step for phase in warm_up), default=0), self._horizon.steps)
         section = self._record_section

@@ -55,6 +55,9 @@ from strop.runs.verdict import LearningWatch
 from strop.types import RolloutGroup
 from strop.workers.cleanup import keep_first_error
 
+_SAMPLED_STEPS = 10
+"""Steps between those that write some groups, `record.sampled_groups`."""
+
 
 class Recorder:
     """Records one session of a run, as a context manager.
@@ -157,10 +160,18 @@ class Recorder:
             with reporting_write_errors(self._folder.path):
                 monitor.message(line)
 
+    def groups_to_write(
+        self, step: int, groups: Sequence[RolloutGroup], *, all_due: bool
+    ) -> Sequence[RolloutGroup]:
+        """The groups of a training step to write: all that are due, or on every tenth step some of them."""
+        if all_due:
+            return groups
+        return groups[: self._loaded.run.record.sampled_groups] if step % _SAMPLED_STEPS == 0 else ()
+
     def log_rollouts(
         self, step: int, groups: Sequence[RolloutGroup], advantages: RolloutAdvantages | None = None
     ) -> None:
-        """Write all rollouts of a training step, with their advantages if tokens are recorded and they are known."""
+        """Write rollouts of a training step, with their advantages if tokens are recorded and they are known."""
         self._write_rollouts(self._folder.rollouts, step, groups, advantages)
 
     def log_evaluation(self, name: str, step: int, groups: Sequence[RolloutGroup]) -> None:
