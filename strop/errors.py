@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import ClassVar, Literal
 
 from strop.printable import printable, shorten
@@ -14,11 +14,26 @@ _MAX_SHOWN = 25
 """Maximum number of faults of one kind that a message lists."""
 
 
+class ExitCode(IntEnum):
+    """Exit codes of the command line; the table is in docs/troubleshooting.md."""
+
+    FINISHED = 0
+    """The command did what it was asked to."""
+    FAILED = 1
+    """A run or a command failed: what it read, wrote or computed; with a traceback, a fault of Strop's."""
+    REFUSED = 2
+    """The command line or the configuration is to be changed; nothing was trained."""
+    LOST = 75
+    """A process, a machine or a connection was lost; the same command continues (EX_TEMPFAIL of sysexits.h)."""
+    SIGNALED = 128
+    """Plus the number of the signal that stopped the command: 130 for Ctrl-C, 143 for SIGTERM."""
+
+
 class StropError(Exception):
     """Base class of the errors that Strop raises on purpose. The command line prints them without a
     traceback."""
 
-    exit_code = 1
+    exit_code: int = ExitCode.FAILED
 
     def __str__(self) -> str:
         """The message without control characters, shortened to `MAX_MESSAGE` characters."""
@@ -38,7 +53,7 @@ TroubleshootingSection = Literal[
 
 def see_troubleshooting(section: TroubleshootingSection) -> str:
     """The last sentence of a message about a symptom that docs/troubleshooting.md describes."""
-    return f"See docs/troubleshooting.md#{section}."
+    return f"See `strop help troubleshooting#{section}`."
 
 
 def out_of_memory(error: BaseException) -> str | None:
@@ -82,7 +97,7 @@ class Fault:
 class ConfigError(StropError):
     """A run file, an override or a configuration of another framework is invalid."""
 
-    exit_code = 2
+    exit_code = ExitCode.REFUSED
     kind: ClassVar = FaultKind.UNSUPPORTED
     """Kind of a fault that is given as a text."""
 
@@ -178,7 +193,7 @@ class TrainingError(StropError):
 class RankLostError(TrainingError):
     """One of the trainer's ranks was killed. The run can be resumed from the last checkpoint."""
 
-    exit_code = 75  # EX_TEMPFAIL of sysexits.h: a temporary failure, retry
+    exit_code = ExitCode.LOST
 
 
 class WorkerDiedError(StropError):
@@ -237,7 +252,7 @@ class Interrupted(StropError):
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
-        self.exit_code = 128 + signal_number
+        self.exit_code = ExitCode.SIGNALED + signal_number
 
     def _render_traceback_(self) -> list[str]:
         """IPython calls this by its name, to print an exception that ends a cell: one line here, no traceback."""

@@ -18,12 +18,24 @@ RunFileArgument = Annotated[
 RunFolderArgument = Annotated[
     Path, typer.Argument(metavar="RUN_FOLDER", help="Folder of a run.", show_default=False)
 ]
+
+
+def _complete_key(incomplete: str) -> list[str]:
+    """Keys of the run file that an incomplete override may be meant to set."""
+    from strop.config.schema.walk import all_keys
+
+    mark = incomplete[: len(incomplete) - len(incomplete.lstrip("+~"))]
+    found = sorted({f"{mark}{key}" for key in all_keys() if f"{mark}{key}".startswith(incomplete)})
+    return found if mark.startswith("~") else [f"{key}=" for key in found]
+
+
 OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
         help="Overrides in Hydra's grammar: a.b=1, +a.b=1, ~a.b, a='x y', a=[1,2].",
         show_default=False,
+        autocompletion=_complete_key,
     ),
 ]
 HereOption = Annotated[

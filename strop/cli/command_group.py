@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from strop.cli.output import echo
 from strop.config.environment_values import forget_environment
 from strop.config.paths import expand_user
-from strop.errors import ConfigError, StropError, message_with_notes, out_of_memory
+from strop.errors import ConfigError, ExitCode, StropError, message_with_notes, out_of_memory
 
 _UNLIMITED = 1000
 """Maximum length of a first sentence in the list of commands, longer than any."""
@@ -69,9 +69,9 @@ class StropGroup(CommandGroup):
             if message is None:
                 raise
             echo(f"strop: {message}", err=True)
-            raise typer.Exit(1) from None
+            raise typer.Exit(ExitCode.FAILED) from None
         except KeyboardInterrupt:
             # A second interrupt ends the process at once, if a thread delays its exit.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             echo("strop: Interrupted.", err=True)
-            raise typer.Exit(128 + signal.SIGINT) from None
+            raise typer.Exit(ExitCode.SIGNALED + signal.SIGINT) from None

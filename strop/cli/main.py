@@ -13,6 +13,7 @@ from strop.cli import (
     data_commands,
     dialect_commands,
     folder_commands,
+    help_command,
     import_command,
     init_command,
     plan_command,
@@ -27,7 +28,6 @@ app = typer.Typer(
     cls=StropGroup,
     help="Reinforcement fine-tuning of language models, with the configuration you already have.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,6 +45,7 @@ component_command.add_to(app)
 convert_command.add_to(app)
 import_command.add_to(app)
 reference_commands.add_to(app)
+help_command.add_to(app)
 
 
 @app.command()

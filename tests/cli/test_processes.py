@@ -221,3 +221,4 @@ def test_a_wheel_has_all_that_the_commands_need(
     (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
     monkeypatch.setenv("QUICKSTART", str(tmp_path))
     assert "64 rows" in run(binaries / "strop", "check", "run.yaml")
+    assert run(binaries / "strop", "help", "troubleshooting#out-of-memory").startswith("## Out of memory")

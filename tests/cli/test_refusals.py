@@ -314,7 +314,7 @@ def test_a_lack_of_memory_names_what_needs_less(error: Exception | None) -> None
     assert result.exit_code == 1
     shown = " ".join(result.output.split())
     assert "strop: Out of memory" in shown and "trainer.microbatch" in shown
-    assert "docs/troubleshooting.md#out-of-memory" in shown
+    assert "strop help troubleshooting#out-of-memory" in shown
 
 
 def test_an_internal_error_keeps_its_traceback(

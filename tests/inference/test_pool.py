@@ -187,7 +187,7 @@ def test_a_stopped_engine_is_restarted_and_repeats_its_requests_once(folder, cap
     assert_same(expected, completions)
     hang, restart = (record.getMessage() for record in caplog.records if record.name == "strop.inference")
     assert hang.startswith("engine-0 has made no progress for 10 s with 6 requests pending")
-    assert hang.endswith("See docs/troubleshooting.md#a-run-hangs-or-waits.")
+    assert hang.endswith("See `strop help troubleshooting#a-run-hangs-or-waits`.")
     assert "Restarting it with its latest weights and its pending requests (restart 1 of 1)" in restart
 
 

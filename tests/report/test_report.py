@@ -232,7 +232,8 @@ def test_the_report_shows_the_images_of_a_prompt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "all_due", "written"), [(1, True, 6), (9, False, 0), (10, False, 4), (10, True, 6), (20, False, 4)]
+    ("step", "all_due", "written"),
+    [(1, True, 6), (9, False, 0), (10, False, 4), (10, True, 6), (20, False, 4)],
 )
 def test_every_tenth_step_writes_some_groups(tmp_path: Path, step: int, all_due: bool, written: int) -> None:
     groups = [group(number, ["x"], [0.0]) for number in range(6)]

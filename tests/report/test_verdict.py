@@ -25,7 +25,7 @@ VARIED = {"reward/mean": 0.5, "groups/zero_variance_fraction": 0.2, "grad_norm":
 SHAPED = EQUAL | {"grad_norm": 0.3, "pipeline/0_length_reward/changed_fraction": 0.5}
 KEPT = EQUAL | {"pipeline/0_length_reward/changed_fraction": 0.0}
 CUT = VARIED | {"rollouts/truncated_fraction": 0.9}
-COLLAPSE = "docs/troubleshooting.md#the-reward-rises-then-collapses"
+COLLAPSE = "strop help troubleshooting#the-reward-rises-then-collapses"
 
 
 def diverging(*values: float) -> list[dict[str, float]]:

@@ -333,8 +333,8 @@ DEFAULTS = not_on_page(
         f"{INPUT}.tasksets",
         [],
         "each item has a workflow, a reward and a selector of its own, and a run of Strop has one of each; write one "
-        "taskset and convert: a list under data.train of the run file is a mixture (docs/data.md), whose reward may "
-        "depend on the data source",
+        "taskset and convert: a list under data.train of the run file is a mixture (`strop help data`), whose reward "
+        "may depend on the data source",
         supported=lambda foreign, value: not value,
     ),
 )

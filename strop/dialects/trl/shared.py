@@ -144,7 +144,7 @@ def dataset_rows(
         refused(
             "datasets",
             UNSET,
-            "name one data set and convert; a list under data.train of the run file is a mixture (docs/data.md)",
+            "name one data set and convert; a list under data.train of the run file is a mixture (`strop help data`)",
         ),
         no_effect("ignore_bias_buffers", False, "it works around DistributedDataParallel"),
     )

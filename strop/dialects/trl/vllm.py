@@ -172,7 +172,7 @@ def _engine_rows() -> tuple[KeyMapping, ...]:
             value_type=one_of("colocate", "server"),
             inactive=_without_vllm,
             note="colocate is vLLM in a process of its own; server is `trl vllm-serve` of TRL 1.16 on this machine, "
-            "with the options in docs/engines.md",
+            "with the options in `strop help engines`",
         ),
         mapped(
             "vllm_model_impl",

@@ -135,7 +135,7 @@ def _entries(path: str, section: str, keys: tuple[str, ...]) -> list[tuple[dict[
 
     entries = resolve_interpolations(tree.values, locate).get(section)
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"{file}: the file has no list {section!r}; docs/workflows.md shows one.")
+        raise ConfigError(f"{file}: the file has no list {section!r}; `strop help workflows` shows one.")
     checked = []
     for number, entry in enumerate(entries):
         where = locate((section, str(number)))

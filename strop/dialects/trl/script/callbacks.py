@@ -36,7 +36,7 @@ def events_of(callback: Any) -> tuple[str, ...]:
     if others := [event for event in own if event in _OTHER_EVENTS]:
         raise session.error(
             f"the callback {name} handles {others[0]}, which Strop does not call; it calls {', '.join(_EVENTS)}. "
-            "strop.Callback has Strop's own events (docs/library.md)."
+            "strop.Callback has Strop's own events (`strop help library`)."
         )
     return tuple(own)
 

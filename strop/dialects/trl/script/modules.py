@@ -27,10 +27,10 @@ _REFUSED: Mapping[str, str] = {
     "draws for each batch whether it is sampled, and takes each prompt from the conversation of its demonstration. "
     "Write a run file with algorithm: {type: distillation, demonstration_fraction: 0.5, distillation: {teachers: "
     "[{path: teacher}], loss: {divergence: {type: jsd, beta: 0.5}}}}, which samples and compares at one temperature; "
-    "demonstration_fraction is 1 - lmbda (docs/algorithms/distillation.md)",
+    "demonstration_fraction is 1 - lmbda (`strop help algorithms/distillation`)",
     "DistillationConfig": "write a run file with algorithm: {type: distillation, distillation: {teachers: [{path: "
-    "teacher}]}} (docs/algorithms/distillation.md)",
-    "BCOConfig": "TRL 1.16 has no BCO; write a run file with algorithm: bco (docs/algorithms/offline.md)",
+    "teacher}]}} (`strop help algorithms/distillation`)",
+    "BCOConfig": "TRL 1.16 has no BCO; write a run file with algorithm: bco (`strop help algorithms/offline`)",
     "RewardConfig": "Strop trains no reward models; train it with TRL, and pass its folder as one of reward_funcs",
     "PPOConfig": "write a run file with algorithm: ppo",
     "apply_chat_template": "Strop applies the chat template itself; pass the messages",

@@ -20,9 +20,9 @@ from strop.dialects.trl.script.datasets import DataSource, eval_sources, source_
 from strop.dialects.trl.script.rewards import ScriptRewards, read_rewards
 from strop.dialects.trl.script.session import RefusedArgument, ScriptStopped, current_session
 
-_WORKFLOW = "write rollout.workflow in a run file (docs/workflows.md)"
+_WORKFLOW = "write rollout.workflow in a run file (`strop help workflows`)"
 _OWN_LOSS = (
-    "write a run file with algorithm: {type: custom} and a loss of your own (docs/algorithms/custom.md)"
+    "write a run file with algorithm: {type: custom} and a loss of your own (`strop help algorithms/custom`)"
 )
 _REFUSED: Mapping[str, str] = {
     "reward_processing_classes": "a reward model's own tokenizer is used; leave it out",
@@ -53,7 +53,7 @@ class RecordedTrainer:
         if own and cls.__module__ != __name__:
             raise current_session().error(
                 f"{cls.__name__} is a subclass with the method {own[0]}, which Strop does not call; use the trainer of "
-                "TRL, or write a run file with your own algorithm, workflow or reward (docs/library.md)."
+                "TRL, or write a run file with your own algorithm, workflow or reward (`strop help library`)."
             )
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
