@@ -85,10 +85,12 @@ def fork_module(
     with contextlib.ExitStack() as child_ends, contextlib.ExitStack() as own_ends:
         input_end, own_input = _stream(0, stdin, child_ends, own_ends)
         output_end, own_output = _stream(1, stdout, child_ends, own_ends)
-        error_end = output_end if stderr == subprocess.STDOUT else _stream(2, stderr, child_ends, own_ends)[0]
+        error_end, own_errors = output_end, None
+        if stderr != subprocess.STDOUT:
+            error_end, own_errors = _stream(2, stderr, child_ends, own_ends)
         process = server.fork(request, [input_end, output_end, error_end, *pass_fds])
         if process is not None:
-            process.stdin, process.stdout = own_input, own_output
+            process.stdin, process.stdout, process.stderr = own_input, own_output, own_errors
             own_ends.pop_all()
         return process
 

@@ -63,6 +63,7 @@ class ForkedProcess:
         self.returncode: int | None = None
         self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
         self._status = status
         self._lock = threading.Lock()
 

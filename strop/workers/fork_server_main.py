@@ -193,12 +193,29 @@ def _become(request: ForkRequest, received: Sequence[int], announce: int) -> Non
     os.environ.update(request.environment)
     sys.path[:] = request.module_path
     importlib.invalidate_caches()
-    assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # as Python chooses it
+    for name in ("stdin", "stdout", "stderr"):
+        stream = _opened_again(getattr(sys, f"__{name}__"))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()  # of the global generator; Python seeds its own after a fork
     _show_command([sys.executable, "-P", "-m", request.module, *request.arguments])
     os.close(announce)
+
+
+def _opened_again(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """A standard stream as Python opens it for its present file, which may be a terminal, or one that cannot seek."""
+    descriptor, is_unbuffered = stream.fileno(), isinstance(stream.buffer, io.RawIOBase)
+    mode = "rb" if stream.readable() else "wb"
+    binary = open(descriptor, mode, 0 if is_unbuffered else -1, closefd=False)  # noqa: SIM115  (it stays open)
+    return io.TextIOWrapper(
+        binary,
+        stream.encoding,
+        stream.errors,
+        newline="\n",
+        line_buffering=not is_unbuffered and (descriptor == 2 or os.isatty(descriptor)),
+        write_through=is_unbuffered,
+    )
 
 
 def _show_command(words: Sequence[str]) -> None:

@@ -35,6 +35,16 @@ def describe() -> None:
                 "ignores": [number for number in (2, 15, 17) if signal.getsignal(number) == signal.SIG_IGN],
                 "descriptors": [number for number in range(100) if is_open(number)],
                 "stdin": sys.stdin.read(),
+                "streams": [
+                    (
+                        stream.seekable(),
+                        stream.isatty(),
+                        stream.line_buffering,
+                        stream.encoding,
+                        stream.errors,
+                    )
+                    for stream in (sys.stdin, sys.stdout, sys.stderr)
+                ],
                 "threads": threading.active_count(),
                 "draws": [random.random(), float(numpy.random.random())],
                 "modules": [colorsys.__name__],

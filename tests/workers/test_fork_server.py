@@ -67,8 +67,9 @@ def test_child_equals_new_interpreter(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "path", list(dict.fromkeys(sys.path)))
-    processes = [started("describe", "x", stdout=PIPE), started("describe", "x", stdout=PIPE)]
-    processes.append(spawn_module(MODULE, "describe", "x", stdout=PIPE))
+    streams = {"stdin": subprocess.DEVNULL, "stdout": PIPE, "stderr": PIPE}
+    processes: list[ChildProcess] = [started("describe", "x", **streams) for _ in range(2)]
+    processes.append(spawn_module(MODULE, "describe", "x", **streams))
     first, second, spawned = (json.loads(output(process)) for process in processes)
     assert len({draw for each in (first, second, spawned) for draw in each.pop("draws")}) == 6
     assert list(dict.fromkeys(spawned.pop("path"))) == first.pop("path") == second.pop("path")
@@ -84,6 +85,10 @@ def test_child_equals_new_interpreter(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_exit_code(how: str, code: int) -> None:
     process = started("end", how, stdout=PIPE, stderr=subprocess.STDOUT)
     assert ("LookupError: nothing" in output(process)) == (how == "exception")
+    apart = started("end", how, stderr=PIPE)
+    assert apart.stderr is not None
+    with apart.stderr as errors:
+        assert (b"LookupError: nothing" in errors.read()) == (how == "exception")
     assert process.wait(TIMEOUT) == process.poll() == process.returncode == code
     wait_for_end([process.pid])  # it is no zombie
     process.kill()  # no other process gets this signal
