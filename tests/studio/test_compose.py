@@ -177,11 +177,10 @@ def test_check_start_and_log(client: TestClient) -> None:
     assert answer["location"] == "/run?run=sums%2Ffirst" and Path("run.yaml").read_text() == TEXT
     again = ask(client, "start", known=answer["known"])
     assert again.status_code == 400 and "runs already" in again.json()["error"]
-    # It prints this last, after the session of its folder has ended.
-    while "Finished 2 steps" not in client.get("/run/logs?run=sums/first").text:
-        assert 'id="state">failed<' not in client.get(answer["location"]).text
+    while "finished" not in (page := client.get(answer["location"]).text):
+        assert 'id="state">failed<' not in page
         time.sleep(0.5)
-    page = client.get(answer["location"]).text
-    assert "Step 2 of 2" in page and "finished" in page
+    assert "Step 2 of 2" in page
+    assert "Finished 2 steps" in client.get("/run/logs?run=sums/first").text
     process = started_process(Path("runs/sums/first"))
     assert process is not None and process.arguments == ("train", "run.yaml")
