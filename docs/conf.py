@@ -33,8 +33,13 @@ html_theme_options = {
 
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-"""Pages of the site that include files of the repository."""
+PAGES = {
+    "README.md": "index.md",
+    "docs/README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+"""Pages of the site that include, or take the place of, files of the repository."""
 LINK = re.compile(r"\[([^]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
