@@ -89,7 +89,7 @@ ON_ROLLOUTS = {
 ON_DEMONSTRATIONS = {
     "sft": RunSpec(steps=None, metrics=("eval/held-out/loss", ACCURACY)),
     **dict.fromkeys(
-        ("dpo", "simpo", "orpo"),
+        ("dpo", "tr_dpo", "simpo", "orpo"),
         RunSpec(steps=None, metrics=("eval/held-out/pairs/margin", "eval/held-out/pairs/accuracy")),
     ),
     **dict.fromkeys(

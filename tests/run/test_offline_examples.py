@@ -54,6 +54,7 @@ def rows_of_run(file: Path, tmp_path: Path, *overrides: str) -> list[dict]:
     [
         ("sft", (), "eval/held-out/loss"),
         ("dpo", (), "eval/held-out/pairs/margin"),
+        ("tr_dpo", ("algorithm.reference_sync.every_updates=1",), "eval/held-out/pairs/margin"),
         ("simpo", (), "eval/held-out/pairs/margin"),
         ("orpo", (), "eval/held-out/loss"),
         ("kto", (), "eval/held-out/labels/margin"),

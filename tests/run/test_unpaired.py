@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,9 +16,13 @@ from strop.data.offline_dataset import load_offline_dataset
 from strop.errors import DataError
 from strop.report.build import write_report
 from strop.run.check.first_rows import check_first_rows
+from strop.run.optimize.policy_optimizer import mean_metrics
+from strop.run.optimize.reference_point import MismatchedKl
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.reader import read_run
 from strop.runs.samples import choose_samples
+from strop.types import ImageReference
+from tests.models.models import experience
 
 from .conftest import write_rows
 from .results import checkpoint, rows_of, train, trained_rows
@@ -170,6 +174,17 @@ def test_rows_that_cannot_be_used_are_refused(offline, tmp_path, rows, message):
         train(run)
     with pytest.raises(DataError, match=message):
         check_first_rows(strop.load(copy.deepcopy(run)).run)
+
+
+def test_metrics_are_means_over_the_updates_that_have_them():
+    assert mean_metrics([{"a": 1.0}, {"a": 3.0, "b": 2.0}]) == {"a": 2.0, "b": 2.0}
+
+
+def test_the_estimate_of_kto_is_for_text_only(tmp_path):
+    picture = ImageReference("0", tmp_path / "a.png", 1, 1)
+    rows = [experience([1], [2], id="a"), experience([1], [3], id="b", media=(picture,))]
+    with pytest.raises(DataError, match="The row b has images"):
+        MismatchedKl(cast(Any, None), 8).of_evaluation(rows)
 
 
 def test_contradictory_rows_are_filtered_and_counted(offline, tmp_path):

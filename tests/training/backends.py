@@ -260,16 +260,18 @@ class PolicyTrainee:
         compared = isinstance(run.algorithm, ReferencedConfig)
         batches = {seed: batch_for(job, seed) for seed in range(4 if compared else 0)}
         self._references = {seed: engine.logprobs(each.experiences) for seed, each in batches.items()}
-        self._reference_point = make_reference_point(run, engine)
 
     def learn(self, seeds: Sequence[int]) -> list[dict[str, float]]:
         """One update for each seed: its metrics and the norm of its gradient."""
         loss, rows, algorithm = LossSpec(self._run.algorithm, 64), [], self._run.algorithm
         kl = getattr(algorithm, "kl_loss", None)
+        reference_point = make_reference_point(
+            self._run, self.engine
+        )  # its state is that of the run, not the engine's
         for seed in seeds:
             batch, counts = batch_for(self._job, seed), None
-            if self._reference_point is not None:
-                point = self._reference_point.of_update(batch.experiences, self._references[seed])
+            if reference_point is not None:
+                point = reference_point.of_update(batch.experiences, self._references[seed])
                 counts = replace(GlobalCounts.of(batch.experiences), reference_point=point)
             if seed in self._references:
                 batch = replace(batch, ref_logprobs=self._references[seed])

@@ -10,6 +10,7 @@ from typing import assert_never
 from strop.algorithms.reference_point import RunningMean, kl_estimate, log_ratios, mismatched_pairs
 from strop.config.schema import Run
 from strop.config.schema.preference import BcoConfig, KtoConfig, UnpairedConfig
+from strop.errors import DataError
 from strop.protocols import TrainingEngine
 from strop.run.state.run_state import RunState
 from strop.types import Experience, FloatArray
@@ -48,7 +49,12 @@ class MismatchedKl(ReferencePoint):
         return self.of_evaluation(experiences)
 
     def of_evaluation(self, experiences: Sequence[Experience]) -> float:
-        """The estimate over the mismatched pairs of the taskset."""
+        """The estimate over the mismatched pairs of the taskset. Raises `DataError` for an experience with images."""
+        if pictured := next((each.id for each in experiences if each.media), None):
+            raise DataError(
+                f"The row {pictured} has images, and algorithm kto estimates the KL divergence from prompts with other "
+                "rows' responses, for text only. Write algorithm.loss: apo_zero_unpaired, or algorithm bco."
+            )
         pairs = mismatched_pairs(experiences, self._max_tokens)
         policy = self._engine.logprobs(pairs)
         return kl_estimate(log_ratios(pairs, policy, self._engine.logprobs(pairs, reference=True)))
