@@ -20,6 +20,7 @@ from strop.cli import (
     reference_commands,
     run_commands,
     studio_command,
+    sweep_command,
     watch_command,
 )
 from strop.cli.command_group import StropGroup
@@ -37,6 +38,7 @@ plan_command.add_to(app)
 chat_command.add_to(app)
 folder_commands.add_to(app)
 watch_command.add_to(app)
+sweep_command.add_to(app)
 studio_command.add_to(app)
 data_commands.add_to(app)
 init_command.add_to(app)

@@ -250,6 +250,11 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean of independent values, and its standard error; None for fewer than two."""
+    return _mean(values), _error_of_mean(values) if len(values) > 1 else None
+
+
 def _error_of_mean(values: Sequence[float]) -> float:
     """Standard error of the mean of independent values."""
     mean = _mean(values)
