@@ -45,7 +45,11 @@ def _find(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / SESSIONS_FILE).is_file():
         yield folder
     elif depth:
-        for entry in sorted(folder.iterdir()):
+        try:
+            entries = sorted(folder.iterdir())
+        except FileNotFoundError:  # a run has renamed or deleted it since it was listed
+            return
+        for entry in entries:
             if entry.is_dir() and not entry.name.startswith("."):
                 yield from _find(entry, depth - 1)
 
@@ -100,6 +104,13 @@ def held_out_rewards(data: RunData) -> dict[str, float]:
 
 def _changed(path: Path) -> datetime:
     folder = RunFolder(path)
-    files = [file for file in (folder.metrics, path / SESSIONS_FILE) if file.exists()]
-    latest = max((file.stat().st_mtime for file in files), default=path.stat().st_mtime)
-    return datetime.fromtimestamp(latest, UTC)
+    times = [*map(_modified, (folder.metrics, path / SESSIONS_FILE))]
+    return datetime.fromtimestamp(max(times) or _modified(path), UTC)
+
+
+def _modified(path: Path) -> float:
+    """Time of the last change in seconds since 1970; 0 for a file that does not exist."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -115,11 +115,11 @@ class RolloutIndex:
             gone = self._files.keys() - found.keys()
             if not changed and not gone:
                 return
-            for path in gone:
-                del self._files[path]
             with ThreadPoolExecutor(_THREADS) as pool:
                 read = pool.map(lambda path: _read_index(path, found[path], _source(path)), changed)
-            self._files |= {each.path: each for each in read if each is not None}
+            kept = {path: file for path, file in self._files.items() if path not in gone}
+            # A new table, because another thread may be going through the old one.
+            self._files = kept | {each.path: each for each in read if each is not None}
             self._sets = {}
 
     @property

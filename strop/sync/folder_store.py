@@ -62,9 +62,11 @@ class FolderVersionStore:
         """The weights of a version. Raises `VersionGone`, or `CheckpointError` for a damaged file."""
         path = self._path(version)
         with _storage_errors(path, "read"):
-            if not path.exists():
-                raise VersionGone
-            with safe_open(path, framework="pt") as file:
+            try:
+                opened = safe_open(path, framework="pt")
+            except FileNotFoundError:
+                raise VersionGone from None
+            with opened as file:
                 for name in file.keys():  # noqa: SIM118  (safe_open is not a dict)
                     yield name, file.get_tensor(name)
 

@@ -29,6 +29,23 @@ def write_run(path: Path, steps: int) -> None:
         record.log_evaluation("sums", steps, [group(0, ["after"], [1.0])])
 
 
+def test_a_folder_that_is_renamed_while_runs_are_listed_is_left_out(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(Path("runs/sums/a"), 1)
+    Path("runs/sums/c").mkdir()
+    is_dir = Path.is_dir
+
+    def then_gone(path: Path) -> bool:
+        found = is_dir(path)
+        if found and path.name == "c":
+            path.rmdir()
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", then_gone)
+    assert [line.split()[0] for line in cli("list").output.splitlines()] == ["run", "sums/a"]
+
+
 def test_each_run_below_a_folder_is_one_row(cli: Cli) -> None:
     runs = Path("runs/sums")
     write_run(runs / "a", 10)

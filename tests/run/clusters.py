@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from ray._private import state
+from ray._private import services, state
 from ray.cluster_utils import Cluster
 
 from strop.workers.waiting import wait_until
@@ -70,7 +70,8 @@ class Nodes:
                 self.wait(lambda: sum(node["Alive"] for node in ray.nodes()) == 1, "nodes are still there")
 
     def add(self, cpus: int, gpus: int = 0) -> Any:
-        return self.cluster.add_node(num_cpus=cpus, num_gpus=gpus)
+        with unhurried_start():
+            return self.cluster.add_node(num_cpus=cpus, num_gpus=gpus)
 
     def remove(self, node: Any) -> None:
         """As where the machine is switched off: the raylet, and all that it has started, at once."""
@@ -87,10 +88,35 @@ class Nodes:
         return next(node for node in self.cluster.list_all_nodes() if node.node_id == id)
 
 
+@contextmanager
+def unhurried_start() -> Iterator[None]:
+    """Have Ray wait for a starting node until only a hang is left: its own 30 s are too short on a busy machine."""
+    get_node, wait_for_node = services.get_node, services.wait_for_node
+
+    def get(address: str, node: str) -> Any:
+        found: list[Any] = []
+
+        def is_known() -> bool:
+            with suppress(RuntimeError):  # Ray's controller does not answer yet, or does not know the node
+                found.append(get_node(address, node))
+            return bool(found)
+
+        assert wait_until(is_known, "Ray's node", timeout_seconds=600, interval_seconds=0.1)
+        return found[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services, "get_node", get)
+        patch.setattr(
+            services, "wait_for_node", lambda address, socket, _: wait_for_node(address, socket, 600)
+        )
+        yield
+
+
 @pytest.fixture(scope="session")
 def head() -> Iterator[Nodes]:
     """The cluster of this session. Its first node has no CPUs; each test adds the nodes that it needs."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    with unhurried_start():
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         yield Nodes(cluster)
     finally:

@@ -135,6 +135,19 @@ def test_file_that_is_deleted_while_the_folder_is_listed_is_left_out(
     assert index.steps("training") == [1]
 
 
+def test_the_sets_are_named_while_new_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread, whose walk through the known files a refresh does not disturb."""
+    folder = RunFolder(tmp_path)
+    write_rollouts(rollout_path(folder.rollouts, 1), 1, [group(0, ["a"], [0.0])])
+    index = opened(folder)
+    walk = iter(index._files.values())
+    write_rollouts(rollout_path(folder.rollouts, 2), 2, [group(0, ["b"], [0.0])])
+    rollout_path(folder.rollouts, 1).unlink()
+    index.refresh()
+    assert [each.source for each in walk] == ["training"]
+    assert index.steps("training") == [2]
+
+
 def test_files_have_row_groups_that_can_be_read_alone(folder: RunFolder) -> None:
     metadata = pq.read_metadata(rollout_path(folder.rollouts, 1))
     assert metadata.num_row_groups == -(-GROUPS * SIZE // 256)

@@ -16,7 +16,7 @@ from strop.sync.folder_store import FolderVersionStore
 from strop.sync.publish import Publisher
 from strop.sync.staleness_policy import VersionWindow
 from strop.sync.subscribe import Subscriber
-from strop.sync.transport import REQUESTED
+from strop.sync.transport import REQUESTED, VersionGone
 from strop.workers.waiting import wait_until
 
 CPU = torch.device("cpu")
@@ -200,6 +200,17 @@ def test_a_damaged_version_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(CheckpointError, match=r"version-000001.*cannot be read"):
         both.subscriber.load_newest(VersionWindow(1))
+
+
+def test_a_version_that_is_deleted_right_before_it_is_read_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Pair(tmp_path, "checkpoint")
+    both.train(1)
+    both.sender.delete([1])
+    monkeypatch.setattr(Path, "exists", lambda path: True)  # as it was before
+    with pytest.raises(VersionGone):
+        dict(both.receiver.read(1))
 
 
 def test_a_file_that_is_being_written_is_not_a_version(tmp_path: Path) -> None:

@@ -59,6 +59,17 @@ def test_latest_without_checkpoints(tmp_path: Path) -> None:
         checkpoint.verify(tmp_path)
 
 
+def test_a_checkpoint_that_the_run_deletes_while_it_is_verified_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 20, fill, keep=None)
+    newer = write(tmp_path, 30, fill, keep=None)
+    (newer / "model" / "weights.bin").unlink()
+    monkeypatch.setattr(Path, "is_file", lambda path: True)  # as it was before
+    found, (skipped,) = checkpoint.latest(tmp_path)
+    assert found == tmp_path / "step-000020" and "lacks the file model/weights.bin" in skipped
+
+
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 1_000_000, 15):
         write(tmp_path, step, fill, keep=2)

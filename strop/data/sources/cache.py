@@ -91,15 +91,22 @@ def new_entry(key: str, *, temporary: bool = False) -> Iterator[NewEntry]:
 
 
 def _rename(folder: Path, target: Path) -> None:
-    """Another process may have written the same entry meanwhile: then its entry stays."""
-    if not (target / _DONE).exists():
-        shutil.rmtree(target, ignore_errors=True)
+    """Another process may have written the same entry meanwhile: then its entry stays.
+
+    Only a folder that a rename has met is removed, if it is incomplete: a complete one may take the place of one that
+    was missing at any moment before the rename, and its process reads it from then on.
+    """
     try:
         folder.rename(target)
+        return
     except OSError:
-        if not (target / _DONE).exists():
+        if not target.is_dir():
             raise
+    if (target / _DONE).exists():
         shutil.rmtree(folder, ignore_errors=True)
+    else:  # the deletion of an old entry was interrupted
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
 
 
 def _delete_old_entries(root: Path) -> None:

@@ -107,15 +107,20 @@ def verify(folder: Path) -> None:
     """Read and check every file of a checkpoint. Raises `CheckpointError` for a missing or damaged file."""
     for name, (size, checksum) in _read_manifest(folder).items():
         path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"The checkpoint {folder} lacks the file {name}.")
-        found = path.stat().st_size
-        if found != size:
-            raise CheckpointError(
-                f"The checkpoint {folder} is damaged: {name} has {found} bytes instead of {size}."
-            )
-        if crc32(path) != checksum:
-            raise CheckpointError(f"The checkpoint {folder} is damaged: the checksum of {name} is wrong.")
+        try:
+            found = path.stat().st_size
+            if found != size:
+                raise CheckpointError(
+                    f"The checkpoint {folder} is damaged: {name} has {found} bytes instead of {size}."
+                )
+            if crc32(path) != checksum:
+                raise CheckpointError(f"The checkpoint {folder} is damaged: the checksum of {name} is wrong.")
+        except (
+            FileNotFoundError,
+            NotADirectoryError,
+            IsADirectoryError,
+        ):  # also while the run deletes an old checkpoint
+            raise CheckpointError(f"The checkpoint {folder} lacks the file {name}.") from None
 
 
 def latest(root: Path) -> tuple[Path | None, tuple[str, ...]]:
