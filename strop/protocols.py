@@ -77,6 +77,8 @@ class EngineCapabilities:
     version of its start."""
     prompt_logprobs: bool = False
     """Whether `SampleRequest.prompt_logprobs` is supported; without it such a request raises `InferenceError`."""
+    top_logprobs: bool = False
+    """Whether `SampleRequest.top_logprobs` is supported; without it such a request raises `InferenceError`."""
     adapter_in_place: bool = False
     """Whether the engine reads the trainer's weights and its adapter in place, so that a load needs no tensors."""
     keeps_prefixes: bool = False

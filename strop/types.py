@@ -114,6 +114,19 @@ class SampleRequest:
     any other prompt."""
     prompt_logprobs: bool = False
     """Whether to compute the log-probs of the prompt's tokens, on an engine that can."""
+    top_logprobs: int = 0
+    """Number of most likely tokens to report for each sampled token, and with `prompt_logprobs` for each token of
+    the prompt, on an engine that can."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    """The K most likely tokens at each of N positions, in descending order."""
+
+    token_ids: IntArray
+    """[N, K]"""
+    logprobs: FloatArray
+    """[N, K]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +149,10 @@ class Completion:
     """[C] Trainer step of the weights that sampled each token; None where `version` sampled all of them."""
     prompt_logprobs: FloatArray | None = None
     """[P - 1] Log-probs of the prompt's tokens after its first under softmax(logits), where they were asked for."""
+    top_tokens: TopTokens | None = None
+    """[C, K] Most likely tokens under softmax(logits / temperature) at each sampled token, where asked for."""
+    prompt_top_tokens: TopTokens | None = None
+    """[P - 1, K] Most likely tokens under softmax(logits) at each of `prompt_logprobs`, where asked for."""
 
     def __post_init__(self) -> None:
         arrays = (self.sampler_logprobs, *_given(self.policy_logprobs, self.token_versions))

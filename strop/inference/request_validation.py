@@ -92,6 +92,12 @@ def _length_fault(request: SampleRequest, max_sequence_tokens: int | None) -> st
     )
 
 
+def refuse_top_logprobs(request: SampleRequest, engine: str) -> None:
+    """Raise `InferenceError` for a request of the most likely tokens, for an engine that does not report them."""
+    if request.top_logprobs:
+        raise InferenceError(f"request {request.id!r}: {engine} does not report the most likely tokens")
+
+
 def refuse_prompt_logprobs(request: SampleRequest, engine: str) -> None:
     """Raise `InferenceError` for a request of the prompt's log-probs, for an engine that does not compute them."""
     if request.prompt_logprobs:

@@ -103,4 +103,4 @@ def test_prefill(gpu: torch.device, family: str, tmp_path: Path) -> None:
         dtype=torch.bfloat16,
         image_processor=lambda: HostProcessor(processor),  # type: ignore[arg-type,return-value]
     )
-    assert runner.prefill([prompt_with_images]).device.type == "cuda"
+    assert runner.prefill([prompt_with_images]).logits.device.type == "cuda"

@@ -71,7 +71,10 @@ def test_prefill_and_decoding_with_an_unmerged_adapter(
 
 
 def check_prefill_and_decoding(runner: NativeModelRunner) -> None:
-    logits = runner.prefill([Prompt(np.arange(5, dtype=np.int32)), Prompt(np.arange(9, dtype=np.int32))])
+    prompts = [Prompt(np.arange(length, dtype=np.int32), top_logprobs=2) for length in (5, 9)]
+    prefilled = runner.prefill(prompts)
+    logits, (_, scores) = prefilled.logits, prefilled.scores
+    assert scores is not None and scores.top_ids.device.type == "cuda" and scores.top_ids.shape == (8, 2)
     assert (logits.device.type, logits.shape) == ("cuda", (2, SIZES["vocab_size"]))
     runner.add_rows([0, 0, 1])
     for removed in ([False, True, False], [True, False]):

@@ -312,6 +312,30 @@ def test_prompt_logprobs_are_the_models_or_are_refused(subject: Subject):
     np.testing.assert_allclose(completion.prompt_logprobs, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_most_likely_tokens_are_the_models_or_are_refused(subject: Subject, temperature: float):
+    subject.load_initial_weights()
+    sampling = SamplingParams(temperature=temperature, max_tokens=3, ignore_eos=True)
+    requests = requests_for(PROMPTS[1:3], sampling)
+    asked = [replace(requests[0], top_logprobs=4), requests[1]]
+    if not subject.engine.capabilities.top_logprobs:
+        with pytest.raises(InferenceError, match="does not report the most likely tokens"):
+            sample(subject.engine, asked)
+        return
+    asked[0] = replace(asked[0], prompt_logprobs=True)
+    completion, other = sample(subject.engine, asked)
+    assert other.top_tokens is None and other.prompt_top_tokens is None
+    prompt, sampled = completion.prompt_top_tokens, completion.top_tokens
+    assert prompt is not None and sampled is not None
+    ids = requests[0].prompt_ids
+    after_first = full_logits(subject.model, ids[:1], np.concatenate([ids[1:], completion.token_ids]))
+    count = len(ids) - 1
+    for found, logits in ((prompt, after_first[:count]), (sampled, after_first[count:] / (temperature or 1))):
+        expected = logits.float().log_softmax(-1).topk(4)
+        np.testing.assert_allclose(found.logprobs, expected.values, atol=1e-4, rtol=0)
+        assert found.token_ids.tolist() == expected.indices.tolist()
+
+
 def test_load_path_reads_a_model_folder_or_is_refused(
     subject: Subject, other: PreTrainedModel, tmp_path: Path
 ):

@@ -48,6 +48,8 @@ NATIVE_CAPABILITIES = EngineCapabilities(
     images=False,
     memory_release=True,
     token_versions=True,
+    prompt_logprobs=True,
+    top_logprobs=True,
 )
 """Features of the native engine."""
 
@@ -216,7 +218,8 @@ class NativeEngine:
             for index, request in enumerate(requests)
         ]
         for each in pending:
-            refuse_prompt_logprobs(each.request, "the native engine")
+            if each.request.media:
+                refuse_prompt_logprobs(each.request, "the native engine, for a prompt with images,")
             validate_request(
                 each.request,
                 self._runner.vocab_size,

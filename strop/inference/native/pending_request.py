@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
 
-from strop.types import Completion, SampleRequest
+from strop.inference.native.model.runner import TokenScores
+from strop.types import Completion, SampleRequest, TopTokens
 
 
 class SampleCall:
@@ -46,9 +49,37 @@ class SampleCall:
 
 
 def prompt_key(request: SampleRequest) -> bytes:
-    """Identity of a request's prompt: its tokens, and the digests of its images."""
+    """Identity of a request's prefill: the prompt's tokens, the digests of its images, and the scores asked for."""
     tokens = request.prompt_ids.astype(np.int32, copy=False).tobytes()
-    return tokens + "".join(image.digest for image in request.media).encode()
+    scored = f"scored {request.top_logprobs}" if request.prompt_logprobs else ""
+    return tokens + "".join((*(image.digest for image in request.media), scored)).encode()
+
+
+@dataclass(slots=True)
+class RequestScores:
+    """Log-probs that a request has asked for in addition to those of its sampled tokens."""
+
+    prompt: TokenScores | None = None
+    """Scores of the prompt."""
+    top_ids: list[torch.Tensor] = field(default_factory=list)
+    """[K] Most likely tokens at each sampled token."""
+    top_logprobs: list[torch.Tensor] = field(default_factory=list)
+    """[K] Their log-probs."""
+
+    def fields_of_completion(self) -> dict[str, Any]:
+        """Fields of the `Completion`, on the host."""
+        found: dict[str, Any] = {}
+        if self.top_ids:
+            found["top_tokens"] = _top_tokens(torch.stack(self.top_ids), torch.stack(self.top_logprobs))
+        if self.prompt is not None:
+            found["prompt_logprobs"] = self.prompt.logprobs.cpu().numpy()
+            if self.prompt.top_ids.shape[1]:
+                found["prompt_top_tokens"] = _top_tokens(self.prompt.top_ids, self.prompt.top_logprobs)
+        return found
+
+
+def _top_tokens(ids: torch.Tensor, logprobs: torch.Tensor) -> TopTokens:
+    return TopTokens(ids.to("cpu", torch.int32).numpy(), logprobs.cpu().numpy())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +92,7 @@ class PendingRequest:
     """Index of the request in its call."""
     prompt_key: bytes = field(repr=False)
     """Identity of the prompt; requests with equal keys share one prefill."""
+    scores: RequestScores = field(default_factory=RequestScores, repr=False)
 
     @property
     def prompt_tokens(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from strop.inference.native.model.compaction import plan_compaction
-from strop.inference.native.model.runner import ModelRunner, Prompt
+from strop.inference.native.model.runner import ModelRunner, Prompt, TokenScores
 from strop.inference.native.pending_request import PendingRequest, SampleCall
 from strop.inference.native.sequences import SequenceBatch
 from strop.inference.native.statistics import StepStatistics
@@ -27,6 +27,8 @@ class CachedPrompt:
     tokens: int
     logits: torch.Tensor
     """[V] Logits for the first token of its completions."""
+    scores: TokenScores | None
+    """Scores of its own tokens, where its requests ask for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,8 @@ class Scheduler:
         slots = self._prefill(admitted)
         first = len(self._sequences)
         self._sequences.add(admitted, slots)
+        for pending, slot in zip(admitted, slots, strict=True):
+            pending.scores.prompt = self._prompts[slot].scores
         self._runner.add_rows(slots)
         logits = torch.stack([self._prompts[slot].logits for slot in slots])
         if not self._runner.caches_prompts:
@@ -184,15 +188,20 @@ class Scheduler:
         """Prompt slot of each request; prompts that are not in the cache go through the model once."""
         slots = {prompt.key: slot for slot, prompt in enumerate(self._prompts) if prompt.key is not None}
         new = {
-            pending.prompt_key: Prompt(pending.request.prompt_ids, pending.request.media)
+            pending.prompt_key: Prompt(
+                pending.request.prompt_ids,
+                pending.request.media,
+                pending.request.top_logprobs if pending.request.prompt_logprobs else None,
+            )
             for pending in requests
             if pending.prompt_key not in slots
         }
         if new:
-            logits = self._runner.prefill(list(new.values()))
-            for (key, prompt), row in zip(new.items(), logits, strict=True):
+            prefilled = self._runner.prefill(list(new.values()))
+            rows = zip(new.items(), prefilled.logits, prefilled.scores, strict=True)
+            for (key, prompt), logits, scores in rows:
                 slots[key] = len(self._prompts)
-                self._prompts.append(CachedPrompt(key, len(prompt.token_ids), row))
+                self._prompts.append(CachedPrompt(key, len(prompt.token_ids), logits, scores))
         computed = sum(len(prompt.token_ids) for prompt in new.values())
         self._prompt_tokens += computed
         wanted = sum(pending.prompt_tokens for pending in requests)

@@ -137,6 +137,7 @@ class SequenceBatch:
         state.sampler_logprobs[rows, length] = sampled.sampler_logprobs
         state.policy_logprobs[rows, length] = sampled.policy_logprobs
         state.versions[rows, length] = version
+        self._record_top_tokens(logits, first)
         state.length[selected] += 1
         self._seen.mark(sampled.tokens, first)
         if first == 0:
@@ -176,6 +177,7 @@ class SequenceBatch:
             finish_reason=finish_reason,
             version=version,
             token_versions=token_versions,
+            **self.requests[row].scores.fields_of_completion(),
         )
 
     def compact(self, compaction: Compaction) -> None:
@@ -198,6 +200,20 @@ class SequenceBatch:
             samplings = [pending.request.sampling for pending in self.requests]
             self._metadata = build_sampling_metadata(samplings, self._device)
         return self._metadata
+
+    def _record_top_tokens(self, logits: torch.Tensor, first: int) -> None:
+        """Record the most likely tokens of the rows whose requests ask for them, from logits [R - first, V]."""
+        asked = [pending for pending in self.requests[first:] if pending.request.top_logprobs]
+        if not asked:
+            return
+        rows = [row for row, pending in enumerate(self.requests[first:]) if pending.request.top_logprobs]
+        temperatures = [pending.request.sampling.temperature or 1.0 for pending in asked]
+        scale = torch.tensor(temperatures, device=self._device)[:, None]
+        logprobs = (logits[rows].float() / scale).log_softmax(dim=-1)
+        best = logprobs.topk(max(pending.request.top_logprobs for pending in asked), dim=-1)
+        for pending, ids, values in zip(asked, best.indices, best.values, strict=True):
+            pending.scores.top_ids.append(ids[: pending.request.top_logprobs])
+            pending.scores.top_logprobs.append(values[: pending.request.top_logprobs])
 
     def _stop_string_rows(self) -> list[int]:
         if self._rows_with_stop_strings is None:

@@ -16,7 +16,7 @@ from strop.config.schema.inference_engine import OpenAiEngineConfig
 from strop.errors import EngineLostError, InferenceError
 from strop.inference.openai.requests import chat_body, completion_body, parse_reply
 from strop.inference.openai.vllm_server import VllmServer
-from strop.inference.request_validation import refuse_prompt_logprobs, validate_request
+from strop.inference.request_validation import refuse_prompt_logprobs, refuse_top_logprobs, validate_request
 from strop.inference.server_client import ServerClient, ServerRejectionError
 from strop.inference.stop_tokens import effective_stop_tokens
 from strop.inference.weight_files import share_weights
@@ -163,6 +163,7 @@ class OpenAiEngine:
             validate_request(request, self._vocab_size, None)
             if self._trained is None:
                 refuse_prompt_logprobs(request, "a server as it is")
+            refuse_top_logprobs(request, "a server")
             if request.media:
                 raise InferenceError(
                     f"request {request.id!r}: prompts with images cannot be sent to a server"

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from strop.errors import EngineLostError, InferenceError, ModelError, StropError, WeightTransferError
+from strop.inference.request_validation import refuse_top_logprobs
 from strop.inference.serving.backend import ServingBackend
 from strop.inference.weight_files import share_weights
 from strop.inference.weight_transfer.client import WeightClient
@@ -101,6 +102,7 @@ class ServingEngine:
         self._check_started()
         for request in requests:
             self._backend.check(request)
+            refuse_top_logprobs(request, self._backend.name)
         try:
             return await self._thread.run_async(self._sample_all(requests))
         except asyncio.CancelledError:

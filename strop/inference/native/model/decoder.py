@@ -23,7 +23,7 @@ from strop.inference.native.model.decoding_steps import DecodingSteps, DirectSte
 from strop.inference.native.model.kv_cache import KvCache, padded_width
 from strop.inference.native.model.rope import RotaryTable, rotate
 from strop.inference.native.model.row_positions import RowPositions
-from strop.inference.native.model.runner import Prompt
+from strop.inference.native.model.runner import PrefilledPrompts, Prompt, TokenScores, score_tokens
 from strop.inference.native.model.vision_tower import EmbeddedPrompts, NativeVisionTower
 from strop.inference.native.model.weights import (
     LayerWeights,
@@ -122,18 +122,23 @@ class NativeModelRunner:
         return True
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[Prompt]) -> torch.Tensor:
-        """[prompts, V] logits after each prompt."""
+    def prefill(self, prompts: Sequence[Prompt]) -> PrefilledPrompts:
+        """Prefill prompts, which take the next slots."""
         first = len(self._prompt_lengths)
         lengths = [len(prompt.token_ids) for prompt in prompts]
         self._prompt_lengths += lengths
         count = self._steps.padded_count(len(self._prompt_lengths))
         self._prompts.resize(count, max(self._prompt_lengths))
-        hidden = [
-            self._prefill(prompts[chunk.start : chunk.stop], first + chunk.start)
-            for chunk in _prefill_chunks(lengths, PREFILL_CHUNK_TOKENS)
-        ]
-        return F.linear(torch.cat(hidden), self._weights.head.tensor)
+        last: list[torch.Tensor] = []
+        scores: list[TokenScores | None] = []
+        for chunk in _prefill_chunks(lengths, PREFILL_CHUNK_TOKENS):
+            selected = slice(chunk.start, chunk.stop)
+            hidden = self._prefill(prompts[selected], first + chunk.start)
+            ends = torch.tensor(lengths[selected], device=self.device).cumsum(0)
+            last.append(self._norm(hidden[ends - 1], self._weights.norm))
+            states = hidden.split(lengths[selected])
+            scores += [self._scores(*pair) for pair in zip(prompts[selected], states, strict=True)]
+        return PrefilledPrompts(self._logits(torch.cat(last)), scores)
 
     def add_rows(self, slots: Sequence[int]) -> None:
         """Append rows at the ends of their prompts."""
@@ -242,10 +247,22 @@ class NativeModelRunner:
             )
             x = self._output_and_mlp(layer, x, attended)
         own_tokens += 1
-        return F.linear(self._norm(x, self._weights.norm), self._weights.head.tensor)
+        return self._logits(self._norm(x, self._weights.norm))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, V] from hidden states after the last norm."""
+        return F.linear(hidden, self._weights.head.tensor)
+
+    def _scores(self, prompt: Prompt, hidden: torch.Tensor) -> TokenScores | None:
+        """Scores of a prompt's tokens after its first, from its hidden states [P, hidden] before the last norm."""
+        if prompt.top_logprobs is None:
+            return None
+        tokens = torch.from_numpy(prompt.token_ids[1:]).to(self.device, torch.int64)
+        normed = self._norm(hidden[:-1], self._weights.norm)
+        return score_tokens(normed, self._logits, tokens, prompt.top_logprobs)
 
     def _prefill(self, prompts: Sequence[Prompt], first: int) -> torch.Tensor:
-        """[prompts, hidden] states of the last tokens; keys and values go to the slots from `first` on."""
+        """[tokens, hidden] states of all tokens before the last norm; keys and values go to slots from `first` on."""
         arch = self._arch
         lengths = [len(prompt.token_ids) for prompt in prompts]
         embedded = self._embed(prompts)
@@ -268,8 +285,7 @@ class NativeModelRunner:
             if number < len(embedded.layer_features):
                 assert embedded.image_rows is not None
                 x.index_add_(0, embedded.image_rows, embedded.layer_features[number])
-        last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
-        return self._norm(x[last], self._weights.norm)
+        return x
 
     def _embed(self, prompts: Sequence[Prompt]) -> EmbeddedPrompts:
         tokens = torch.from_numpy(np.concatenate([prompt.token_ids for prompt in prompts]))

@@ -15,7 +15,7 @@ from strop.errors import ModelError
 from strop.inference.native.model.compaction import Compaction
 from strop.inference.native.model.image_prefill import image_logits, prompt_images
 from strop.inference.native.model.left_padding import left_padded
-from strop.inference.native.model.runner import Prompt
+from strop.inference.native.model.runner import PrefilledPrompts, Prompt, TokenScores, score_tokens
 from strop.inference.native.model.weights import (
     StackedWeight,
     check_complete,
@@ -124,8 +124,8 @@ class HuggingFaceModelRunner:
         return 4 * joining >= running
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[Prompt]) -> torch.Tensor:
-        """[prompts, V] logits after each prompt."""
+    def prefill(self, prompts: Sequence[Prompt]) -> PrefilledPrompts:
+        """Prefill prompts, which take the next slots."""
         logits = torch.empty(len(prompts), self.vocab_size, dtype=self._dtype, device=self.device)
         lengths = [0 if self._pads else len(prompt.token_ids) for prompt in prompts]
         self._pending = []
@@ -134,7 +134,16 @@ class HuggingFaceModelRunner:
             logits[torch.tensor(slots, device=self.device)] = self._prefill_group(
                 [prompts[slot] for slot in slots], slots
             )
-        return logits
+        return PrefilledPrompts(logits, [self._scores(prompt) for prompt in prompts])
+
+    def _scores(self, prompt: Prompt) -> TokenScores | None:
+        """Scores of a prompt's tokens after its first, from a forward pass of its own: the batch may be padded,
+        and keeps the last logits only."""
+        if prompt.top_logprobs is None:
+            return None
+        tokens = torch.from_numpy(prompt.token_ids).to(self.device, torch.int64)
+        logits = self._model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+        return score_tokens(logits, lambda part: part, tokens[1:], prompt.top_logprobs)
 
     def add_rows(self, slots: Sequence[int]) -> None:
         """Append rows at the ends of the prompts of the last `prefill`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,9 @@ import torch
 
 from strop.inference.native.model.compaction import Compaction
 from strop.types import ImageReference, IntArray
+
+SCORE_CHUNK_TOKENS = 512
+"""Number of a prompt's tokens whose logits exist at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,46 @@ class Prompt:
     token_ids: IntArray
     media: tuple[ImageReference, ...] = ()
     """Its images, in the order of their tokens."""
+    top_logprobs: int | None = None
+    """Number of most likely tokens to report with the log-prob of each of its tokens; None computes no log-probs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Log-probs of N tokens, with the K most likely tokens at each of their positions."""
+
+    logprobs: torch.Tensor
+    """[N] float32"""
+    top_ids: torch.Tensor
+    """[N, K] int64"""
+    top_logprobs: torch.Tensor
+    """[N, K] float32"""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefilledPrompts:
+    """Results of a prefill."""
+
+    logits: torch.Tensor
+    """[prompts, V] after each prompt."""
+    scores: Sequence[TokenScores | None]
+    """Scores of each prompt's tokens after its first; None where they were not asked for."""
+
+
+def score_tokens(
+    states: torch.Tensor, to_logits: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor, top: int
+) -> TokenScores:
+    """Scores of tokens [N] under softmax(logits), with the logits of some positions at a time.
+
+    `to_logits` computes logits [n, V] from the states [n, ...] of positions, each before the token that it predicts.
+    """
+    columns: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    parts = zip(states.split(SCORE_CHUNK_TOKENS), tokens.split(SCORE_CHUNK_TOKENS), strict=True)
+    for part, targets in parts:
+        logprobs = to_logits(part).float().log_softmax(dim=-1)
+        best = logprobs.topk(top, dim=-1)
+        columns.append((logprobs.gather(1, targets[:, None])[:, 0], best.indices, best.values))
+    return TokenScores(*(torch.cat(column) for column in zip(*columns, strict=True)))
 
 
 class ModelRunner(Protocol):
@@ -59,8 +102,8 @@ class ModelRunner(Protocol):
         """Whether to admit `joining` new rows now or to wait until more can join."""
         ...
 
-    def prefill(self, prompts: Sequence[Prompt]) -> torch.Tensor:
-        """[prompts, V] logits after each prompt; the prompts take the next slots."""
+    def prefill(self, prompts: Sequence[Prompt]) -> PrefilledPrompts:
+        """Prefill prompts, which take the next slots."""
         ...
 
     def add_rows(self, slots: Sequence[int]) -> None:
