@@ -29,7 +29,7 @@ import psutil
 import torch
 
 from strop.config.schema.rollout import AuxiliaryModelConfig
-from strop.inference.auxiliary_model import AuxiliaryModel
+from strop.inference.auxiliary_model import load_auxiliary_model
 from strop.inference.endpoint.server import EndpointAccess, EndpointServer
 from strop.models.tiny import make_model
 from strop.workers.waiting import wait_until
@@ -81,7 +81,7 @@ def open_endpoint(folder: Path) -> Iterator[EndpointAccess]:
     make_model(folder, ["two and two is four"], vocab_size=320)
     section = AuxiliaryModelConfig(name="tiny", path=str(folder))
     with (
-        closing(AuxiliaryModel(section, torch.device("cpu"), seed=1)) as model,
+        closing(load_auxiliary_model(section, torch.device("cpu"), seed=1)) as model,
         closing(EndpointServer()) as endpoint,
         endpoint.register({"tiny": model}) as access,
     ):

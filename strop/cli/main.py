@@ -19,6 +19,7 @@ from strop.cli import (
     plan_command,
     reference_commands,
     run_commands,
+    serve_command,
     studio_command,
     sweep_command,
     watch_command,
@@ -36,6 +37,7 @@ app = typer.Typer(
 run_commands.add_to(app)
 plan_command.add_to(app)
 chat_command.add_to(app)
+serve_command.add_to(app)
 folder_commands.add_to(app)
 watch_command.add_to(app)
 sweep_command.add_to(app)

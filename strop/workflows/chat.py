@@ -215,7 +215,8 @@ class Chat:
         """Reply of one of `rollout.auxiliary_models`; it is neither recorded nor trained on."""
         prompt = to_messages(listed(messages), "The prompt of an auxiliary model")
         request = ChatRequest(model, prompt, temperature=temperature, max_tokens=max_tokens)
-        return (await self._services.auxiliary(model).chat(request)).content
+        (choice,) = (await self._services.auxiliary(model).chat(request)).choices
+        return choice.content
 
     async def sample(
         self, prompt_ids: IntArray, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()

@@ -11,11 +11,12 @@ from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.messages import Tools
 from strop.data.images.messages import mentions_images
 from strop.errors import DataError, ModelError
+from strop.inference.endpoint.choices import TextChoice, TokenLogprob
+from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
 from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
 from strop.inference.endpoint.request import ChatRequest
-from strop.inference.endpoint.response import ChatResponse
-from strop.inference.endpoint.token_completions import TokenRequest, TokenResponse
-from strop.types import Completion, Message
+from strop.inference.endpoint.response import ChatChoice, ChatResponse
+from strop.types import Message
 from strop.workflows.result import ContextLengthExceeded
 from strop.workflows.session import Conversation, RolloutSession
 
@@ -61,7 +62,8 @@ class RecordedPolicy:
     """An `EndpointModel`: a request that continues an earlier reply continues that reply's exact tokens.
 
     `rollout.max_sequence_tokens` limits a reply, and so does the request's `max_tokens`. The run file sets the
-    sampling parameters, because training must know them: a request's temperature and top_p are ignored.
+    sampling parameters, because training must know them: a request's temperature, top_p and seed are ignored. A reply
+    is one turn of the rollout, so `n` is 1.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class RecordedPolicy:
         """Raises `BadRequest` if the conversation cannot continue, or is too long."""
         return await self._start(self._respond(request))
 
-    async def complete(self, request: TokenRequest) -> TokenResponse:
+    async def complete(self, request: CompletionRequest) -> CompletionResponse:
         """Raises `BadRequest` for a prompt that is too long."""
         return await self._start(self._complete(request))
 
@@ -108,6 +110,7 @@ class RecordedPolicy:
 
     async def _respond(self, request: ChatRequest) -> ChatResponse:
         session = self._session
+        _refuse({"n": request.n > 1, "logprobs": request.logprobs})
         try:
             messages = await self._with_images(request.messages)
             conversation = self._conversations.open(messages, request.tools)
@@ -119,16 +122,14 @@ class RecordedPolicy:
             raise BadRequest(str(error)) from error
         assert answered.turn is not None
         parsed = session.parse(answered.turn, self._parser, request.tools)
+        choice = ChatChoice(parsed.content, answered.turn.finish_reason, parsed.calls, parsed.reasoning)
         reply = ChatResponse(
             id=f"{session.name}-{len(session.turns)}",
-            content=parsed.content,
-            finish=answered.turn.finish_reason,
+            choices=(choice,),
             prompt_tokens=len(answered.turn.prompt_ids),
             completion_tokens=len(answered.turn.completion_ids),
-            calls=parsed.calls,
-            reasoning=parsed.reasoning,
         )
-        self._conversations.add(messages, reply.message(), answered)
+        self._conversations.add(messages, choice.message(reply.call_prefix(0)), answered)
         return reply
 
     async def _with_images(self, messages: Sequence[Message]) -> Sequence[Message]:
@@ -138,23 +139,34 @@ class RecordedPolicy:
             return messages
         return await asyncio.to_thread(self._session.read_images, messages)
 
-    async def _complete(self, request: TokenRequest) -> TokenResponse:
+    async def _complete(self, request: CompletionRequest) -> CompletionResponse:
         session = self._session
+        (prompt, *others) = request.prompts
+        _refuse({"n": request.n > 1, "several prompts": bool(others), "echo": request.echo})
+        if isinstance(prompt, str):
+            raise BadRequest("prompt must be a list of token ids here: a text would leave its tokens open")
         try:
             turn = await session.sample(
-                request.prompt_ids, max_tokens=request.sampling.max_tokens, stop=request.sampling.stop
+                prompt, max_tokens=request.sampling.max_tokens, stop=request.sampling.stop
             )
         except ContextLengthExceeded as error:
             raise BadRequest(str(error), code=CONTEXT_LENGTH_EXCEEDED) from error
-        completion = Completion(
-            token_ids=turn.completion_ids,
-            sampler_logprobs=turn.sampler_logprobs,
-            policy_logprobs=turn.policy_logprobs,
-            finish_reason=turn.finish_reason,
-            version=turn.version,
-            token_versions=turn.token_versions,
+        ids, logprobs = turn.completion_ids.tolist(), turn.sampler_logprobs.tolist()
+        tokens = tuple(
+            TokenLogprob(token, session.decode_token(token), logprob)
+            for token, logprob in zip(ids, logprobs, strict=True)
         )
-        return TokenResponse(f"{session.name}-{len(session.turns)}", session.decode(turn), completion)
+        choice = TextChoice(session.decode(turn), turn.finish_reason, tokens)
+        return CompletionResponse(f"{session.name}-{len(session.turns)}", (choice,), len(prompt), len(ids))
+
+
+def _refuse(asked: Mapping[str, bool]) -> None:
+    """Raise `BadRequest` for features that a recorded rollout does not have."""
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise BadRequest(
+                f"{name}: a reply of a run's policy is one recorded turn; send one request for each reply, without it"
+            )
 
 
 def _key(messages: Sequence[Message], tools: Tools) -> _Key:

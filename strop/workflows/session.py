@@ -102,6 +102,10 @@ class RolloutSession:
         """Text of a turn's completion: see `ReplyDecoder.decode`."""
         return self._encoder.replies.decode(turn.completion_ids)
 
+    def decode_token(self, token: int) -> str:
+        """Text of one token."""
+        return self._encoder.decode_tokens([token])
+
     def decode_response(self, ids: IntArray, sampled: BoolArray) -> str:
         """Text of the tokens [L] after a prompt: replies, where `sampled` is true, and the messages between them."""
         return self._encoder.replies.decode(ids, sampled)

@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
 from strop.inference.endpoint.errors import BadRequest
 from strop.inference.endpoint.request import ChatRequest
-from strop.inference.endpoint.response import ChatResponse
+from strop.inference.endpoint.response import ChatChoice, ChatResponse
 from strop.inference.endpoint.server import EndpointAccess, EndpointModel, EndpointServer
-from strop.inference.endpoint.token_completions import TokenRequest, TokenResponse
 
 if TYPE_CHECKING:
-    from strop.inference.auxiliary_model import AuxiliaryModel
+    pass
+from strop.inference.served_model import ServedModel
 
 GOOD = {"model": "tiny", "messages": [{"role": "user", "content": "two and two"}], "max_tokens": 2}
 """A valid request."""
@@ -86,19 +87,19 @@ def open_endpoint(models: Mapping[str, EndpointModel]) -> Iterator[Client]:
 
 
 @contextmanager
-def tiny_model(folder: Path) -> Iterator[AuxiliaryModel]:
+def tiny_model(folder: Path) -> Iterator[ServedModel]:
     """A model named `tiny`, which is made in a new folder."""
     import torch  # the endpoint process has no use for it
 
     from strop.config.schema.inference_engine import NativeEngineConfig
     from strop.config.schema.rollout import AuxiliaryModelConfig
-    from strop.inference.auxiliary_model import AuxiliaryModel
+    from strop.inference.auxiliary_model import load_auxiliary_model
     from strop.models.tiny import make_model
 
     make_model(folder, ["two and two is four"], vocab_size=320, hidden_size=16, layers=1, heads=2)
     engine = NativeEngineConfig(kv_cache_tokens=4096)
     section = AuxiliaryModelConfig(name="tiny", path=str(folder), max_response_tokens=2, engine=engine)
-    with closing(AuxiliaryModel(section, torch.device("cpu"), seed=1)) as model:
+    with closing(load_auxiliary_model(section, torch.device("cpu"), seed=1)) as model:
         yield model
 
 
@@ -109,9 +110,9 @@ class Fixed:
     text: str = "four"
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
-        return ChatResponse("1", self.text, "stop", 1, 1)
+        return ChatResponse("1", (ChatChoice(self.text, "stop"),), 1, 1)
 
-    async def complete(self, request: TokenRequest) -> TokenResponse:
+    async def complete(self, request: CompletionRequest) -> CompletionResponse:
         raise BadRequest("this model chats only")
 
 

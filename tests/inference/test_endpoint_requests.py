@@ -8,17 +8,21 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.inference.auxiliary_model import AuxiliaryModel
+from strop.inference.endpoint.choices import TextChoice, TokenLogprob
+from strop.inference.endpoint.completions import (
+    CompletionResponse,
+    completion_response_body,
+    parse_completion_request,
+)
 from strop.inference.endpoint.errors import BadRequest
 from strop.inference.endpoint.json_body import parse_json
 from strop.inference.endpoint.request import ChatRequest, parse_chat_request
-from strop.inference.endpoint.token_completions import TokenResponse, parse_token_request, token_body
-from strop.types import Completion, SamplingParams
+from strop.inference.served_model import ServedModel
+from strop.types import SamplingParams
 from tests.inference.endpoints import GOOD, tiny_model
 
 
@@ -88,9 +92,14 @@ WRONG_VALUES: list[tuple[str, dict[str, Any]]] = [
     ("temperature is 'warm'", {"temperature": "warm"}),
     ("top_p is 2", {"top_p": 2}),
     ("model is 5", {"model": 5}),
-    ("n: 2 is not supported", {"n": 2}),
+    ("n is 0", {"n": 0}),
+    ("n is 129; it must be at most 128", {"n": 129}),
+    ("seed is -1", {"seed": -1}),
     ("flavor is not supported", {"flavor": 1}),
-    ("logprobs: True is not supported", {"logprobs": True}),
+    ("logprobs is 3", {"logprobs": 3}),
+    ("top_logprobs is 21; it must be at most 20", {"logprobs": True, "top_logprobs": 21}),
+    ("top_logprobs is 2; it needs logprobs: true", {"top_logprobs": 2}),
+    ("tool_choice: 'required' is not supported", {"tool_choice": "required"}),
 ]
 MALFORMED = {
     "nothing": b"",
@@ -148,14 +157,14 @@ BODIES = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AuxiliaryModel]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     with tiny_model(tmp_path_factory.mktemp("endpoint") / "model") as model:
         yield model
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(BODIES, st.integers(0, 50))
-def test_no_generated_body_is_an_error_of_parser_or_model(model: AuxiliaryModel, body: Any, cut: int) -> None:
+def test_no_generated_body_is_an_error_of_parser_or_model(model: ServedModel, body: Any, cut: int) -> None:
     text = json.dumps(body).encode()
     for sent in (text, text[: len(text) * cut // 50]):
         with contextlib.suppress(BadRequest):
@@ -166,15 +175,23 @@ LEAST = {"model": "m", "prompt": [5, 6]}
 
 
 def test_a_request_of_tokens_has_openais_defaults():
-    parsed = parse_token_request(LEAST)
-    assert parsed.prompt_ids.tolist() == [5, 6] and parsed.seed is None
+    parsed = parse_completion_request(LEAST)
+    (prompt,) = parsed.prompts
+    assert not isinstance(prompt, str) and prompt.tolist() == [5, 6]
+    assert (parsed.seed, parsed.n, parsed.echo, parsed.logprobs, parsed.samples) == (
+        None,
+        1,
+        False,
+        None,
+        True,
+    )
     assert parsed.sampling == SamplingParams(max_tokens=16)
 
 
 def test_a_request_of_tokens_has_all_parameters_of_sampling():
     values = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5}
     values |= {"max_tokens": 9, "min_tokens": 2, "ignore_eos": True}
-    parsed = parse_token_request(LEAST | values | {"stop": "a", "stop_token_ids": [7], "seed": 0})
+    parsed = parse_completion_request(LEAST | values | {"stop": "a", "stop_token_ids": [7], "seed": 0})
     assert parsed.sampling == SamplingParams(**values, stop=("a",), stop_token_ids=(7,))
     assert parsed.seed == 0
 
@@ -182,35 +199,53 @@ def test_a_request_of_tokens_has_all_parameters_of_sampling():
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"prompt": "text"}, "prompt is 'text'; it must be a list of token ids"),
-        ({"prompt": [[5, 6]]}, "must be a list of token ids"),
-        ({"prompt": [True]}, "must be a list of token ids"),
-        ({"prompt": [-1]}, "must be a list of token ids"),
-        ({"prompt": [2**31]}, "must be a list of token ids"),
-        ({"prompt": []}, "one or more token ids"),
-        ({"prompt": None}, "one or more token ids"),
+        ({"prompt": [[5, 6], []]}, "prompt is []; it must be text, a list of one or more token ids"),
+        ({"prompt": [True]}, "prompt is True"),
+        ({"prompt": [-1]}, "prompt is [-1]"),
+        ({"prompt": [2**31]}, "one or more token ids"),
+        ({"prompt": ["a", 5]}, "prompt is 5"),
+        ({"prompt": []}, "prompt has 0 texts"),
+        ({"prompt": None}, "prompt is None"),
         ({"stop_token_ids": [1.5]}, "stop_token_ids is"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": 0}, "max_tokens is 0; it must be 1 or more, or 0 together with echo: true"),
         ({"top_k": -1}, "top_k is -1; it must be a whole number, 0 or more"),
         ({"min_p": "x"}, "min_p is 'x'"),
-        ({"n": 2}, "n: 2 is not supported"),
-        ({"stream": True}, "stream: True is not supported"),
+        ({"best_of": 2}, "best_of: 2 is not supported"),
+        ({"logprobs": 21}, "logprobs is 21; it must be at most 20"),
         ({"logprob": 1}, "logprob is not supported"),
         ({"model": 5}, "model is 5"),
     ],
 )
 def test_the_parser_names_wrong_values_of_a_request_of_tokens(changes: dict[str, Any], fault: str):
     with pytest.raises(BadRequest) as caught:
-        parse_token_request(LEAST | changes)
+        parse_completion_request(LEAST | changes)
     assert fault in str(caught.value)
 
 
+def test_prompts_are_texts_or_tokens_one_or_several():
+    for prompt, expected in (
+        ("a b", ["a b"]),
+        (["a", "b"], ["a", "b"]),
+        ([5, 6], [[5, 6]]),
+        ([[5], [6, 7]], [[5], [6, 7]]),
+    ):
+        found = parse_completion_request(LEAST | {"prompt": prompt}).prompts
+        assert [each if isinstance(each, str) else each.tolist() for each in found] == expected
+
+
 def test_a_response_of_tokens_has_token_ids_and_their_logprobs():
-    logprobs = np.array([-0.5, -1.5], dtype=np.float32)
-    completion = Completion(np.array([7, 8], dtype=np.int32), logprobs, None, "length", 0)
-    body = token_body(parse_token_request(LEAST), TokenResponse("1", "ab", completion))
+    tokens = (TokenLogprob(7, "a", -0.5), TokenLogprob(8, "b", -1.5, (("c", -1.0), ("b", -1.5), ("c", -2.0))))
+    response = CompletionResponse("1", (TextChoice("ab", "length", tokens),), 2, 2)
+    request = parse_completion_request(LEAST | {"return_tokens_as_token_ids": True})
+    body = completion_response_body(request, response)
     (choice,) = body["choices"]
     assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("ab", [7, 8], "length")
     assert choice["logprobs"]["token_logprobs"] == [-0.5, -1.5]
     assert choice["logprobs"]["tokens"] == ["token_id:7", "token_id:8"]
+    assert choice["logprobs"]["top_logprobs"] is None
     assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    (choice,) = completion_response_body(parse_completion_request(LEAST | {"logprobs": 2}), response)[
+        "choices"
+    ]
+    assert choice["logprobs"]["tokens"] == ["a", "b"] and choice["logprobs"]["text_offset"] == [0, 1]
+    assert choice["logprobs"]["top_logprobs"] == [{}, {"c": -1.0, "b": -1.5}]

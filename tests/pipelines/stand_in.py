@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
+from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
 from strop.inference.endpoint.request import ChatRequest
-from strop.inference.endpoint.response import ChatResponse
+from strop.inference.endpoint.response import ChatChoice, ChatResponse
 from strop.inference.endpoint.server import EndpointAccess, EndpointServer
-from strop.inference.endpoint.token_completions import TokenRequest, TokenResponse
 
 DIMENSIONS = ("accuracy", "grammar", "informativeness", "coherence")
 
@@ -31,9 +31,10 @@ class StandIn:
             "flags": [],
             "recommendation": ["keep"],
         }
-        return ChatResponse(f"r{len(self.asked)}", f"{json.dumps(verdict)}\nScore: {score}", "stop", 1, 1)
+        choice = ChatChoice(f"{json.dumps(verdict)}\nScore: {score}", "stop")
+        return ChatResponse(f"r{len(self.asked)}", (choice,), 1, 1)
 
-    async def complete(self, request: TokenRequest) -> TokenResponse:
+    async def complete(self, request: CompletionRequest) -> CompletionResponse:
         raise NotImplementedError("the operators send messages")
 
 

@@ -18,7 +18,7 @@ from strop.config.load.preflight import missing_files
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.config.schema.rollout import AuxiliaryModelConfig
 from strop.errors import CheckpointError, ConfigError
-from strop.inference.auxiliary_model import AuxiliaryModel
+from strop.inference.auxiliary_model import load_auxiliary_model
 from strop.run.entry.evaluate import evaluate
 from strop.run.entry.generate import generate
 from tests.inference.endpoints import Client, open_endpoint
@@ -32,7 +32,7 @@ def server(tiny: Path) -> Iterator[Client]:
         name="served", path=str(tiny / "model"), engine=NativeEngineConfig(kv_cache_tokens=4096)
     )
     with (
-        closing(AuxiliaryModel(section, torch.device("cpu"), seed=1)) as model,
+        closing(load_auxiliary_model(section, torch.device("cpu"), seed=1)) as model,
         open_endpoint({"served": model}) as client,
     ):
         yield client

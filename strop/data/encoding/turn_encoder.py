@@ -92,6 +92,10 @@ class TurnEncoder:
         """[P] The tokens of a prompt that is plain text, with the tokenizer's own special tokens."""
         return np.array(encode_plain(self.tokenizer, [encodable(text)])[0], np.int32)
 
+    def decode_tokens(self, ids: Iterable[int]) -> str:
+        """Text of tokens with all special tokens."""
+        return str(self.tokenizer.decode([int(token) for token in ids], skip_special_tokens=False))
+
     def encode_continuation(
         self, messages: Sequence[Message], new: Sequence[Message], tools: Tools, reply_ids: IntArray
     ) -> IntArray:

@@ -20,8 +20,7 @@ IDLE_SECONDS = 75.0
 _LINGER_SECONDS = 1.0
 """Longest time for which the rest of a request is read and ignored after its response."""
 MAX_UNAUTHENTICATED = 256
-"""Maximum number of connections that are not authenticated yet, beyond those of the registered clients; one more closes
-the oldest."""
+"""Maximum number of connections that are not authenticated yet, of the endpoint of a run."""
 CONNECTIONS_PER_KEY = 4
 """Number of connections that the client of each API key may open before its first request arrives: the rollouts of a
 step connect at once, and the server accepts all of them before it reads from the first."""
@@ -32,8 +31,10 @@ _CLIENT_ERRORS = (HttpProcessingError, web.RequestPayloadError)
 class ClientConnections:
     """Makes the protocols of a server's connections; for the event loop's thread."""
 
-    def __init__(self, server: web.Server, keys: Sized) -> None:
-        """`keys`: the registered API keys."""
+    def __init__(self, server: web.Server, keys: Sized, max_unauthenticated: int) -> None:
+        """`keys`: the registered API keys. `max_unauthenticated` is the maximum number of connections that are not
+        authenticated yet, beyond those of the registered clients; one more closes the oldest."""
+        self._max_unauthenticated = max_unauthenticated
         self._server = server
         self._keys = keys
         self._unauthenticated: dict[web.RequestHandler, asyncio.TimerHandle] = {}
@@ -45,7 +46,7 @@ class ClientConnections:
 
     def opened(self, connection: web.RequestHandler) -> None:
         """Close the connection after a time, unless it is authenticated before."""
-        if len(self._unauthenticated) >= MAX_UNAUTHENTICATED + CONNECTIONS_PER_KEY * len(self._keys):
+        if len(self._unauthenticated) >= self._max_unauthenticated + CONNECTIONS_PER_KEY * len(self._keys):
             self._abort(next(iter(self._unauthenticated)))
         timer = asyncio.get_running_loop().call_later(AUTHENTICATION_SECONDS, self._abort, connection)
         self._unauthenticated[connection] = timer

@@ -8,6 +8,11 @@ from typing import Any
 from strop.inference.endpoint.errors import BadRequest
 from strop.inference.endpoint.json_body import quote
 
+MAX_CHOICES = 128
+"""Maximum of `n`, OpenAI's."""
+MAX_TOP_LOGPROBS = 20
+"""Maximum number of most likely tokens, OpenAI's."""
+
 
 def parse_flag(body: Mapping[str, Any], key: str) -> bool:
     """A flag; False if missing. Raises `BadRequest`, as all functions here."""
@@ -17,13 +22,17 @@ def parse_flag(body: Mapping[str, Any], key: str) -> bool:
     return bool(value)
 
 
-def parse_count(body: Mapping[str, Any], key: str, *, minimum: int = 1) -> int | None:
+def parse_count(
+    body: Mapping[str, Any], key: str, *, minimum: int = 1, maximum: int | None = None
+) -> int | None:
     """A whole number; None if missing."""
     value = body.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise BadRequest(f"{key} is {quote(value)}; it must be a whole number, {minimum} or more")
+    if maximum is not None and value > maximum:
+        raise BadRequest(f"{key} is {quote(value)}; it must be at most {maximum}")
     return value
 
 
@@ -53,6 +62,14 @@ def parse_token_ids(body: Mapping[str, Any], key: str) -> list[int]:
     if not isinstance(value, list) or not all(type(token) is int and 0 <= token < 2**31 for token in value):
         raise BadRequest(f"{key} is {quote(value)}; it must be a list of token ids")
     return value
+
+
+def parse_include_usage(body: Mapping[str, Any]) -> bool:
+    """`stream_options.include_usage`."""
+    options = body.get("stream_options")
+    if not isinstance(options, dict | None):
+        raise BadRequest(f"stream_options is {quote(options)}; it must be an object")
+    return parse_flag(options or {}, "include_usage")
 
 
 def check_keys(

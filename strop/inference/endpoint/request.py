@@ -9,14 +9,16 @@ from typing import Any
 from strop.data.encoding.messages import Tools
 from strop.inference.endpoint.errors import BadRequest
 from strop.inference.endpoint.fields import (
+    MAX_CHOICES,
+    MAX_TOP_LOGPROBS,
     check_keys,
     parse_count,
     parse_flag,
+    parse_include_usage,
     parse_model,
     parse_number,
     parse_stop,
 )
-from strop.inference.endpoint.json_body import quote
 from strop.inference.endpoint.messages import parse_messages, parse_tools
 from strop.types import Message
 
@@ -25,21 +27,17 @@ _IGNORED_KEYS = frozenset(
         "user",
         "metadata",
         "store",
-        "seed",
         "service_tier",
         "parallel_tool_calls",
         "safety_identifier",
         "prompt_cache_key",
     )
 )
-"""Accepted without effect: they do not affect sampling, except `seed`, which the run derives itself."""
+"""Accepted without effect: they do not affect sampling."""
 _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "n": (None, 1),
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
     "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto", "none"),
     "modalities": (None, ["text"]),
@@ -62,6 +60,12 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
+    n: int = 1
+    seed: int | None = None
+    logprobs: bool = False
+    """Whether the log-probs of sampled tokens are asked for."""
+    top_logprobs: int | None = None
+    """Number of most likely tokens to report for each; None if not given."""
 
 
 _ACCEPTED_KEYS = frozenset(
@@ -76,6 +80,10 @@ _ACCEPTED_KEYS = frozenset(
         "stop",
         "stream",
         "stream_options",
+        "n",
+        "seed",
+        "logprobs",
+        "top_logprobs",
         *_IGNORED_KEYS,
     )
 )
@@ -84,9 +92,10 @@ _ACCEPTED_KEYS = frozenset(
 def parse_chat_request(body: Any) -> ChatRequest:
     """Parse a JSON body. Raises `BadRequest` for invalid values and unsupported features."""
     body = check_keys(body, _ACCEPTED_KEYS, _NEUTRAL_VALUES)
-    options = body.get("stream_options")
-    if not isinstance(options, dict | None):
-        raise BadRequest(f"stream_options is {quote(options)}; it must be an object")
+    logprobs = parse_flag(body, "logprobs")
+    top_logprobs = parse_count(body, "top_logprobs", minimum=0, maximum=MAX_TOP_LOGPROBS)
+    if top_logprobs and not logprobs:
+        raise BadRequest(f"top_logprobs is {top_logprobs}; it needs logprobs: true")
     return ChatRequest(
         model=parse_model(body),
         messages=parse_messages(body.get("messages")),
@@ -96,5 +105,9 @@ def parse_chat_request(body: Any) -> ChatRequest:
         top_p=parse_number(body, "top_p", maximum=1),
         stop=parse_stop(body.get("stop")),
         stream=parse_flag(body, "stream"),
-        include_usage=parse_flag(options or {}, "include_usage"),
+        include_usage=parse_include_usage(body),
+        n=parse_count(body, "n", maximum=MAX_CHOICES) or 1,
+        seed=parse_count(body, "seed", minimum=0),
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
     )

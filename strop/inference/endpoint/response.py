@@ -4,13 +4,62 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from strop.data.encoding.tool_calls import ToolCall
+from strop.inference.endpoint.choices import TokenLogprob
 from strop.inference.endpoint.request import ChatRequest
 from strop.types import FinishReason
+
+_REPLACEMENT_CHARACTER = "\ufffd"
+"""Text of a token that holds a part of a character."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChoice:
+    """One of the replies to a request."""
+
+    content: str
+    """Text without the reasoning and the tool calls."""
+    finish: FinishReason
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
+    """Reasoning before the content, where a parser splits it off."""
+    tokens: tuple[TokenLogprob, ...] | None = None
+    """Sampled tokens with their log-probs; None if they are not asked for."""
+
+    @property
+    def finish_reason(self) -> str:
+        """OpenAI's finish reason: `tool_calls`, `stop` or `length`."""
+        return "tool_calls" if self.calls else self.finish
+
+    def tool_calls(self, prefix: str) -> list[dict[str, Any]]:
+        """Tool calls in OpenAI's format, with arguments as a JSON string; `prefix` begins their ids."""
+        return [
+            {
+                "id": f"{prefix}-{number}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+            }
+            for number, call in enumerate(self.calls)
+        ]
+
+    def message(self, prefix: str) -> dict[str, Any]:
+        """The assistant's message, as clients return it in the next request; `prefix` begins the ids of its calls."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message |= {"content": self.content or None, "tool_calls": self.tool_calls(prefix)}
+        return message
+
+    def logprobs(self) -> dict[str, Any] | None:
+        """Log-probs of the tokens in OpenAI's format; None if they are not asked for."""
+        if self.tokens is None:
+            return None
+        return {"content": [_token(each) for each in self.tokens], "refusal": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,39 +67,14 @@ class ChatResponse:
     """A model's response to one request."""
 
     id: str
-    content: str
-    """Text without the reasoning and the tool calls."""
-    finish: FinishReason
+    choices: tuple[ChatChoice, ...]
     prompt_tokens: int
     completion_tokens: int
-    calls: tuple[ToolCall, ...] = ()
-    reasoning: str | None = None
-    """Reasoning before the content, where a parser splits it off."""
+    """Number of sampled tokens of all choices."""
 
-    @property
-    def finish_reason(self) -> str:
-        """OpenAI's finish reason: `tool_calls`, `stop` or `length`."""
-        return "tool_calls" if self.calls else self.finish
-
-    def tool_calls(self) -> list[dict[str, Any]]:
-        """Tool calls in OpenAI's format, with arguments as a JSON string."""
-        return [
-            {
-                "id": f"{self.id}-{number}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
-            }
-            for number, call in enumerate(self.calls)
-        ]
-
-    def message(self) -> dict[str, Any]:
-        """The assistant's message, as clients return it in the next request."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.content}
-        if self.reasoning is not None:
-            message["reasoning_content"] = self.reasoning
-        if self.calls:
-            message |= {"content": self.content or None, "tool_calls": self.tool_calls()}
-        return message
+    def call_prefix(self, index: int) -> str:
+        """Beginning of the ids of a choice's tool calls."""
+        return f"{self.id}-{index}" if index else self.id
 
 
 class ChatModel(Protocol):
@@ -61,34 +85,57 @@ class ChatModel(Protocol):
         ...
 
 
-def completion_body(request: ChatRequest, response: ChatResponse) -> dict[str, Any]:
+def chat_response_body(request: ChatRequest, response: ChatResponse) -> dict[str, Any]:
     """Body of a response without streaming."""
-    choice = {
-        "index": 0,
-        "message": response.message(),
-        "finish_reason": response.finish_reason,
-        "logprobs": None,
-    }
-    return {**_head(request, response, "chat.completion"), "choices": [choice], "usage": _usage(response)}
+    choices = [
+        {
+            "index": index,
+            "message": choice.message(response.call_prefix(index)),
+            "finish_reason": choice.finish_reason,
+            "logprobs": choice.logprobs(),
+        }
+        for index, choice in enumerate(response.choices)
+    ]
+    return {**_head(request, response, "chat.completion"), "choices": choices, "usage": _usage(response)}
 
 
-def stream_chunks(request: ChatRequest, response: ChatResponse) -> Iterator[dict[str, Any]]:
+def chat_chunks(request: ChatRequest, response: ChatResponse) -> Iterator[dict[str, Any]]:
     """Chunks of a streamed response, built from the complete response: only that shows the tool calls."""
     head = _head(request, response, "chat.completion.chunk")
-
-    def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]}
-
-    yield chunk({"role": "assistant", "content": ""})
-    if response.reasoning is not None:
-        yield chunk({"reasoning_content": response.reasoning})
-    for line in response.content.splitlines(keepends=True):
-        yield chunk({"content": line})
-    for number, call in enumerate(response.tool_calls()):
-        yield chunk({"tool_calls": [{"index": number, **call}]})
-    yield chunk({}, response.finish_reason)
+    for index, choice in enumerate(response.choices):
+        for delta in _deltas(choice, response.call_prefix(index)):
+            yield {**head, "choices": [{"index": index, **delta}]}
     if request.include_usage:
         yield {**head, "choices": [], "usage": _usage(response)}
+
+
+def _deltas(choice: ChatChoice, prefix: str) -> Iterator[dict[str, Any]]:
+    """Parts of a choice; the log-probs of its tokens stand in the first."""
+
+    def part(delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:
+        return {"delta": delta, "finish_reason": finish, "logprobs": logprobs}
+
+    yield part({"role": "assistant", "content": ""}, logprobs=choice.logprobs())
+    if choice.reasoning is not None:
+        yield part({"reasoning_content": choice.reasoning})
+    for line in choice.content.splitlines(keepends=True):
+        yield part({"content": line})
+    for number, call in enumerate(choice.tool_calls(prefix)):
+        yield part({"tool_calls": [{"index": number, **call}]})
+    yield part({}, choice.finish_reason)
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    top: Sequence[tuple[str, float]] = token.top
+    return {
+        **_named(token.text, token.logprob),
+        "top_logprobs": [_named(text, logprob) for text, logprob in top],
+    }
+
+
+def _named(text: str, logprob: float | None) -> dict[str, Any]:
+    whole = _REPLACEMENT_CHARACTER not in text
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
 
 def _head(request: ChatRequest, response: ChatResponse, kind: str) -> dict[str, Any]:

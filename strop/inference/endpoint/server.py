@@ -1,4 +1,4 @@
-"""HTTP server of the chat endpoint: loopback only, with one API key per registration."""
+"""HTTP server of the OpenAI-compatible endpoint, inside runs and of `strop serve`: one API key per registration."""
 
 from __future__ import annotations
 
@@ -7,27 +7,33 @@ import hmac
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from strop.errors import MissingExtraError, PlacementError, StropError
+from strop.inference.endpoint.completions import (
+    CompletionModel,
+    completion_chunks,
+    completion_response_body,
+    parse_completion_request,
+)
 from strop.inference.endpoint.errors import BadRequest
 from strop.inference.endpoint.json_body import parse_json
+from strop.inference.endpoint.metrics import CONTENT_TYPE, EndpointMetrics
 from strop.inference.endpoint.request import parse_chat_request
-from strop.inference.endpoint.response import ChatModel, completion_body, stream_chunks
-from strop.inference.endpoint.token_completions import (
-    TokenModel,
-    parse_token_request,
-    token_body,
-)
+from strop.inference.endpoint.response import ChatModel, chat_chunks, chat_response_body
 from strop.workers.event_loop_thread import EventLoopThread
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from strop.inference.endpoint.connections import ClientConnections
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("strop.endpoint")
 _MAX_BODY_BYTES = 64 * 2**20
@@ -39,8 +45,30 @@ _SHUTDOWN_SECONDS = 5.0
 """Timeout for requests that are still answered at the end of the run."""
 
 
-class EndpointModel(ChatModel, TokenModel, Protocol):
+_BACKLOG = 1024
+"""Maximum number of connections that wait to be accepted."""
+_SERVED = "/v1/chat/completions, /v1/completions and /v1/models"
+
+
+class EndpointModel(ChatModel, CompletionModel, Protocol):
     """A model that serves both APIs."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointOptions:
+    """Address of an endpoint, and what its messages name."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 is any free port."""
+    port_option: str = "rollout.endpoint.port"
+    """Option that sets the port."""
+    key_hint: str = "or its rollout has ended; agents find it in OPENAI_API_KEY"
+    """End of the message about a wrong API key."""
+    model_hint: str = "rollout.endpoint.model sets the name of the trained model"
+    """End of the message about an unknown model."""
+    max_unauthenticated: int = 256
+    """Maximum number of connections without an API key yet, beyond those of the registered clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +82,15 @@ class EndpointAccess:
 
 
 class EndpointServer:
-    """Serves chat completions, completions of token ids and `/v1/models` on loopback, from the first `register` until
-    `close`.
+    """Serves chat completions, text completions and `/v1/models`, from the first `register` until `close`; and
+    `/health` without a key, and `/metrics`.
 
     Any thread may call.
     """
 
-    def __init__(self, port: int = 0) -> None:
-        """`port` 0 is any free port."""
-        self._port = port
+    def __init__(self, options: EndpointOptions = EndpointOptions()) -> None:
+        self._options = options
+        self._metrics = EndpointMetrics()
         self._thread = EventLoopThread("endpoint")
         self._models_by_key: dict[str, Mapping[str, EndpointModel]] = {}
         self._url = ""
@@ -71,12 +99,15 @@ class EndpointServer:
         self._connections: ClientConnections
 
     @contextmanager
-    def register(self, models: Mapping[str, EndpointModel]) -> Iterator[EndpointAccess]:
-        """Inside the block, a new API key gives access to these models by name; afterwards it is rejected.
+    def register(
+        self, models: Mapping[str, EndpointModel], key: str | None = None
+    ) -> Iterator[EndpointAccess]:
+        """Inside the block, an API key gives access to these models by name; afterwards it is rejected. A `key` of None
+        is a new one.
 
         Raises `MissingExtraError` without aiohttp, `PlacementError` if the port is in use.
         """
-        key = f"strop-{secrets.token_urlsafe(24)}"
+        key = f"strop-{secrets.token_urlsafe(24)}" if key is None else key
         self._models_by_key[key] = models
         try:
             if not self._url:
@@ -94,27 +125,40 @@ class EndpointServer:
     async def _start(self) -> str:
         if self._url:  # another thread has started it
             return self._url
-        web = _aiohttp()
+        aiohttp_web = _aiohttp()
         from strop.inference.endpoint.connections import ClientConnections
 
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._answer(request, handler)
+
+        app = aiohttp_web.Application(
+            client_max_size=_MAX_BODY_BYTES, middlewares=[aiohttp_web.middleware(answer)]
+        )
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics_page)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name:.+}", self._model)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._complete)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS)
+        app.router.add_post("/v1/embeddings", self._embeddings)
+        runner = aiohttp_web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         assert runner.server is not None
-        self._runner, self._connections = runner, ClientConnections(runner.server, self._models_by_key)
+        self._runner, self._connections = (
+            runner,
+            ClientConnections(runner.server, self._models_by_key, self._options.max_unauthenticated),
+        )
         try:
             self._listening = await asyncio.get_running_loop().create_server(
-                self._connections.make_protocol, "127.0.0.1", self._port
+                self._connections.make_protocol, self._options.host, self._options.port, backlog=_BACKLOG
             )
         except OSError as error:
             raise PlacementError(
-                f"rollout.endpoint.port: cannot listen on port {self._port} ({error.strerror}); set another, or "
-                "0 for any free port."
+                f"{self._options.port_option}: cannot listen on port {self._options.port} of {self._options.host} "
+                f"({error.strerror}); set another, or 0 for any free port."
             ) from error
-        self._url = f"http://127.0.0.1:{self._listening.sockets[0].getsockname()[1]}/v1"
+        host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
+        self._url = f"http://{host}:{self._listening.sockets[0].getsockname()[1]}/v1"
         return self._url
 
     async def _stop(self, runner: web.AppRunner) -> None:
@@ -130,59 +174,101 @@ class EndpointServer:
                 self._connections.authenticated(request.protocol)
                 return models
         raise BadRequest(
-            "the API key is wrong, or its rollout has ended; agents find it in OPENAI_API_KEY",
+            f"the API key is wrong, {self._options.key_hint}",
             status=401,
             code="invalid_api_key",
         )
 
-    async def _models(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The handler's response, or an error in OpenAI's format; counts both."""
+        started, path, status = time.perf_counter(), _route(request), "cancelled"
         try:
-            names = self._models_of(request)
-        except BadRequest as error:
-            return _error_response(error)
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "strop"} for name in names]
-        return _json({"object": "list", "data": data})
+            with self._metrics.running():
+                try:
+                    response = await handler(request)
+                except BadRequest as error:
+                    response = _error_response(error)
+                except StropError as error:
+                    response = _error_response(BadRequest(str(error)))
+                except _aiohttp().HTTPException as error:  # of aiohttp's router
+                    response = _error_response(
+                        BadRequest(
+                            f"{request.method} {request.path[:80]}: {error.reason}; this endpoint serves {_SERVED}",
+                            status=error.status,
+                        )
+                    )
+                except Exception:
+                    log.exception("A request to %s failed.", path)
+                    response = _error_response(BadRequest("internal error; the log has it", status=500))
+            status = str(response.status)
+            return response
+        finally:
+            self._metrics.count_request(path, status, time.perf_counter() - started)
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        return _json({"status": "ok"})
+
+    async def _metrics_page(self, request: web.Request) -> web.StreamResponse:
+        self._models_of(request)
+        response: web.Response = _aiohttp().Response(
+            text=self._metrics.exposition(), headers={"Content-Type": CONTENT_TYPE}
+        )
+        return response
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        return _json({"object": "list", "data": [_model_card(name) for name in self._models_of(request)]})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        self._find_model(self._models_of(request), name)
+        return _json(_model_card(name))
+
+    async def _embeddings(self, request: web.Request) -> web.StreamResponse:
+        self._models_of(request)
+        raise BadRequest(
+            f"embeddings are not served: the models here generate text. This endpoint serves {_SERVED}; ask a server "
+            "of an embedding model"
+        )
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        try:
-            models = self._models_of(request)
-            parsed = parse_chat_request(await _read_json(request))
-            reply = await _find_model(models, parsed.model).chat(parsed)
-        except BadRequest as error:
-            return _error_response(error)
-        except StropError as error:
-            return _error_response(BadRequest(str(error)))
-        if not parsed.stream:
-            return await _send(request, _json(completion_body(parsed, reply)))
-        response: web.StreamResponse = _aiohttp().StreamResponse(
-            headers={"Content-Type": "text/event-stream"}
-        )
-        events = (json.dumps(chunk, ensure_ascii=False) for chunk in stream_chunks(parsed, reply))
-        return await _send(
-            request, response, (f"data: {event}\n\n".encode() for event in (*events, "[DONE]"))
-        )
+        models = self._models_of(request)
+        parsed = parse_chat_request(await _read_json(request))
+        reply = await self._find_model(models, parsed.model).chat(parsed)
+        self._count_tokens(parsed.model, reply.prompt_tokens, reply.completion_tokens)
+        if parsed.stream:
+            return await _send_events(request, chat_chunks(parsed, reply))
+        return await _send(request, _json(chat_response_body(parsed, reply)))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        try:
-            models = self._models_of(request)
-            parsed = parse_token_request(await _read_json(request))
-            response = await _find_model(models, parsed.model).complete(parsed)
-        except BadRequest as error:
-            return _error_response(error)
-        except StropError as error:
-            return _error_response(BadRequest(str(error)))
-        return await _send(request, _json(token_body(parsed, response)))
+        models = self._models_of(request)
+        parsed = parse_completion_request(await _read_json(request))
+        reply = await self._find_model(models, parsed.model).complete(parsed)
+        self._count_tokens(parsed.model, reply.prompt_tokens, reply.completion_tokens)
+        if parsed.stream:
+            return await _send_events(request, completion_chunks(parsed, reply))
+        return await _send(request, _json(completion_response_body(parsed, reply)))
+
+    def _count_tokens(self, model: str, prompt: int, completion: int) -> None:
+        self._metrics.count_tokens(model, prompt=prompt, completion=completion)
+
+    def _find_model(self, models: Mapping[str, EndpointModel], name: str) -> EndpointModel:
+        if name not in models:
+            raise BadRequest(
+                f"there is no model {name!r}; available: {', '.join(models)}. {self._options.model_hint}",
+                status=404,
+                code="model_not_found",
+            )
+        return models[name]
 
 
-def _find_model(models: Mapping[str, EndpointModel], name: str) -> EndpointModel:
-    if name not in models:
-        raise BadRequest(
-            f"there is no model {name!r}; available: {', '.join(models)}. "
-            "rollout.endpoint.model sets the name of the trained model",
-            status=404,
-            code="model_not_found",
-        )
-    return models[name]
+def _route(request: web.Request) -> str:
+    """Path of the request's route, of which there is a fixed number; `other` without one."""
+    resource = request.match_info.route.resource
+    return "other" if resource is None else resource.canonical
+
+
+def _model_card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "strop"}
 
 
 async def _read_json(request: web.Request) -> Any:
@@ -194,6 +280,8 @@ async def _read_json(request: web.Request) -> Any:
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             body = await request.read()
+    except _aiohttp().HTTPRequestEntityTooLarge as error:
+        raise BadRequest(f"the request has more than {_MAX_BODY_BYTES} bytes", status=413) from error
     except TimeoutError as error:
         raise BadRequest(f"the request did not arrive within {_BODY_SECONDS:g} s", status=408) from error
     except _aiohttp().RequestPayloadError as error:
@@ -219,8 +307,19 @@ async def _send(
     return response
 
 
+async def _send_events(request: web.Request, chunks: Iterable[Mapping[str, Any]]) -> web.StreamResponse:
+    """Send chunks as server-sent events."""
+    response: web.StreamResponse = _aiohttp().StreamResponse(headers={"Content-Type": "text/event-stream"})
+    events = (json.dumps(chunk, ensure_ascii=False) for chunk in chunks)
+    return await _send(
+        request, response, (f"data: {event}\n\n".encode() for event in chain(events, ["[DONE]"]))
+    )
+
+
 def _error_response(error: BadRequest) -> web.Response:
     kind = "authentication_error" if error.status == 401 else "invalid_request_error"
+    if error.status >= 500:
+        kind = "server_error"
     content = {"message": str(error), "type": kind, "param": None, "code": error.code}
     response = _json({"error": content}, status=error.status)
     if error.status in (401, 408):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strop.config.load.loader import load_run
 from strop.config.load.run_folder import is_run_folder
 from strop.config.paths import existing_path, is_local
+from strop.config.schema.data import ImagesConfig
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.encoding.reply_text import ReplyDecoder
 from strop.errors import RunFolderError
@@ -43,6 +45,12 @@ class ChatSource:
     """Text of the system message; None for no system message."""
     max_tokens: int
     """Maximum length of an answer, in tokens."""
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    """`data.chat_template_args` of the run."""
+    parser: ChatReplyParser = field(default_factory=ChatReplyParser)
+    """Parsers of `rollout.endpoint` of the run."""
+    images: ImagesConfig = field(default_factory=ImagesConfig)
+    """`data.images` of the run."""
 
 
 def find_chat_source(path: Path, *, before: bool) -> ChatSource:
@@ -73,7 +81,16 @@ def find_chat_source(path: Path, *, before: bool) -> ChatSource:
             f"{path} has no trained model yet: the run writes it at its end. Write one from its last checkpoint with "
             f"`strop export {path} --to FOLDER`, and chat with that folder; `--before` selects the initial model."
         )
-    return ChatSource(model, template, run.data.train.system, run.data.max_response_tokens)
+    endpoint = run.rollout.endpoint
+    return ChatSource(
+        model,
+        template,
+        run.data.train.system,
+        run.data.max_response_tokens,
+        run.data.chat_template_args,
+        ChatReplyParser(endpoint.tool_call_parser, endpoint.reasoning_parser),
+        run.data.images,
+    )
 
 
 class ModelChat:
@@ -87,7 +104,7 @@ class ModelChat:
         sampling: SamplingParams,
         seed: int,
     ) -> None:
-        self._encoder = PromptEncoder(tokenizer, source.chat_template)
+        self._encoder = PromptEncoder(tokenizer, source.chat_template, source.template_args)
         self._is_plain = source.chat_template == "none"
         self._replies = ReplyDecoder(
             tokenizer, self._encoder, load_model_tokens(source.model, tokenizer).end_ids

@@ -14,7 +14,7 @@ from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.rollout import EnginePoolConfig
 from strop.data.encoding.chat_reply import ChatReplyParser
-from strop.inference.endpoint.server import EndpointServer
+from strop.inference.endpoint.server import EndpointOptions, EndpointServer
 from strop.python_rewards import PythonRewards
 from strop.rewards.execution.trainer_state import TrainingLength
 from strop.run.rollout.reward_manager import RewardManager
@@ -26,7 +26,8 @@ from strop.workers.start import LOCAL, LocalPlacement
 from strop.workflows.services import WorkflowServices
 
 if TYPE_CHECKING:
-    from strop.inference.auxiliary_model import AuxiliaryModel
+    pass
+from strop.inference.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def open_rollout_services(run: Run, rewards: Mapping[str, RewardSource]) -> Iter
         for model in auxiliary.values():
             opened.callback(model.close)
         section = run.rollout.endpoint
-        endpoint = EndpointServer(section.port)
+        endpoint = EndpointServer(EndpointOptions(port=section.port))
         opened.callback(endpoint.close)
         parser = ChatReplyParser(section.tool_call_parser, section.reasoning_parser)
         services = WorkflowServices(endpoint, section.model, auxiliary, parser)
@@ -124,15 +125,15 @@ def _open_rewards(
     return {purpose: open_manager(source) for purpose, source in rewards.items()}
 
 
-def _auxiliary_models(run: Run) -> dict[str, AuxiliaryModel]:
+def _auxiliary_models(run: Run) -> dict[str, ServedModel]:
     if not run.rollout.auxiliary_models:
         return {}
-    from strop.inference.auxiliary_model import AuxiliaryModel
+    from strop.inference.auxiliary_model import load_auxiliary_model
 
     folder = RunFolder.of(run).path.absolute()
     pool = run.rollout.pool or EnginePoolConfig(engines=1)
     return {
-        section.name: AuxiliaryModel(
+        section.name: load_auxiliary_model(
             section,
             find_device(section.device, f"rollout.auxiliary_models ({section.name}).device"),
             seed=run.seed,

@@ -136,7 +136,7 @@ class NativeModelRunner:
             hidden = self._prefill(prompts[selected], first + chunk.start)
             ends = torch.tensor(lengths[selected], device=self.device).cumsum(0)
             last.append(self._norm(hidden[ends - 1], self._weights.norm))
-            states = hidden.split(lengths[selected])
+            states = torch.split(hidden, lengths[selected])
             scores += [self._scores(*pair) for pair in zip(prompts[selected], states, strict=True)]
         return PrefilledPrompts(self._logits(torch.cat(last)), scores)
 

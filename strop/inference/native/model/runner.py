@@ -56,7 +56,7 @@ def score_tokens(
     `to_logits` computes logits [n, V] from the states [n, ...] of positions, each before the token that it predicts.
     """
     columns: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    parts = zip(states.split(SCORE_CHUNK_TOKENS), tokens.split(SCORE_CHUNK_TOKENS), strict=True)
+    parts = zip(torch.split(states, SCORE_CHUNK_TOKENS), torch.split(tokens, SCORE_CHUNK_TOKENS), strict=True)
     for part, targets in parts:
         logprobs = to_logits(part).float().log_softmax(dim=-1)
         best = logprobs.topk(top, dim=-1)
