@@ -35,11 +35,14 @@ class Crew:
         self._processes = {name: self._start(name) for name in names}
 
     def wait_for_work(self) -> None:
-        """Wait until a group was read."""
+        """Wait until a group of each writer was read: readers end without a writer that has not joined yet."""
         logs = [self._place.folder / name for name in READERS]
-        assert wait_until(
-            lambda: any(log.exists() for log in logs), "a group", timeout_seconds=600, interval_seconds=0.02
-        )
+
+        def all_are_read() -> bool:
+            text = "".join(log.read_text() for log in logs if log.exists())
+            return all(f"{writer}-" in text for writer in WRITERS)
+
+        assert wait_until(all_are_read, "groups", timeout_seconds=600, interval_seconds=0.02)
 
     def kill(self, name: str) -> None:
         """Kill a process, which runs, and restart it."""
