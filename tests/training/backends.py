@@ -203,7 +203,7 @@ def make_runs(folder: Path, teacher: Path, job: Job, layout: Values) -> tuple[Ru
         "kto": {"response": "answer", "label": "label"},
         "bco": {"response": "answer", "label": "label"},
     }
-    if algorithm in columns:
+    if isinstance(algorithm, str) and algorithm in columns:
         sections["data"] = {"train": {"path": "tasks.jsonl", **columns[algorithm]}}
     engine = {"type": "fsdp2", **layout, "device": "cpu"}
     ranked, alone = (
