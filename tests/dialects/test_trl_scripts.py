@@ -637,6 +637,10 @@ def test_a_loaded_model_that_is_another_one_is_refused(options: str, more: str, 
             "the method compute_loss, which Strop does not call",
         ),
         ("raise KeyError('x')", "train.py:6: the script raised KeyError: 'x'"),
+        (
+            "[bytearray(10**16)]",
+            "train.py:6: the script raised MemoryError. It has taken all memory of this machine that was free",
+        ),
         ("import sys; sys.exit(3)", "ended with exit code 3"),
         ("print('done')", "ended without a call of train()"),
         (

@@ -12,14 +12,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from strop.dialects.job import Job
 from strop.dialects.ledger.table import KeyOwnerHint, no_key_owner
 from strop.dialects.trl.script.detection import NOTEBOOK, is_trl_script
 from strop.dialects.trl.script.notebook import read_code_cells
 from strop.dialects.trl.script.session import ScriptSession, ScriptStopped, opened
-from strop.errors import ConfigError, StropError
+from strop.errors import ConfigError, StropError, out_of_memory
+from strop.workers.memory_limit import MemoryLimit
+
+T = TypeVar("T")
 
 
 def read_trl_script(
@@ -37,7 +40,7 @@ def read_trl_script(
     """
     session = ScriptSession(path, here, key_owner, changes)
     try:
-        _execute(session, arguments)
+        _execute(session, arguments, MemoryLimit())
     except ScriptStopped as stopped:
         loaded = stopped.job.loaded
         note = f"{path}: the script was run up to its first train(); what follows was not looked at."
@@ -61,8 +64,17 @@ def run_trl_script(
 
     Raises ConfigError like `read_trl_script`, and what `start` and `evaluate` raise.
     """
-    session = ScriptSession(path, here, key_owner, changes, start, evaluate)
-    _execute(session, arguments)
+    memory = MemoryLimit()
+
+    def unlimited(work: Callable[..., T]) -> Callable[..., T]:
+        def call(*arguments: Any) -> T:
+            with memory.lifted():
+                return work(*arguments)
+
+        return call
+
+    session = ScriptSession(path, here, key_owner, changes, unlimited(start), unlimited(evaluate))
+    _execute(session, arguments, memory)
     if not session.trained:
         raise ConfigError(
             f"{path}: the script ended without a call of train() of a trainer; nothing was trained."
@@ -71,7 +83,7 @@ def run_trl_script(
         print(f"note: {note}", flush=True)
 
 
-def _execute(session: ScriptSession, arguments: Sequence[str]) -> None:
+def _execute(session: ScriptSession, arguments: Sequence[str], memory: MemoryLimit) -> None:
     path = session.script
     if not is_trl_script(path):
         raise ConfigError(
@@ -83,10 +95,11 @@ def _execute(session: ScriptSession, arguments: Sequence[str]) -> None:
 
     with opened(session), _as_program(path, arguments), installed():
         try:
-            if path.suffix == NOTEBOOK:
-                _run_cells(session)
-            else:
-                runpy.run_path(str(path), run_name="__main__")
+            with memory:
+                if path.suffix == NOTEBOOK:
+                    _run_cells(session)
+                else:
+                    runpy.run_path(str(path), run_name="__main__")
         except StropError:
             raise
         except SystemExit as error:
@@ -97,7 +110,14 @@ def _execute(session: ScriptSession, arguments: Sequence[str]) -> None:
         except Exception as error:
             if error is session.failure:
                 raise
-            raise ConfigError(_failure(session, error)) from error
+            message = _failure(session, error)
+            if out_of_memory(error) is not None:
+                traceback.clear_frames(error.__traceback__)  # their variables fill the memory
+                message += (
+                    ". It has taken all memory of this machine that was free. Read fewer rows, or stream them, or run "
+                    "it where there is more memory."
+                )
+            raise ConfigError(message) from error
 
 
 def _run_cells(session: ScriptSession) -> None:
@@ -128,7 +148,8 @@ def _failure(session: ScriptSession, error: Exception) -> str:
     if own:
         place = f"{place if session.is_script(own[-1].filename) else own[-1].filename}:{own[-1].lineno}"
     inner = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames and frames[-1] not in own else ""
-    return f"{place}: the script raised {type(error).__name__}: {error}{inner}"
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{place}: the script raised {said}{inner}"
 
 
 @contextmanager

@@ -1,0 +1,84 @@
+"""Limit of this process to the memory that the machine has free, for code of a user that runs in it.
+
+Without it, a program that takes all memory is killed by the kernel without a word, and often other processes first.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from strop.workers.host_memory import free_memory_bytes, total_memory_bytes
+
+_POLL_SECONDS = 0.1
+_RESERVED_FRACTION = 1 / 20
+"""Fraction of the machine's memory that stays free, for what handles the error."""
+_MIN_GROWTH_BYTES = 1 << 30
+"""Growth in the block that is always allowed: the kernel may have more to give back than it states."""
+_STATM = Path("/proc/self/statm")
+
+
+class MemoryLimit:
+    """In its block, an allocation that the machine has no memory for raises MemoryError in this process.
+
+    The kernel refuses it (`RLIMIT_DATA`), so that libraries get the error, too. The limit follows the free memory ten
+    times a second. On other systems than Linux it has no effect.
+    """
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._before: tuple[int, int] | None = None
+        self._data_at_start = 0
+
+    def __enter__(self) -> MemoryLimit:
+        if _STATM.exists():
+            import resource
+
+            self._before = resource.getrlimit(resource.RLIMIT_DATA)
+            self._data_at_start = _data_bytes()
+            self._follow()
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._run, name="memory-limit", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None and self._before is not None:
+            import resource
+
+            self._stop.set()
+            self._thread.join()
+            self._thread = None
+            resource.setrlimit(resource.RLIMIT_DATA, self._before)
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """No limit in this inner block."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_POLL_SECONDS):
+            self._follow()
+
+    def _follow(self) -> None:
+        import resource
+
+        assert self._before is not None
+        soft, hard = self._before
+        free = free_memory_bytes() - int(total_memory_bytes() * _RESERVED_FRACTION)
+        limit = max(_data_bytes() + free, self._data_at_start + _MIN_GROWTH_BYTES)
+        limits = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *limits]), hard))
+
+
+def _data_bytes() -> int:
+    """Private memory of this process, as the kernel counts it for the limit: also what it has not touched yet."""
+    return int(_STATM.read_bytes().split()[5]) * mmap.PAGESIZE

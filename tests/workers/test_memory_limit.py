@@ -1,0 +1,56 @@
+"""The limit of a process to the memory that is free, tried in processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import mmap, resource, threading
+from strop.workers import memory_limit
+
+first = memory_limit._data_bytes()
+memory_limit.total_memory_bytes = lambda: 0
+memory_limit.free_memory_bytes = lambda: first + {free} - memory_limit._data_bytes()
+memory_limit._MIN_GROWTH_BYTES = 50_000_000
+before = resource.getrlimit(resource.RLIMIT_DATA)
+
+def grow():
+    rows = []
+    while True:
+        rows.append("x" * 1_000_000)
+
+try:
+    with memory_limit.MemoryLimit() as limit:
+        with limit.lifted():
+            assert resource.getrlimit(resource.RLIMIT_DATA) == before
+        {work}
+except (MemoryError, OSError) as error:
+    taken = memory_limit._data_bytes() - first
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert not any(thread.name == "memory-limit" for thread in threading.enumerate())
+    print(type(error).__name__, taken // 10_000_000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux counts a process's private memory")
+@pytest.mark.parametrize(
+    ("free", "work", "expected"),
+    [
+        (400_000_000, "grow()", range(30, 41)),
+        (400_000_000, "bytearray(500_000_000)", range(2)),
+        (400_000_000, "mmap.mmap(-1, 500_000_000, mmap.MAP_PRIVATE)", range(2)),
+        (0, "grow()", range(3, 6)),  # a growth that is always allowed
+    ],
+)
+def test_an_allocation_beyond_the_free_memory_is_an_error(free: int, work: str, expected: range) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(free=free, work=work)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    name, taken = done.stdout.split()
+    assert name in ("MemoryError", "OSError") and int(taken) in expected, done.stdout
