@@ -1,6 +1,6 @@
 """Kills of every kind at random moments: counts them, and requires that nothing is lost.
 
-    python benchmarks/kills.py [--kills 20]
+    python benchmarks/kills.py [--kills 20] [--only "postgresql or ray or collective"]
 
 Runs the fault tests with at least this number of kills of each kind, some of them shared by several tests, and prints
 how many processes were killed. Each test compares with an undisturbed run: metrics and weights bit for bit where the
@@ -36,7 +36,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=20, help="kills of each kind")
-    kills = parser.parse_args().kills
+    parser.add_argument("--only", metavar="EXPRESSION", help="names of tests, as for pytest's -k")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "kills.txt"
         command = [
@@ -50,12 +51,13 @@ def main() -> None:
             "worksteal",
             "-m",
             "slow or nightly",
+            *(("-k", options.only) if options.only else ()),
             *TESTS,
         ]
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=os.environ | {"STROP_KILLS": str(kills), "STROP_KILL_LOG": str(log)},
+            env=os.environ | {"STROP_KILLS": str(options.kills), "STROP_KILL_LOG": str(log)},
             stdout=sys.stderr,
             check=False,
         )

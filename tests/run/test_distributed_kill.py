@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import sqlalchemy
 
+from tests.buffer.postgres import running_server
 from tests.cases import nightly
 from tests.files import digest
 from tests.kill_log import kills, record_kill
@@ -88,15 +91,22 @@ AT_NIGHT = {
 
 
 def kill_in_turns(
-    process: Command, metrics: Path, victims: Sequence[str], draw: random.Random | None
+    process: Command,
+    metrics: Path,
+    victims: Sequence[str],
+    draw: random.Random | None,
+    kill: Callable[[Command, str], bool] = kill_one,
 ) -> None:
-    """Kill these processes of a run one after the other: every two steps, or at random moments of its first half."""
+    """Kill these processes of a run one after the other: every two steps, or at random moments of its first half.
+
+    `kill` returns whether the process ran.
+    """
     for number, name in enumerate(victims):
         lines = 2 * number + 2 if draw is None else draw.randrange(2, STEPS // 2 + 1)
         wait_for(metrics, lines=lines, process=process)
         if draw is not None:
             time.sleep(draw.uniform(0, 0.5))
-        while not kill_one(process, name):  # it is being started again
+        while not kill(process, name):  # it is being started again
             assert process.poll() is None, "the run had ended before"
             time.sleep(0.02)
         record_kill(f"distributed run, {name}")
@@ -147,6 +157,39 @@ def test_a_run_whose_processes_are_killed_equals_an_undisturbed_run(values, tmp_
         assert rows_of(folder) == rows_of(reference)
         assert digest(folder / "model" / WEIGHTS) == digest(reference / "model" / WEIGHTS)
         assert_same_draws(folder, reference)
+
+
+@pytest.mark.nightly
+def test_a_run_with_postgresql_equals_an_undisturbed_run_after_kills_of_its_processes_and_of_the_server(
+    values, tmp_path
+):
+    """A server that is killed takes all its sessions with it, and recovers from its log at its next start."""
+    pytest.importorskip("psycopg")
+    case = Case((*BOTH, "PostgreSQL"))
+    victims = [case.victims[at % len(case.victims)] for at in range(kills(len(case.victims)))]
+    with running_server() as server:
+
+        def kill(process: Command, name: str) -> bool:
+            if name != "PostgreSQL":
+                return kill_one(process, name)
+            server.stop(signal.SIGQUIT)
+            server.start()
+            return True
+
+        buffer = {"type": "sql", "url": server.url}
+        process = start(tmp_path, replace(case, victims=victims).values(values, "killed", buffer=buffer))
+        folder = tmp_path / "runs" / "strop" / "killed"
+        kill_in_turns(process, folder / "metrics.jsonl", victims, random.Random(len(victims)), kill)
+        output = process.finish()
+        with sqlalchemy.create_engine(
+            server.url.replace("postgresql:", "postgresql+psycopg:")
+        ).connect() as database:
+            states = dict(database.execute(sqlalchemy.text("SELECT id, state FROM strop_groups")).all())
+    assert "Traceback" not in output, output
+    assert states == dict.fromkeys(group_ids(STEPS), "done")
+    reference = run_distributed(case.values(values, "reference"))
+    assert rows_of(folder) == rows_of(reference)
+    assert digest(folder / "model" / WEIGHTS) == digest(reference / "model" / WEIGHTS)
 
 
 def assert_same_draws(folder: Path, reference: Path) -> None:
