@@ -32,8 +32,9 @@ def start(tmp_path: Path, values: dict, *overrides: str) -> StropCommand:
 
 @pytest.mark.slow
 def test_a_stopped_and_resumed_run_equals_the_run_in_one_process(values, tmp_path):
-    reference = strop.train(strop.load(values(name="one")))
-    run = values(name="two", synchronizer="checkpoint")
+    length = {"trainer__duration": "6 steps"}  # so that the run cannot end before the signal
+    reference = strop.train(strop.load(values(name="one", **length)))
+    run = values(name="two", synchronizer="checkpoint", **length)
     folder = tmp_path / "runs" / "strop" / "two"
     process = start(tmp_path, run)
     wait_for(folder / "metrics.jsonl", lines=3, process=process)
