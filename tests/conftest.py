@@ -6,6 +6,8 @@ import collections
 import gc
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 # As `make test` sets it: sums over a different number of threads differ in their last bits, and some tests compare a
 # run in this process bit for bit with one in processes of its own.
@@ -23,6 +25,16 @@ settings.load_profile("strop")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts `make test &` makes it ignore SIGINT, and the processes that tests interrupt inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _working_directory_stays() -> Iterator[None]:
+    """A test that leaves this process in another directory would change what relative paths of later tests name."""
+    before = Path.cwd()
+    yield
+    left = Path.cwd()
+    os.chdir(before)
+    assert left == before, f"the test left the process in {left}; use monkeypatch.chdir"
 
 
 def pytest_sessionstart() -> None:

@@ -115,8 +115,16 @@ class ServedModel:
         )
 
     async def complete(self, request: CompletionRequest) -> CompletionResponse:
-        """Raises `BadRequest` for a prompt that is too long or has other tokens than the model."""
+        """Raises `BadRequest` for a prompt that is too long, alone or with `max_tokens`, or has other tokens than the
+        model."""
         prompts = [self._encode(prompt) for prompt in request.prompts]
+        wanted = request.sampling.max_tokens if request.samples else 0
+        if (longest := max(map(len, prompts))) + wanted > self._context_tokens:
+            raise BadRequest(
+                f"{self._settings.name}: the prompt has {longest} tokens and max_tokens is {wanted}; the model's "
+                f"context has {self._context_tokens}, with the completion",
+                code=CONTEXT_LENGTH_EXCEEDED,
+            )
         asked: list[SampleRequest] = []
         for prompt in prompts:
             one = SampleRequest(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -42,9 +41,9 @@ SIZES = (
     ],
 )
 def test_the_runs_of_a_sweep(
-    run_file: Path, overrides: list[str], seeds: list[int], names: list[str]
+    run_file: Path, overrides: list[str], seeds: list[int], names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    os.chdir(run_file.parent)
+    monkeypatch.chdir(run_file.parent)
     members = sweep_members(run_file, overrides, seeds, here=False)
     assert [member.loaded.run.name for member in members] == [name.replace("'", "-") for name in names]
     assert len({member.loaded.run.model_dump_json(exclude={"name"}) for member in members}) == len(members)
