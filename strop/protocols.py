@@ -303,7 +303,7 @@ class SharedWeights:
 
 
 class TrainingEngine(Protocol):
-    """Trains a policy on one process or on several ranks, and computes its log-probs.
+    """Trains a policy or a reward model on one process or on several ranks, and computes its log-probs or scores.
 
     Every call gets experiences and the loss as data; the engine plans micro-batches and distributes them over
     its ranks. It owns the backward pass and gradient clipping, because DeepSpeed requires it.
@@ -359,6 +359,15 @@ class TrainingEngine(Protocol):
 
     def sync_reference(self, policy_weight: float) -> None:
         """Move the weights of the reference model: policy_weight * policy + (1 - policy_weight) * reference."""
+        ...
+
+    def scores(
+        self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
+    ) -> list[FloatArray]:
+        """[L] of each experience: a reward model's score of the sequence, at its last target; 0 elsewhere.
+
+        `check` is called between micro-batches and may raise.
+        """
         ...
 
     def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:

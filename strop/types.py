@@ -40,7 +40,7 @@ FailureCause = Literal["failed", "timeout", "unscored"]
 """Why a rollout failed before it was scored: its workflow raised an error, or exceeded its time limit."""
 SequenceUnit = Literal["trajectory", "turn"]
 """Unit of a rollout that becomes one training sequence."""
-SegmentRole = Literal["rl", "sft", "chosen", "rejected", "desirable", "undesirable"]
+SegmentRole = Literal["rl", "sft", "chosen", "rejected", "desirable", "undesirable", "scored"]
 """Loss that an experience is trained with. A shared prompt is a separate segment: see `MicroBatch`."""
 
 
@@ -399,8 +399,8 @@ class TrainingBatch:
     """[L] each: the log-probs of the task's teacher."""
     values: Sequence[FloatArray] | None = None
     """[L] each: the critic's values at the start of the step."""
-    returns: Sequence[FloatArray] | None = None
-    """[L] each: the critic's targets."""
+    returns: Sequence[float | FloatArray] | None = None
+    """[L] each: the critic's targets; or one number, the reward that a reward model learns."""
     selected: Sequence[BoolArray] | None = None
     """[L] each: tokens that the policy loss treats differently, chosen over the whole update."""
 
@@ -525,6 +525,12 @@ class MicroBatch:
         """[T] Number of each token's segment, on the host."""
         return np.repeat(np.arange(self.num_segments), np.diff(self.cu_seqlens))
 
+    def last_targets(self) -> IndexArray:
+        """[S] Position of each segment's last target, or -1; on the host."""
+        last = np.full(self.num_segments, -1)
+        last[self.segment_numbers()[self.targets]] = self.targets  # ascending, so that the last one stays
+        return last
+
     def segment_of_token(self) -> torch.Tensor:
         """[T] int64: number of each token's segment."""
         return self.token_ids.new_tensor(self.segment_numbers())
@@ -568,7 +574,7 @@ class TokenOutputs:
     """A model's outputs for the targets of a micro-batch; 0 at other tokens."""
 
     logprobs: torch.Tensor
-    """[T] float32 Log-probs at the sampling temperature, with gradient in training."""
+    """[T] float32 Log-probs at the sampling temperature, with gradient in training; 0 for a classifier."""
     entropy: torch.Tensor | None = None
     """[T] float32 Entropy at the sampling temperature, in nats; None where not requested."""
     divergence: torch.Tensor | None = None
@@ -578,6 +584,8 @@ class TokenOutputs:
     """[T] float32 Divergence from the task's teacher over the vocabulary, in nats; None where not requested."""
     router_logits: tuple[torch.Tensor, ...] = ()
     """[T, E] each: logits of the router of each layer with E experts, at all tokens; empty where not requested."""
+    scores: torch.Tensor | None = None
+    """[T] float32 A classifier's output for each sequence, at its last target; None for a language model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from strop.algorithms.kl import AdaptiveKlController, FixedKlController, KlContr
 from strop.algorithms.losses.distilled_mix import DistilledMixLoss
 from strop.algorithms.losses.policy_objective import PolicyObjective
 from strop.algorithms.losses.preference_losses import PreferenceLoss
+from strop.algorithms.losses.reward_modeling import RewardModelLoss
 from strop.algorithms.losses.sft import MixedLoss, SftLoss
 from strop.algorithms.losses.unpaired_losses import UnpairedLoss
 from strop.algorithms.process_rewards import prime
@@ -71,6 +72,7 @@ from strop.config.schema.group_baselines import (
     RlooConfig,
 )
 from strop.config.schema.preference import BcoConfig, CpoConfig, DpoConfig, KtoConfig, OrpoConfig
+from strop.config.schema.reward_modeling import RewardModelingConfig
 from strop.protocols import LossFn
 
 
@@ -224,6 +226,8 @@ def make_loss_fn(config: AlgorithmConfig, *, max_response_tokens: int) -> LossFn
             return PreferenceLoss(config)
         case KtoConfig() | BcoConfig():
             return UnpairedLoss(config)
+        case RewardModelingConfig():
+            return RewardModelLoss(config)
         case MixConfig():
             objective = PolicyObjective(config, max_response_tokens)
             return MixedLoss(config.mu, objective, config.expert_weight)

@@ -6,19 +6,26 @@ A text column holds plain text, which is trained on from its second token on; an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
+from strop.config.schema.reward_modeling import RewardModelingConfig
 from strop.config.schema.task_order import ColumnOrderConfig
 from strop.data.encoding.answer_truncation import fit_answers
 from strop.data.encoding.chat_template import require_encodable
-from strop.data.encoding.conversation_encoder import ConversationEncoder, EncodedSequence, turn_ends
+from strop.data.encoding.conversation_encoder import (
+    ConversationEncoder,
+    EncodedSequence,
+    TrainingConversation,
+    turn_ends,
+)
 from strop.data.encoding.model_tokens import ModelTokens
 from strop.data.encoding.plain_text import encode_plain
 from strop.data.encoding.turn_ends import TurnEnds
@@ -30,6 +37,7 @@ from strop.data.progress_bar import with_progress_bar
 from strop.data.row_keys import RowKeys
 from strop.data.row_labels import contradictions, read_labels, unpair
 from strop.data.row_packing import pack_rows
+from strop.data.row_targets import row_target
 from strop.data.sources.columns import value_at
 from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
@@ -153,18 +161,27 @@ def load_offline_dataset(
     images: RunImages | None = None,
     tokens: ModelTokens | None = None,
     unpaired: bool = False,
+    reward_model: RewardModelingConfig | None = None,
 ) -> OfflineDataset:
     """Read, check and encode every row of a taskset with a column `response`, or `chosen` and `rejected`.
 
     `order` is `data.order`; `images` are those of a model that reads images; `tokens` are the model's, by default those
-    of the folder of the tokenizer; `unpaired` makes a desirable and an undesirable row of each pair. Raises
-    `DataError`, which names the row, for a row without an answer, a label or an assistant turn, for an image that
-    cannot be used, and for a row that is too long under `overlong: error`; `ModelError` for a tokenizer that cannot be
-    used.
+    of the folder of the tokenizer; `unpaired` makes a desirable and an undesirable row of each pair; `reward_model`
+    is the algorithm that trains one. Raises `DataError`, which names the row, for a row without an answer, a label, a
+    score or an assistant turn, for an image that cannot be used, and for a row that is too long under
+    `overlong: error`; `ModelError` for a tokenizer that cannot be used.
     """
     also_read = [] if order is None else [order.column]
     found = encode_offline_rows(
-        section, data, tokenizer, name=name, seed=seed, images=images, tokens=tokens, also_read=also_read
+        section,
+        data,
+        tokenizer,
+        name=name,
+        seed=seed,
+        images=images,
+        tokens=tokens,
+        also_read=also_read,
+        reward_model=reward_model,
     )
     found.require_some(data, name)
     groups, numbers = found.groups, found.numbers
@@ -233,11 +250,14 @@ def encode_offline_rows(
     images: RunImages | None = None,
     tokens: ModelTokens | None = None,
     also_read: Sequence[str] = (),
+    reward_model: RewardModelingConfig | None = None,
 ) -> OfflineRows:
     """Read, check, encode and pack every row; see `load_offline_dataset`. `also_read` are columns that others read."""
     tokens = tokens or ModelTokens.of_tokenizer(tokenizer)
     keys = RowKeys(section, also_read)
-    rows, encoded, encoder = _rows_and_answers(section, tokenizer, data, images, name, keys, tokens)
+    rows, encoded, encoder = _rows_and_answers(
+        section, tokenizer, data, images, name, keys, tokens, reward_model
+    )
     pad = None if images is None else images.processor.image_token_id
     limit = data.max_prompt_tokens + data.max_response_tokens
     packing, counts = data.packing, Counter[str]()
@@ -248,9 +268,12 @@ def encode_offline_rows(
     row_labels = read_labels(rows, section)
     for number, of_row in enumerate(with_progress_bar(encoded, len(rows), f"Encoding the answers of {name}")):
         where = rows.where(number)
-        _check_pair(of_row, where)
         for one in of_row:
             tokens.require_known(one.token_ids, where, tokenizer)
+        if reward_model is not None:
+            _mark_after_shared_tokens(of_row)
+        _check_pair(of_row, where)
+        for one in of_row if reward_model is None else ():
             last = _last_tokens(one)
             counts["turns"] += len(last)
             counts["unended"] += sum(token not in tokens.end_ids for token in last)
@@ -281,6 +304,11 @@ def encode_offline_rows(
         _group(f"{name}:{number}", each, label)
         for number, each, label in zip(numbers, used, labels, strict=True)
     ]
+    if reward_model is not None:
+        groups = [
+            _with_target(group, row_target(rows[number], section, rows.where(number)))
+            for number, group in zip(numbers, groups, strict=True)
+        ]
     if packing is not None:
         counts["packed"] = len(used)
         packed = pack_rows(
@@ -382,6 +410,7 @@ def _rows_and_answers(
     name: str,
     keys: RowKeys,
     tokens: ModelTokens,
+    reward_model: RewardModelingConfig | None,
 ) -> tuple[DatasetRows, Iterator[list[EncodedSequence]], ConversationEncoder | None]:
     """The rows, for each one training sequence or a pair, and their encoder; `keys` counts what is not read."""
     if section.text is not None:
@@ -401,7 +430,10 @@ def _rows_and_answers(
         raw_text=data.text_prompts == "raw",
         tokens=tokens,
     )
-    return rows, _encoded(conversation_rows(rows, section, data, row_images, keys), encoder), encoder
+    encode = encoder.encode_all
+    if reward_model is not None:
+        encode = partial(encoder.encode_whole, append_eos=reward_model.append_eos)
+    return rows, _encoded(conversation_rows(rows, section, data, row_images, keys), encode), encoder
 
 
 def _texts(
@@ -438,11 +470,32 @@ def _text(row: Mapping[str, Any], column: str, where: str, keys: RowKeys) -> str
 
 
 def _encoded(
-    rows: Iterator[ConversationRow], encoder: ConversationEncoder
+    rows: Iterator[ConversationRow],
+    encode: Callable[[Sequence[TrainingConversation]], list[EncodedSequence]],
 ) -> Iterator[list[EncodedSequence]]:
     while chunk := list(islice(rows, _ROWS_PER_CHUNK)):
-        encoded = iter(encoder.encode_all([c for row in chunk for c in row.conversations]))
+        encoded = iter(encode([c for row in chunk for c in row.conversations]))
         yield from ([next(encoded) for _ in row.conversations] for row in chunk)
+
+
+def _mark_after_shared_tokens(encoded: Sequence[EncodedSequence]) -> None:
+    """Make the tokens with which both sequences of a pair begin their prompt, which a micro-batch holds once."""
+    if len(encoded) == 1:
+        return
+    shorter = min(len(one.token_ids) for one in encoded)
+    first, second = (one.token_ids[:shorter] for one in encoded)
+    differ = np.flatnonzero(first != second)
+    shared = min(int(differ[0]) if len(differ) else shorter, shorter - 1)
+    for one in encoded:
+        one.loss_mask[:shared] = False
+
+
+def _with_target(group: ExperienceGroup, target: float) -> ExperienceGroup:
+    """The group with what a reward model learns as the reward of its first sequence: a score, or the margin over the
+    second one, whose reward is 0."""
+    first, *others = group.experiences
+    role: SegmentRole = "chosen" if others else "scored"
+    return replace(group, experiences=(replace(first, role=role, reward=target), *others))
 
 
 def _group(task_id: str, encoded: Sequence[EncodedSequence], label: bool | None) -> ExperienceGroup:

@@ -60,6 +60,8 @@ class RowKeys:
                 section.label,
                 section.chosen,
                 section.rejected,
+                section.margin,
+                section.score,
                 section.images,
                 section.tools,
             ),

@@ -66,7 +66,8 @@ class RewardModel:
         messages = [*task.messages, {"role": "assistant", "content": rollout.text}]
         try:
             if self._section.text_prompts == "raw" and isinstance(task.prompt_value, str):
-                text = task.prompt_value + rollout.text
+                end = self._tokenizer.eos_token if self._section.append_eos else ""
+                text = task.prompt_value + rollout.text + end
             else:
                 text = self._template.render("the conversation", messages, task.tools, prompt=False)
         except DataError as error:

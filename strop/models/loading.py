@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from strop.config.model_files import check_model_files
 from strop.config.model_folder import (
@@ -28,6 +29,7 @@ from strop.config.model_folder import (
 )
 from strop.config.paths import GGUF_SUFFIX, gguf_file, is_local
 from strop.config.peft_adapter import adapter_in_model_folder
+from strop.config.schema.critic import HeadInit
 from strop.config.schema.model import ModelConfig
 from strop.config.suggest import did_you_mean
 from strop.config.user_code import import_user_module
@@ -47,6 +49,7 @@ from strop.models.packed_attention.forward import enable_packed_attention
 from strop.models.routers import router_modules
 from strop.models.selective_recompute import selective_contexts
 from strop.models.silence import one_line, silence_transformers
+from strop.models.value_head import SCORE, head_of, init_head, wrong_head
 from strop.models.vision.embedding import takes_images, vision_tower
 from strop.printable import printable, shorten
 
@@ -67,7 +70,8 @@ def load_model(
     Raises `ModelError` for a folder that is missing, incomplete or damaged, and for a model whose log-probs
     Strop cannot compute.
     """
-    model = _read(language_model_class(load_config(section)), section, device=device, trainable=trainable)
+    config = load_config(section)
+    model = _read(language_model_class(config), section, config, device=device, trainable=trainable)
     check_logits(model)
     return _prepare_for_training(model, section, trainable=trainable)
 
@@ -79,12 +83,13 @@ def language_model_class(config: PreTrainedConfig) -> Any:
 
 def load_weights(section: ModelConfig) -> PreTrainedModel:
     """Load a model on the CPU whose weights are read, and which is not run."""
-    return _read(language_model_class(load_config(section)), section, device="cpu", trainable=False)
+    config = load_config(section)
+    return _read(language_model_class(config), section, config, device="cpu", trainable=False)
 
 
 def load_decoder(section: ModelConfig, *, device: torch.device | str) -> PreTrainedModel:
     """Load a trainable model without its language-model head."""
-    model = _read(AutoModel, section, device=device, trainable=True)
+    model = _read(AutoModel, section, load_config(section), device=device, trainable=True)
     return _prepare_for_training(model, section, trainable=True)
 
 
@@ -97,19 +102,64 @@ def load_classifier(section: ModelConfig, *, device: torch.device | str) -> PreT
     if config.num_labels != 1:
         labels = [str(label) for label in (config.id2label or {}).values()]
         raise ModelError(wrong_labels(section.path, labels))
-    return _read(AutoModelForSequenceClassification, section, device=device, trainable=False)
+    return _read(AutoModelForSequenceClassification, section, config, device=device, trainable=False)
+
+
+def load_trained(
+    section: ModelConfig, head: HeadInit | None, *, device: torch.device | str
+) -> PreTrainedModel:
+    """Load a trainable language model, or with `head` a classifier of one output; without an adapter.
+
+    Raises `ModelError` as `load_model` does, for a family without such a classifier, and under `score` for a folder
+    without its head.
+    """
+    if head is None:
+        return load_model(section, device=device)
+    kind = AutoModelForSequenceClassification
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # which transformers draws a missing head from, unlike ranks of shards
+        model = _read(kind, section, classifier_config(section), head, device=device, trainable=True)
+    prepare_head(model, head, section)
+    return _prepare_for_training(model, section, trainable=True)
+
+
+def classifier_config(section: ModelConfig) -> PreTrainedConfig:
+    """The configuration of a classifier of one output with the decoder of a section.
+
+    Raises `ModelError` for a family of which transformers has no such classifier.
+    """
+    config = load_config(section)
+    config.num_labels = 1
+    auto = getattr(config, "auto_map", None) or {}
+    has_own = section.trust_remote_code and "AutoModelForSequenceClassification" in auto
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING and not has_own:
+        raise ModelError(
+            f"model.path: {section.path} is a {config.model_type} model, of which transformers has no "
+            "*ForSequenceClassification, the class of reward models. Write a model of another family, such as Qwen2, "
+            "Llama or Gemma."
+        )
+    return config
+
+
+def prepare_head(model: PreTrainedModel, head: HeadInit, section: ModelConfig) -> None:
+    """Set the head of a classifier, and train it in `section.dtype` whatever else is frozen."""
+    linear = head_of(model)
+    linear.to(getattr(torch, section.dtype)).requires_grad_(True)
+    init_head(linear, head, model.config)
 
 
 def _read(
     kind: Any,
     section: ModelConfig,
+    config: PreTrainedConfig,
+    head: HeadInit | None = None,
     *,
     device: torch.device | str,
     trainable: bool,
 ) -> PreTrainedModel:
-    """Load with `kind`, an auto class of transformers."""
+    """Load with `kind`, an auto class of transformers; a classifier with a new `head` may lack that in its files."""
     limit_cpu_memory()
-    config = load_config(section)
     frozen = section.lora is not None or not trainable
     dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype
     with silence_transformers(), progress_in_terminals_only():
@@ -129,6 +179,13 @@ def _read(
         except LOAD_ERRORS as error:
             raise ModelError(_not_loaded(section.path, config, error)) from error
     wrong = [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
+    if head is not None:
+        of_head = [name for name in wrong if name.startswith(f"{SCORE}.")]
+        if head == "score" and of_head:
+            raise ModelError(
+                f"algorithm.{wrong_head(section.path, f'has no tensor {of_head[0]} of this shape')}"
+            )
+        wrong = [name for name in wrong if name not in of_head]
     if wrong:
         raise ModelError(
             f"model.path: the weights in {section.path} do not fit its config.json: {len(wrong)} tensors are "

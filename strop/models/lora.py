@@ -38,6 +38,7 @@ from strop.models.dtensor import full_tensor
 from strop.models.fused_layers import fuse_layers
 from strop.models.packed_attention.forward import base_model
 from strop.models.shared_weights import plain_name
+from strop.models.value_head import SCORE, head_of, is_classifier
 from strop.models.vision.embedding import takes_images, vision_modules
 from strop.protocols import LowRankUpdate
 
@@ -50,7 +51,7 @@ _FACTOR = re.compile(r"\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(\.|
 
 
 def add_lora(model: PreTrainedModel, section: LoraConfig, dtype: torch.dtype) -> PeftModel:
-    """Wrap the model with an adapter whose parameters have `dtype`; all other parameters are frozen.
+    """Wrap the model with an adapter whose parameters have `dtype`; all others but a classifier's head are frozen.
 
     Its modules, ranks and scales are those of `section.adapter`, whose weights `load_adapter` sets, or those of the
     section. A is random (by torch's generator) and B is zero, so the outputs are initially unchanged. Raises
@@ -123,6 +124,8 @@ def _wrap(model: PreTrainedModel, options: AdapterOptions, dtype: torch.dtype, k
         raise ModelError(f"{key}: {error}") from error
     _check_targets(wrapped, key)
     fuse_layers(wrapped)
+    if is_classifier(model):
+        head_of(model).requires_grad_(True)
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
@@ -216,8 +219,10 @@ def low_rank_updates(model: nn.Module) -> Mapping[str, LowRankUpdate] | None:
 
 
 def adapter_weights(model: PeftModel) -> Iterator[tuple[str, Tensor]]:
-    """Full tensors of the adapter under the names in `model`; all ranks of a sharded model must iterate together."""
-    return ((name, full_tensor(p)) for name, p in model.named_parameters() if ".lora_" in name)
+    """Full tensors of the adapter under the names in `model`, and a classifier's head; all ranks of a sharded model
+    must iterate together."""
+    head = head_of(base).weight if is_classifier(base := base_model(model)) else None
+    return ((name, full_tensor(p)) for name, p in model.named_parameters() if ".lora_" in name or p is head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,11 +306,13 @@ def _vision_linears(model: PreTrainedModel) -> list[str]:
 
 
 def _cannot_be_adapted(model: PreTrainedModel, name: str, module: nn.Module) -> bool:
-    """A linear layer that returns more than its product (Llama 4's router), or whose weight is used without it."""
+    """A linear layer that returns more than its product (Llama 4's router), whose weight is used without it, or that is
+    a classifier's head, which is trained itself."""
     if not isinstance(module, nn.Linear):
         return False
     fused = model.config.model_type in _FUSED_OUT_PROJ and name.endswith(".out_proj")
-    return fused or type(module).forward is not nn.Linear.forward
+    is_head = name == SCORE and is_classifier(model)
+    return fused or is_head or type(module).forward is not nn.Linear.forward
 
 
 def _names(targets: Any) -> Any:

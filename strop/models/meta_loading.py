@@ -16,11 +16,17 @@ import torch
 from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
-from transformers import AutoModel, GenerationConfig, PreTrainedModel
+from torch import Tensor, nn
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 
 from strop.config.paths import gguf_file
+from strop.config.schema.critic import HeadInit
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
 from strop.models.cpu_memory import limit_cpu_memory
@@ -28,12 +34,15 @@ from strop.models.dtensor import Block
 from strop.models.fused_layers import fuse_layers
 from strop.models.loading import (
     LOAD_ERRORS,
+    classifier_config,
     language_model_class,
     load_config,
+    prepare_head,
     require_finite,
     set_trained_parameters,
 )
 from strop.models.silence import silence_transformers
+from strop.models.value_head import head_of
 
 _INDEX_FILE, _SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 
@@ -83,18 +92,23 @@ class WeightFiles:
 
 
 def build_on_meta(
-    section: ModelConfig, *, headless: bool = False, trainable: bool = True
+    section: ModelConfig,
+    *,
+    headless: bool = False,
+    classifier: HeadInit | None = None,
+    trainable: bool = True,
 ) -> tuple[PreTrainedModel, WeightFiles]:
     """The model of a section with its parameters on the meta device and its buffers on the CPU, and its weights.
 
     Args:
         headless: leave out the language-model head.
+        classifier: a head of one output in its place, with these initial weights; new ones are on the CPU.
         trainable: whether its weights are trained, which decides their dtype together with `section.lora`.
 
     Raises MetaLoadingUnsupported for a model that must be loaded whole, and ModelError as `load_model` does.
     """
     limit_cpu_memory()
-    config = load_config(section)
+    config = load_config(section) if classifier is None else classifier_config(section)
     if getattr(config, "quantization_config", None) is not None:
         raise MetaLoadingUnsupported("its weights are quantized")
     if gguf_file(section.path) is not None:
@@ -102,6 +116,8 @@ def build_on_meta(
     frozen = section.lora is not None or not trainable
     dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype
     kind = AutoModel if headless else language_model_class(config)
+    if classifier is not None:
+        kind = AutoModelForSequenceClassification
     try:
         with ExitStack() as contexts:
             contexts.enter_context(silence_transformers())
@@ -116,6 +132,8 @@ def build_on_meta(
     if model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict:
         raise MetaLoadingUnsupported("some of its modules keep a dtype of their own")
     model.tie_weights()
+    if classifier not in (None, "score"):
+        head_of(model).to_empty(device="cpu")
     folder = local_folder(section.path)
     weights = _find_weights(model, folder)
     for name, buffer in model.named_buffers():
@@ -124,6 +142,8 @@ def build_on_meta(
     if not headless:
         _read_generation_config(model, folder)
     set_trained_parameters(model, section, trainable=trainable)
+    if classifier is not None:
+        prepare_head(model, classifier, section)
     fuse_layers(model)
     model.eval()  # type: ignore[no-untyped-call]
     return model, weights
@@ -152,6 +172,8 @@ def _find_weights(model: PreTrainedModel, folder: Path) -> WeightFiles:
             raise MetaLoadingUnsupported(f"{name} is a single number, which cannot be sharded")
         aliases.setdefault(id(tensor), []).append(name)
     for name, tensor in tensors.items():
+        if isinstance(tensor, nn.Parameter) and not tensor.is_meta:
+            continue  # the new head of a classifier
         candidates = [
             candidate
             for alias in dict.fromkeys([name, *aliases[id(tensor)]])

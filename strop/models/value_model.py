@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from strop.config.schema.critic import HeadInit
 from strop.config.schema.model import ModelConfig
+from strop.errors import ModelError
 from strop.models.dtensor import whole_parameter
 from strop.models.loading import load_decoder
 from strop.models.lora import add_lora
+from strop.models.meta_loading import MetaLoadingUnsupported, local_folder, tensor_files
 from strop.models.packed_attention.forward import packed_forward
 from strop.models.packed_attention.targets import target_rows
+from strop.models.value_head import SCORE, init_head, wrong_head
 from strop.types import MicroBatch
-
-HeadInit = Literal["zero", "normal"]
-_STANDARD_RANGE = 0.02
-"""Standard deviation where a model's configuration has no `initializer_range`."""
 
 
 class ValueModel(nn.Module):
-    """A causal decoder, optionally with an adapter, and a new linear head.
+    """A causal decoder, optionally with an adapter, and a linear head.
 
     With a head of zeros, a new critic predicts 0, and its first advantages are plain returns.
     """
@@ -32,33 +31,49 @@ class ValueModel(nn.Module):
         decoder: nn.Module,
         config: PretrainedConfig,
         head: HeadInit,
-        dtype: torch.dtype,
+        section: ModelConfig,
         device: torch.device,
     ) -> None:
-        """Add a head to a decoder of this configuration; a random one depends on torch's initial seed only."""
+        """Add a head to the decoder of a section. Raises `ModelError` under `score` for a folder without one."""
         super().__init__()
         self.decoder = decoder
-        text = config.get_text_config()
-        self.head = nn.Linear(text.hidden_size, 1, dtype=dtype, device=device)
-        nn.init.zeros_(self.head.bias)
-        weight = torch.zeros_like(self.head.weight, dtype=torch.float32, device="cpu")
-        if head == "normal":
-            generator = torch.Generator().manual_seed(torch.initial_seed())
-            weight.normal_(std=getattr(text, "initializer_range", _STANDARD_RANGE), generator=generator)
-        with torch.no_grad():
-            self.head.weight.copy_(weight)
+        dtype = getattr(torch, section.dtype)
+        self.head = nn.Linear(config.get_text_config().hidden_size, 1, dtype=dtype, device=device)
+        init_head(self.head, head, config)
+        if head == "score":
+            _read_head(self.head, section.path)
 
 
 def load_value_model(section: ModelConfig, *, head: HeadInit = "zero", device: torch.device) -> ValueModel:
-    """Load the decoder of `section.path`, without its language-model head, and add a new value head.
+    """Load the decoder of `section.path`, without its language-model head, and add a value head.
 
-    Raises `ModelError` as `load_model` does.
+    Raises `ModelError` as `load_model` does, and under `score` for a folder without such a head.
     """
     decoder: PreTrainedModel = load_decoder(section, device=device)
-    dtype = getattr(torch, section.dtype)
     lora = section.lora and section.lora.model_copy(update={"adapter": None})  # which is the policy's
-    adapted = lora and add_lora(decoder, lora, dtype)
-    return ValueModel(adapted or decoder, decoder.config, head, dtype, device)
+    adapted = lora and add_lora(decoder, lora, getattr(torch, section.dtype))
+    return ValueModel(adapted or decoder, decoder.config, head, section, device)
+
+
+@torch.no_grad()
+def _read_head(head: nn.Linear, path: str) -> None:
+    """Set a head to that of the reward model in a folder; a bias that it lacks is 0."""
+    try:
+        files = tensor_files(local_folder(path))
+    except MetaLoadingUnsupported as error:
+        raise ModelError(wrong_head(path, f"cannot be read ({error})")) from error
+    if f"{SCORE}.weight" not in files:
+        raise ModelError(wrong_head(path, f"has no tensor {SCORE}.weight"))
+    nn.init.zeros_(head.bias)
+    for name, parameter in head.named_parameters():
+        stored_name = f"{SCORE}.{name}"
+        if stored_name not in files:
+            continue
+        with safe_open(files[stored_name], framework="pt") as opened:
+            stored = opened.get_tensor(stored_name)
+        if stored.shape != parameter.shape:
+            raise ModelError(wrong_head(path, f"has a head of the shape {list(stored.shape)}"))
+        parameter.copy_(stored)
 
 
 def token_values(model: ValueModel, micro_batch: MicroBatch) -> Tensor:

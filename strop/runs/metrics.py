@@ -109,7 +109,8 @@ METRICS: dict[str, Metric] = {
         "Evaluation",
         "",
         "lower",
-        "Loss on an eval taskset's given responses: sft_loss, preference_loss or their sum.",
+        "Loss on an eval taskset's given responses: sft_loss, preference_loss or their sum; under reward_model with "
+        "the weighted centering_loss, or the squared error of scores.",
     ),
     "eval/<name>/pairs/margin": Metric(
         "Evaluation", "nats", "higher", "Mean margin (see pairs/margin) on an eval taskset's pairs."
@@ -118,7 +119,33 @@ METRICS: dict[str, Metric] = {
         "Evaluation",
         "fraction",
         "higher",
-        "Fraction of an eval taskset's pairs whose chosen response has the higher implied reward.",
+        "Fraction of an eval taskset's pairs whose chosen response has the higher reward: the implied one, or that of "
+        "a reward model.",
+    ),
+    "eval/<name>/pairs/margin_std": Metric(
+        "Evaluation",
+        "",
+        None,
+        "Standard deviation of a reward model's margins (see pairs/margin) over an eval taskset's pairs.",
+    ),
+    "eval/<name>/pairs/calibration_error": Metric(
+        "Evaluation",
+        "",
+        "lower",
+        "Expected calibration error of sigmoid(margin), a reward model's probability that the chosen response is "
+        "preferred, on an eval taskset's pairs; in ten bins of the probability of the preferred response.",
+    ),
+    "eval/<name>/reward_model/score_error": Metric(
+        "Evaluation",
+        "",
+        "lower",
+        "Mean absolute difference of a reward model's scores from an eval taskset's.",
+    ),
+    "eval/<name>/reward_model/score_correlation": Metric(
+        "Evaluation",
+        "",
+        "higher",
+        "Pearson's correlation of a reward model's scores with an eval taskset's; absent where all are equal.",
     ),
     "eval/<name>/labels/margin": Metric(
         "Evaluation",
@@ -367,7 +394,8 @@ METRICS: dict[str, Metric] = {
         "",
         None,
         "Quantity that the update minimizes: policy_loss + kl_loss + distillation_loss - entropy_bonus; sft_loss; "
-        "preference_loss; under mix (1 - mu) times the first plus mu times the second, and with a "
+        "preference_loss; of a reward model that with the weighted centering_loss, or the squared error of scores; "
+        "under mix (1 - mu) times the first plus mu times the second, and with a "
         "demonstration_fraction f (1 - f) times the first plus f times demonstration_loss; plus those of routers. "
         "Mean over updates.",
     ),
@@ -401,24 +429,34 @@ METRICS: dict[str, Metric] = {
         "Loss",
         "",
         "lower",
-        "Mean over pairs of the loss that compares their responses, under dpo -log sigmoid(margin); or over labeled "
-        "responses (kto, bco).",
+        "Mean over pairs of the loss that compares their responses, under dpo -log sigmoid(margin), under reward_model "
+        "-log sigmoid(margin - the row's margin); or over labeled responses (kto, bco).",
+    ),
+    "centering_loss": Metric(
+        "Loss", "", None, "Squared sum of the two rewards of a pair, mean over pairs, before centering_coef."
+    ),
+    "reward_model/score": Metric("Loss", "", None, "Score of the responses, mean over rows."),
+    "reward_model/score_error": Metric(
+        "Loss",
+        "",
+        "lower",
+        "Absolute difference of the responses' scores from those of the rows, mean over rows.",
     ),
     "pairs/margin": Metric(
-        "Loss", "nats", "higher", "Chosen minus rejected implied reward, mean over pairs."
+        "Loss", "nats", "higher", "Chosen minus rejected reward (see pairs/chosen_reward), mean over pairs."
     ),
     "pairs/accuracy": Metric(
         "Loss",
         "fraction",
         "higher",
-        "Fraction of the pairs whose chosen response has the higher implied reward.",
+        "Fraction of the pairs whose chosen response has the higher reward (see pairs/chosen_reward).",
     ),
     "pairs/chosen_reward": Metric(
         "Loss",
         "nats",
         None,
         "Implied reward of the chosen responses, mean over pairs: beta log(policy / reference), or beta times the "
-        "log-prob that is compared where there is no reference (cpo, orpo).",
+        "log-prob that is compared where there is no reference (cpo, orpo); or that of the trained reward model.",
     ),
     "pairs/rejected_reward": Metric(
         "Loss",

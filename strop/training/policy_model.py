@@ -1,4 +1,5 @@
-"""The trained policy on one rank: log-probs, gradients, its reference model and teachers, and its state."""
+"""The trained policy on one rank: log-probs, gradients, its reference model and teachers, and its state; or a trained
+reward model: scores and gradients."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from strop.algorithms.reference_sync import sync_reference
 from strop.config.schema.distillation import DivergenceConfig
 from strop.errors import ModelError
 from strop.models.chunked_head import Comparison, FrozenStates
+from strop.models.classifier import classifier_outputs
 from strop.models.family_traits import check_rope_limit
 from strop.models.formats.huggingface import export_model, join_write_adapter, write_serving_adapter
 from strop.models.fused_storage import fuse_storage
@@ -46,7 +48,8 @@ from strop.types import GlobalCounts, MicroBatch, TokenOutputs
 
 
 class PolicyModel(OptimizedModel):
-    """The policy, its optimizer, its reference model and its teachers; whole, or one rank's shards.
+    """The policy, its optimizer, its reference model and its teachers; whole, or one rank's shards. Under algorithm
+    reward_model a classifier, which has scores in place of log-probs.
 
     Raises ModelError for a model that cannot be loaded or trained.
     """
@@ -57,9 +60,10 @@ class PolicyModel(OptimizedModel):
         """Image processor of the model."""
         self._section, self._export = spec.model, spec.export
         torch.manual_seed(spec.seed)
-        loaded = parallelizer.load_policy(spec.model)
+        loaded = parallelizer.load_policy(spec.model, spec.head)
         check_rope_limit(base_model(loaded.model).config, spec.max_sequence_tokens)
         self._call = loaded.call
+        self._is_classifier = spec.head is not None
         super().__init__(
             loaded.model,
             spec.optimizer,
@@ -117,14 +121,18 @@ class PolicyModel(OptimizedModel):
             teacher = None
             if teacher_divergence is not None:
                 teacher = Comparison(self._require_teachers().states(micro_batch), teacher_divergence)
-            outputs = self._call(
-                token_outputs,
-                micro_batch,
-                entropy=entropy,
-                reference=reference,
-                teacher=teacher,
-                router_logits=self._router_loss is not None,
-            )
+            routed = self._router_loss is not None
+            if self._is_classifier:
+                outputs = self._call(classifier_outputs, micro_batch, router_logits=routed)
+            else:
+                outputs = self._call(
+                    token_outputs,
+                    micro_batch,
+                    entropy=entropy,
+                    reference=reference,
+                    teacher=teacher,
+                    router_logits=routed,
+                )
             result = loss_fn(micro_batch, outputs, counts)
             if self._router_loss is not None:
                 weights = to_device(micro_batch.sequence_counts(), self.device)
@@ -193,6 +201,23 @@ class PolicyModel(OptimizedModel):
         assert self._synced_reference is not None
         self._show_average()
         sync_reference(self._synced_reference, self.master, policy_weight)
+
+    @torch.no_grad()
+    def scores(
+        self, micro_batches: Iterable[MicroBatch], *, check: Callable[[], None] = lambda: None
+    ) -> list[Tensor]:
+        """[T] of each micro-batch: a classifier's score of each sequence, at its last target.
+
+        `check` is called between micro-batches and may raise.
+        """
+        self.model.eval()
+        found = []
+        for micro_batch in micro_batches:
+            outputs = self._call(classifier_outputs, micro_batch)
+            assert outputs.scores is not None
+            found.append(outputs.scores)
+            check()
+        return found
 
     @torch.no_grad()
     def reference_kl(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:

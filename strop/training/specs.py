@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from strop.algorithms import requirements
 from strop.config.schema import Run
 from strop.config.schema.checkpoint import CheckpointConfig, ExportConfig
-from strop.config.schema.critic import CriticConfig
+from strop.config.schema.critic import CriticConfig, HeadInit
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import OptimizerConfig
 from strop.config.schema.preference import DpoConfig
 from strop.config.schema.process_reward import ProcessRewardConfig
+from strop.config.schema.reward_modeling import RewardModelingConfig
 from strop.config.schema.router_loss import RouterLossConfig
 from strop.config.schema.training_engine import TrainingEngineConfig
 from strop.config.units import Amount
@@ -22,7 +22,7 @@ from strop.config.units import Amount
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """Settings of the trained policy, its optimizer, its reference model and its teachers."""
+    """Settings of the trained policy or reward model, its optimizer, its reference model and its teachers."""
 
     model: ModelConfig
     optimizer: OptimizerConfig
@@ -48,6 +48,8 @@ class PolicySpec:
     """Limits of the size of images."""
     engine: TrainingEngineConfig
     """Division of the model over ranks."""
+    head: HeadInit | None = None
+    """Initial weights of a classifier's head, in place of the language-model head; None for a language model."""
 
     @classmethod
     def of(cls, run: Run) -> PolicySpec:
@@ -67,6 +69,7 @@ class PolicySpec:
             max_sequence_tokens=run.max_sequence_tokens,
             images=run.data.images,
             engine=run.trainer.engine,
+            head=run.algorithm.head if isinstance(run.algorithm, RewardModelingConfig) else None,
         )
 
     @classmethod
@@ -89,7 +92,7 @@ class CriticSpec:
     """Settings of a critic and its optimizer."""
 
     model: ModelConfig
-    head: Literal["zero", "normal"]
+    head: HeadInit
     """Initial weights of the value head."""
     optimizer: OptimizerConfig
     max_grad_norm: float | None

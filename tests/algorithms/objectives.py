@@ -135,6 +135,8 @@ def _sections() -> list[dict[str, Any]]:
         {"type": "cpo", "reward_shape": 0.25},
         {"type": "kto", "loss": "apo_zero_unpaired"},
         {"type": "kto", "beta": 0.5, "desirable_weight": 0.7, "undesirable_weight": 1.3},
+        {"type": "reward_model", "centering_coef": 0.1},
+        {"type": "reward_model", "loss": "squared_error"},
         {"type": "custom", "advantages": "file.py:advantages"},
         *({"type": "grpo"} | each for each in parts),
     ]
@@ -154,12 +156,14 @@ class LossCase:
 
 def _case(section: dict[str, Any]) -> LossCase:
     roles: dict[str, tuple[SegmentRole, SegmentRole]] = {
-        **dict.fromkeys(("dpo", "cpo", "orpo"), ("chosen", "rejected")),
+        **dict.fromkeys(("dpo", "cpo", "orpo", "reward_model"), ("chosen", "rejected")),
         **dict.fromkeys(("kto", "bco"), ("desirable", "undesirable")),
+        "squared_error": ("scored", "scored"),
         "mix": ("rl", "sft"),
         "sft": ("sft", "sft"),
     }
     kind = "mix" if section.get("demonstration_fraction") else section["type"]
+    kind = "squared_error" if section.get("loss") == "squared_error" else kind
     return LossCase(
         make_loss_fn(config_of(section), max_response_tokens=LIMIT), roles.get(kind, ("rl", "rl"))
     )
@@ -195,11 +199,13 @@ def model_outputs(batch: MicroBatch, seed: int = 5) -> tuple[torch.Tensor, Token
     parameters = torch.cat(drawn) * 0.3
     parameters.requires_grad_()
     entropy, divergence, from_teacher = parameters[1].square() + 1, *parameters[2:].square()
-    return parameters, TokenOutputs(parameters[0] - 1, entropy, divergence, from_teacher)
+    return parameters, TokenOutputs(
+        parameters[0] - 1, entropy, divergence, from_teacher, scores=parameters[1] * 3
+    )
 
 
 def map_outputs(outputs: TokenOutputs, change: Callable[[torch.Tensor], torch.Tensor]) -> TokenOutputs:
     """The same change to each."""
-    names = ("logprobs", "entropy", "divergence", "teacher_divergence")
+    names = ("logprobs", "entropy", "divergence", "teacher_divergence", "scores")
     changed: dict[str, Any] = {name: change(getattr(outputs, name)) for name in names}
     return replace(outputs, **changed)

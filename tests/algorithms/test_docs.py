@@ -19,7 +19,7 @@ from strop.models.tiny import make_model
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "algorithms"
-WITH_GIVEN_ANSWERS = {"bco", "dpo", "kto", "mix", "orpo", "sft", "simpo", "tr_dpo"}
+WITH_GIVEN_ANSWERS = {"bco", "dpo", "kto", "mix", "orpo", "reward_model", "sft", "simpo", "tr_dpo"}
 """Run by tests/run/test_offline_examples.py, which makes the answers."""
 RUN_FILES = sorted(
     path for path in (ROOT / "examples" / "algorithms").glob("*.yaml") if path.stem not in WITH_GIVEN_ANSWERS

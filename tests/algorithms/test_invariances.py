@@ -92,9 +92,9 @@ def short_batch(case: LossCase) -> MicroBatch:
 
 
 def on_logprobs(case: LossCase, batch: MicroBatch, logprobs: torch.Tensor) -> tuple[Any, torch.Tensor]:
-    """The loss, and its gradient with respect to the log-probs."""
+    """The loss, and its gradient with respect to the log-probs, or to scores of the same values."""
     leaf = logprobs.clone().requires_grad_()
-    outputs = replace(map_outputs(model_outputs(batch)[1], torch.Tensor.detach), logprobs=leaf)
+    outputs = replace(map_outputs(model_outputs(batch)[1], torch.Tensor.detach), logprobs=leaf, scores=leaf)
     result = case.on(batch, outputs)
     (gradient,) = torch.autograd.grad(result.loss, leaf, allow_unused=True, materialize_grads=True)
     return result, gradient

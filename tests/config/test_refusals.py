@@ -176,6 +176,18 @@ algorithm=kto & data.train.response=a & data.train.label=b & data.train.train_on
     => train_on_prompt has no meaning under algorithm kto
 algorithm={type: kto, desirable_weight: 0, undesirable_weight: 0} & data.train.response=a & data.train.label=b
     => desirable_weight and undesirable_weight are both 0
+algorithm=reward_model & data.train.chosen=a => data.train.rejected: missing. Algorithm reward_model with loss
+algorithm={type: reward_model, loss: squared_error} & data.train.response=a => data.train.score: missing.
+algorithm={type: reward_model, loss: squared_error} & data.train.response=a & data.train.score=b & data.train.margin=c
+    => data.train.margin has no effect under algorithm reward_model with loss squared_error
+algorithm={type: reward_model, loss: squared_error, centering_coef: 0.01} & data.train.response=a & data.train.score=b
+    => centering_coef has no effect on squared_error
+algorithm=reward_model & data.train.chosen=a & data.train.rejected=b & data.train.images=c
+    => data.train.images has no effect under algorithm reward_model
+algorithm=reward_model & data.train.chosen=a & data.train.rejected=b & data.overlong=left
+    => data.overlong: left has no meaning under algorithm reward_model
+algorithm=dpo & data.train.chosen=a & data.train.rejected=b & data.train.margin=c
+    => data.train.margin has no effect under algorithm dpo
 trainer.gradient_accumulation_steps=4 => write trainer.microbatch='8 sequences' or '16384 tokens'
 per_device_train_batch_size=4 => write trainer.microbatch='4 sequences', the size of one forward
 rollout.engine={type: vllm, data_parallel: 4} => unknown key. In a run file write rollout.pool.engines=4.

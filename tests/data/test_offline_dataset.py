@@ -10,6 +10,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from strop.config.schema.data import DataConfig, TasksetConfig
+from strop.config.schema.reward_modeling import RewardModelingConfig
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.encoding.model_tokens import ModelTokens
 from strop.data.offline_dataset import OfflineDataset, load_offline_dataset
@@ -43,12 +44,21 @@ def assistant(text: str) -> dict[str, str]:
 def load(tokenizer, write_lines):
     """A function that loads rows as an offline dataset."""
 
-    def answers(rows, *, template="tokenizer", limit=100, overlong="error", tokens=None, **columns):
+    def answers(
+        rows, *, template="tokenizer", limit=100, overlong="error", tokens=None, reward_model=None, **columns
+    ):
         section = TasksetConfig(path=str(write_lines("rows.jsonl", rows)), answer=None, **columns)
         limits = {"max_prompt_tokens": limit, "max_response_tokens": limit, "overlong": overlong}
         data = DataConfig(train=section, chat_template=template, **limits)
         return load_offline_dataset(
-            section, data, tokenizer, name="train", seed=1, shuffle=False, tokens=tokens
+            section,
+            data,
+            tokenizer,
+            name="train",
+            seed=1,
+            shuffle=False,
+            tokens=tokens,
+            reward_model=reward_model,
         )
 
     return answers
@@ -494,3 +504,34 @@ def test_a_text_has_the_tokenizers_first_token_and_one_end_token(
 def test_columns_without_a_meaning_are_refused(columns, message):
     with pytest.raises(ValueError, match=message):
         TasksetConfig(path="x", **columns)
+
+
+class TestRewardModels:
+    ROWS = ({"prompt": "1", "chosen": "ab", "rejected": "ac", "m": 2},)
+
+    def test_a_pair_shares_the_tokens_that_both_begin_with(self, load):
+        """Also those of the responses, and the rest of the template's text is scored, too."""
+        (group,) = load(self.ROWS, **PAIR, margin="m", reward_model=RewardModelingConfig()).all_groups()
+        chosen, rejected = group.experiences
+        assert (chosen.role, chosen.reward, rejected.role, rejected.reward) == ("chosen", 2, "rejected", 0)
+        shared = chosen.prompt_tokens
+        assert shared == rejected.prompt_tokens and chosen.loss_mask[shared:].all()
+        assert (chosen.token_ids[:shared] == rejected.token_ids[:shared]).all()
+        assert chosen.token_ids[shared] != rejected.token_ids[shared]
+
+    @pytest.mark.parametrize("value", [None, "2", True, float("nan")])
+    def test_a_margin_or_a_score_is_a_finite_number(self, load, value):
+        for row, columns, what in (
+            (self.ROWS[0] | {"m": value}, PAIR | {"margin": "m"}, "margin"),
+            ({"prompt": "1", "response": "a", "m": value}, {**ANSWER, "score": "m"}, "score"),
+        ):
+            with pytest.raises(
+                DataError, match=f"line 1: the {what} in the column 'm' is .*; write a finite number"
+            ):
+                load([row], **columns, reward_model=RewardModelingConfig())
+
+    def test_equal_responses_are_refused(self, load):
+        with pytest.raises(DataError, match="'chosen' and 'rejected' are equal"):
+            load(
+                [{"prompt": "1", "chosen": "a", "rejected": "a"}], **PAIR, reward_model=RewardModelingConfig()
+            )

@@ -103,6 +103,7 @@ MECHANISMS = {
     "a reference that changes": Mechanism(
         {"algorithm__reference_sync": {"every_updates": 3}}, keeps="reference.safetensors", kind="dpo"
     ),
+    "a reward model": Mechanism({"algorithm__centering_coef": 0.01}, kind="reward_model"),
     "a curriculum": Mechanism(
         {"data__order": CURRICULUM},
         keeps="task_order",

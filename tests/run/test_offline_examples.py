@@ -59,6 +59,7 @@ def rows_of_run(file: Path, tmp_path: Path, *overrides: str) -> list[dict]:
         ("orpo", (), "eval/held-out/loss"),
         ("kto", (), "eval/held-out/labels/margin"),
         ("bco", (), "eval/held-out/labels/margin"),
+        ("reward_model", (), "eval/held-out/pairs/margin"),
         ("mix", ("trainer.tasks_per_update=4", "algorithm.rollouts_per_task=4"), "eval/held-out/reward"),
         ("gkd", ("algorithm.rollouts_per_task=2", "trainer.tasks_per_update=4"), "eval/held-out/reward"),
     ],

@@ -133,6 +133,8 @@ JOBS: Mapping[str, Job] = {
     "DPO": Job("dpo"),
     "KTO": Job("kto"),
     "BCO": Job("bco"),
+    "reward model": Job("reward_model"),
+    "reward model, LoRA": Job("reward_model", LORA),
     # Adam moves a weight by up to 0.01 also where the gradient is only rounding: on some CPUs two differ by 1.5e-4.
     "teacher": Job("reverse_kl", weight_tolerance=1e-3),
     "teacher, sampled": Job("sampled_kl", weight_tolerance=1e-3),
@@ -200,6 +202,7 @@ def make_runs(folder: Path, teacher: Path, job: Job, layout: Values) -> tuple[Ru
     columns = {
         "sft": {"response": "answer"},
         "dpo": {"chosen": "chosen", "rejected": "rejected"},
+        "reward_model": {"chosen": "chosen", "rejected": "rejected"},
         "kto": {"response": "answer", "label": "label"},
         "bco": {"response": "answer", "label": "label"},
     }
@@ -221,12 +224,13 @@ def batch_for(job: Job, seed: int) -> TrainingBatch:
     batch = batch_of(seed)
     if job.algorithm == "sft":
         return TrainingBatch([replace(e, role="sft") for e in batch.experiences])
-    if job.algorithm == "dpo":
+    if job.algorithm in ("dpo", "reward_model"):
         roles: tuple[SegmentRole, SegmentRole] = ("chosen", "rejected")
         pairs = [
             replace(e, role=roles[i % 2], pair=f"{seed}, {i // 2}") for i, e in enumerate(batch.experiences)
         ]
-        return TrainingBatch(pairs)
+        margins = [i % 2 / 2 for i in range(len(pairs))] if job.algorithm == "reward_model" else None
+        return TrainingBatch(pairs, returns=margins)
     if job.algorithm in ("kto", "bco"):
         labels: tuple[SegmentRole, SegmentRole] = ("desirable", "undesirable")
         return TrainingBatch([replace(e, role=labels[i % 2]) for i, e in enumerate(batch.experiences)])
@@ -288,6 +292,8 @@ class PolicyTrainee:
         """Values that the engine computes of experiences without a gradient."""
         batch = batch_for(self._job, 9)
         loss = LossSpec(self._run.algorithm, 64)
+        if self._job.algorithm == "reward_model":
+            return {"scores": self.engine.scores(batch.experiences)}
         found = {
             "log-probs": self.engine.logprobs(batch.experiences),
             "entropies": self.engine.entropies(batch.experiences),

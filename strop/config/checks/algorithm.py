@@ -27,6 +27,7 @@ from strop.config.schema.preference import (
     UnpairedConfig,
 )
 from strop.config.schema.record import RecordConfig
+from strop.config.schema.reward_modeling import RewardModelingConfig
 from strop.config.schema.rollout import RolloutConfig
 from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
@@ -40,6 +41,7 @@ _LABELED = (
     "the columns of the response and its label, such as `response: completion`, `label: label`, or those of pairs, "
     "`chosen: chosen`, `rejected: rejected`"
 )
+_SCORE = "the columns of a response and of its score, such as `response: response`, `score: score`"
 
 
 def algorithm_faults(run: Run) -> Iterator[str]:
@@ -73,6 +75,8 @@ def algorithm_faults(run: Run) -> Iterator[str]:
             for taskset in data.eval:
                 if taskset.is_offline or taskset.rejected or taskset.label:
                     yield from _label_faults(taskset, f"data.eval ({taskset.name})", kind)
+        case RewardModelingConfig():
+            yield from _reward_model_faults(run, run.algorithm)
         case _:
             for field, trained in data.training_tasksets().items():
                 yield from _column_faults(trained, field, kind, needs=(), hint="")
@@ -96,9 +100,40 @@ def algorithm_faults(run: Run) -> Iterator[str]:
         yield from _rollout_key_faults(run)
 
 
+def _reward_model_faults(run: Run, section: RewardModelingConfig) -> Iterator[str]:
+    """Faults in what a reward model requires of data and model."""
+    data, kind = run.data, f"reward_model with loss {section.loss}"
+    needs, hint = (("chosen", "rejected"), _PAIR)
+    if section.loss == "squared_error":
+        needs, hint = ("response", "score"), _SCORE
+    tasksets = {**data.training_tasksets(), **{f"data.eval ({each.name})": each for each in data.eval}}
+    for where, taskset in tasksets.items():
+        yield from _column_faults(taskset, where, kind, needs=needs, hint=hint)
+        if taskset.images is not None:
+            yield f"{where}.images has no effect under algorithm reward_model, which reads text; remove it"
+        if taskset.trained_turns != "all" or taskset.train_on_prompt:
+            yield (
+                f"{where}.trained_turns and train_on_prompt have no effect under algorithm reward_model, which scores "
+                "whole conversations; remove them"
+            )
+    if not run.reward.is_empty:
+        yield "reward has no effect under algorithm reward_model, which trains one and samples nothing; remove it"
+    if run.model.lora is not None and run.model.lora.adapter is not None:
+        yield (
+            "model.lora.adapter is of a policy, and the adapter of a reward model starts new; remove it, or write a "
+            "model with the adapter merged as model.path"
+        )
+
+
 def _column_faults(
     taskset: TasksetConfig, where: str, kind: str, *, needs: tuple[str, ...], hint: str
 ) -> Iterator[str]:
+    for column, goes_with in (("margin", "chosen"), ("score", "score")):
+        may_have = kind.startswith("reward_model") and goes_with in needs
+        if getattr(taskset, column) is not None and not may_have:
+            yield f"{where}.{column} has no effect under algorithm {kind}; remove it"
+    if "score" in needs and taskset.score is None:
+        yield f"{where}.score: missing. Algorithm {kind} needs {hint}"
     for column in ("response", "label", "text", "chosen", "rejected"):
         written = getattr(taskset, column) is not None
         if column in needs and not written:
@@ -356,7 +391,7 @@ def _rollout_key_faults(run: Run) -> Iterator[str]:
             "one "
             "process; remove it"
         )
-    compared = isinstance(run.algorithm, PreferenceConfig | UnpairedConfig)
+    compared = isinstance(run.algorithm, PreferenceConfig | UnpairedConfig | RewardModelingConfig)
     refused = ("middle", "left") if compared else ("middle",)
     if run.data.overlong in refused:
         yield (

@@ -9,11 +9,17 @@ from strop.config.explain.images import describe_images
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import redact_text
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig, OfflineAlgorithmConfig, demonstrations_field
+from strop.config.schema.algorithm import (
+    DistillationOnlyConfig,
+    OfflineAlgorithmConfig,
+    demonstrations_field,
+    trains_on_pairs,
+)
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.data import TasksetConfig
-from strop.config.schema.preference import PreferenceConfig, UnpairedConfig
+from strop.config.schema.preference import UnpairedConfig
+from strop.config.schema.reward_modeling import RewardModelingConfig
 from strop.config.schema.synchronizer import (
     BoundedStyleConfig,
     DistributedSyncConfig,
@@ -149,9 +155,11 @@ def _step(run: Run) -> str:
     updates = tasks // (run.trainer.tasks_per_update or tasks) * run.trainer.epochs_per_step
     longest = run.data.max_prompt_tokens + run.data.max_response_tokens
     if isinstance(run.algorithm, OfflineAlgorithmConfig):
-        pairs = isinstance(run.algorithm, PreferenceConfig)
+        pairs = trains_on_pairs(run.algorithm)
         kind = "demonstration" if run.data.packing is None else "packed sequence"
         kind = "labeled response" if isinstance(run.algorithm, UnpairedConfig) else kind
+        if not pairs and isinstance(run.algorithm, RewardModelingConfig):
+            kind = "scored response"
         rows = _count(tasks, "preference pair" if pairs else kind)
         work = f"trains on {rows} ({_tokens(longest, tasks * (2 if pairs else 1))})"
     else:

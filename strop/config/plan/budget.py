@@ -14,9 +14,8 @@ from strop.config.plan.memory import PartName
 from strop.config.plan.model_size import read_model_size
 from strop.config.plan.request import request_of, shares_host_memory
 from strop.config.plan.table import plan_on
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
+from strop.config.schema.algorithm import OfflineAlgorithmConfig, trains_on_pairs
 from strop.config.schema.model import LoraConfig
-from strop.config.schema.preference import PreferenceConfig
 from strop.config.schema.run import Run
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.config.units import Amount
@@ -73,7 +72,7 @@ def step_lines(run: Run) -> Iterator[str]:
     trainer, data = run.trainer, run.data
     longest = run.max_sequence_tokens
     if isinstance(run.algorithm, OfflineAlgorithmConfig):
-        sequences = trainer.tasks_per_step * (2 if isinstance(run.algorithm, PreferenceConfig) else 1)
+        sequences = trainer.tasks_per_step * (2 if trains_on_pairs(run.algorithm) else 1)
         yield f"Tokens per step: at most {sequences * longest:,} ({sequences} sequences of {longest:,})."
     else:
         rollouts = trainer.tasks_per_step * run.algorithm.rollouts_per_task

@@ -32,6 +32,7 @@ from strop.config.schema.policy_gradient import (
 from strop.config.schema.policy_loss import GpgLossConfig, PolicyLossConfig, SelfPlayLossConfig
 from strop.config.schema.preference import PreferenceConfig, UnpairedConfig
 from strop.config.schema.process_reward import OversamplingConfig, ProcessRewardConfig
+from strop.config.schema.reward_modeling import RewardModelingConfig
 
 
 class ReinforcePlusPlusConfig(PolicyGradientConfig):
@@ -303,8 +304,8 @@ CriticFreeConfig = (
 """Algorithms that learn from sampled rollouts without a critic."""
 RolloutAlgorithmConfig = CriticFreeConfig | PpoConfig
 """Algorithms that learn from sampled rollouts."""
-OfflineAlgorithmConfig = SftConfig | PreferenceConfig | UnpairedConfig
-"""Algorithms that learn from demonstrations, pairs or labeled responses, without sampling."""
+OfflineAlgorithmConfig = SftConfig | PreferenceConfig | UnpairedConfig | RewardModelingConfig
+"""Algorithms that learn from demonstrations, pairs, labels or scores, without sampling."""
 AlgorithmConfig = Annotated[RolloutAlgorithmConfig | OfflineAlgorithmConfig, Field(discriminator="type")]
 
 
@@ -316,3 +317,17 @@ def demonstrations_field(algorithm: RolloutAlgorithmConfig | OfflineAlgorithmCon
     if isinstance(algorithm, DistillationOnlyConfig) and algorithm.demonstration_fraction > 0:
         return "demonstrations"
     return None
+
+
+def trains_on_pairs(algorithm: RolloutAlgorithmConfig | OfflineAlgorithmConfig) -> bool:
+    """Whether a row of the training data is a pair of responses."""
+    if isinstance(algorithm, RewardModelingConfig):
+        return algorithm.loss == "bradley_terry"
+    return isinstance(algorithm, PreferenceConfig)
+
+
+def reward_modeling(
+    algorithm: RolloutAlgorithmConfig | OfflineAlgorithmConfig,
+) -> RewardModelingConfig | None:
+    """The section of an algorithm that trains a reward model; None for another."""
+    return algorithm if isinstance(algorithm, RewardModelingConfig) else None

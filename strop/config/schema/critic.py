@@ -14,15 +14,19 @@ from strop.config.schema.policy_gradient import Aggregation
 from strop.config.schema.schedule import ConstantScheduleConfig, MetricFreeScheduleConfig
 from strop.config.units import MicroBatchSize
 
+HeadInit = Literal["zero", "normal", "score"]
+"""Initial weights of a head of one output: new ones, or those of the head `score` of a reward model."""
+
 
 class CriticConfig(Section):
     """Value model, a separate model that predicts the return of a state, and its training."""
 
     model: ModelConfig | None = None
-    """Model that the critic starts from, with a new head of one output; the policy's `model` if omitted."""
-    head: Literal["zero", "normal"] = "zero"
-    """Initial weights of the new head: `zero`, so that the first values are 0, or `normal`, a normal distribution with
-    the model's `initializer_range` as standard deviation, as in transformers."""
+    """Model that the critic starts from, with a head of one output; the policy's `model` if omitted."""
+    head: HeadInit = "zero"
+    """Initial weights of the head: `zero`, so that the first values are 0; `normal`, a normal distribution with the
+    model's `initializer_range` as standard deviation, as in transformers; or `score`, the head of the reward model in
+    `model.path`."""
     value_clip: float | None = Field(0.5, gt=0)
     """Maximum change of a value, relative to the start of the step, that the value loss counts; null for no
     limit."""

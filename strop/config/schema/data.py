@@ -94,6 +94,10 @@ class TasksetConfig(Section):
     row, and the rejected response an undesirable one."""
     rejected: str | None = None
     """Column of the rejected response, in the same form as `chosen`."""
+    margin: str | None = None
+    """Column of the margin by which the chosen response is better, a number, for reward_model; null for no margin."""
+    score: str | None = None
+    """Column of the score of `response`, a number, for reward_model with `loss: squared_error`."""
     equal_pairs: Literal["error", "filter"] = "error"
     """Treatment of a pair whose responses are equal, as they are or after truncation, and so have no gradient, and of
     equal responses to one prompt with both labels: `error` stops the run, `filter` drops and counts such rows."""

@@ -43,6 +43,8 @@ class RewardModelConfig(Section):
     text_prompts: Literal["template", "raw"] = "template"
     """Conversation of a prompt that is plain text: a user message in the chat template, or `raw`, the text with the
     response after it (TRL's standard format)."""
+    append_eos: bool = False
+    """Whether the tokenizer's end token follows such a text, as in the training with `algorithm.append_eos`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights and matrix products."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -139,6 +139,44 @@ class ConversationEncoder:
                 raise DataError(f"{conversation.where}: the prompt or the answer is empty: it has no tokens.")
         return encoded
 
+    def encode_whole(
+        self, conversations: Sequence[TrainingConversation], *, append_eos: bool
+    ) -> list[EncodedSequence]:
+        """Encode conversations as a reward model reads them (`strop.inference.reward_model`): each as one text, with
+        all that the template writes after the last message. All tokens but the first are targets.
+
+        `append_eos` is whether the tokenizer's end token follows a text without a template. Raises `DataError`, which
+        names the row.
+        """
+        texts = []
+        for conversation in conversations:
+            text = self._scored_text(conversation, append_eos)
+            require_encodable(text, conversation.where)
+            if media_of(conversation.messages, conversation.where):
+                raise DataError(
+                    f"{conversation.where} has an image, and a reward model reads text. Remove the row."
+                )
+            texts.append(text)
+        encoded = [_join([ids], [True]) for ids in self._encode(texts)]
+        for conversation, one in zip(conversations, encoded, strict=True):
+            one.loss_mask[:1] = False  # no token precedes it
+            if not one.loss_mask.any():
+                raise DataError(f"{conversation.where}: the prompt or the answer is empty: it has no tokens.")
+        return encoded
+
+    def _scored_text(self, conversation: TrainingConversation, append_eos: bool) -> str:
+        if self._is_plain(conversation):
+            return "".join(self._plain_texts(conversation)) + self._tokenizer.eos_token * append_eos
+        if conversation.prompt_is_text:
+            self._prompts.require_unrendered(conversation.messages, conversation.where)
+        return self._prompts.render(
+            conversation.where,
+            conversation.messages,
+            conversation.tools,
+            prompt=False,
+            args=conversation.template_args,
+        )
+
     def _expand(self, encoded: EncodedSequence, conversation: TrainingConversation) -> EncodedSequence:
         """The sequence with all tokens of its images, which are no targets."""
         if conversation.trains_prompt:
@@ -249,6 +287,10 @@ class ConversationEncoder:
         return self._plain or (self._raw_text and conversation.prompt_is_text)
 
     def _plain_parts(self, conversation: TrainingConversation) -> list[tuple[str, bool]]:
+        prompt, answer = self._plain_texts(conversation)
+        return [(prompt, False), (self._ends.closed(answer), True)]
+
+    def _plain_texts(self, conversation: TrainingConversation) -> tuple[str, str]:
         messages = conversation.messages
         roles = [message["role"] for message in messages]
         texts = all(isinstance(message["content"], str) for message in messages)
@@ -261,7 +303,7 @@ class ConversationEncoder:
                 f"{advice if self._plain else 'data.text_prompts: template, or the prompt as messages'}."
             )
         prompt, answer = (str(message["content"]) for message in messages)
-        return [(prompt, False), (self._ends.closed(answer), True)]
+        return prompt, answer
 
     def _marked_spans(self, conversation: TrainingConversation) -> tuple[str, list[CharSpan]]:
         """The text, and the spans of the trained turns by the template's {% generation %} marks."""

@@ -36,6 +36,7 @@ from strop.config.schema.policy_loss import (
     ToprLossConfig,
 )
 from strop.config.schema.preference import DpoConfig, PreferenceConfig, UnpairedConfig
+from strop.config.schema.reward_modeling import RewardModelingConfig
 from strop.dialects.trinity.distillation import write_distillation
 from strop.dialects.trinity.presets import ADVANTAGES, PRESETS
 from strop.errors import ConfigError
@@ -66,6 +67,8 @@ def write_algorithm(run: Run) -> Mapping[str, Any]:
     section = run.algorithm
     if isinstance(section, UnpairedConfig):
         raise ConfigError(f"Trinity has no algorithm {section.type}: its rows have no labels.")
+    if isinstance(section, RewardModelingConfig):
+        raise ConfigError("Trinity trains no reward model; write the run file for Strop.")
     if isinstance(section, PreferenceConfig):
         if not isinstance(section, DpoConfig) or section != DpoConfig(
             beta=section.beta, label_smoothing=section.label_smoothing
@@ -186,7 +189,7 @@ def write_policy_loss(run: Run) -> Mapping[str, Any]:
     """Write the policy loss where it differs from the type's own, its clip bounds, and the aggregation."""
     if isinstance(run.algorithm, SftConfig):
         return {} if run.algorithm.token_weight == "none" else _write_token_weight(run.algorithm)
-    if isinstance(run.algorithm, PreferenceConfig | UnpairedConfig):
+    if isinstance(run.algorithm, PreferenceConfig | UnpairedConfig | RewardModelingConfig):
         return {}
     kind, loss = algorithm_type_of(run.algorithm), run.algorithm.policy_loss
     values: dict[str, Any] = {f"{_LOSS_ARGS}.loss_agg_mode": run.algorithm.aggregation}

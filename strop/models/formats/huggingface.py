@@ -11,7 +11,9 @@ from typing import cast
 
 import torch
 from peft import PeftModel
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from strop.config.peft_adapter import CONFIG_FILE
@@ -23,6 +25,7 @@ from strop.models.loading import without_deepspeed
 from strop.models.lora import adapter_weights, merged_weights, serving_layout
 from strop.models.packed_attention.forward import base_model
 from strop.models.silence import silence_transformers
+from strop.models.value_head import SCORE
 from strop.workers.atomic_folder import atomic_folder
 
 ADAPTER_FOLDER = "adapter"
@@ -138,6 +141,13 @@ def _write(model: PeftModel, factors: dict[str, Tensor], folder: Path) -> None:
     model.save_pretrained(str(folder), state_dict=factors)
     shutil.copymode(folder / CONFIG_FILE, folder / _ADAPTER_WEIGHTS)  # safetensors lets only the owner read
     (folder / "README.md").unlink()  # PEFT's empty model card
+    heads = {name: tensor.cpu() for name, tensor in factors.items() if name.endswith(f".{SCORE}.weight")}
+    if heads:  # of a classifier, which PEFT calls a module to save
+        weights = folder / SAFETENSORS_WEIGHTS_NAME
+        save_file({**load_file(weights), **heads}, weights, metadata={"format": "pt"})
+        file = folder / CONFIG_FILE
+        values = json.loads(file.read_text()) | {"task_type": "SEQ_CLS", "modules_to_save": [SCORE]}
+        file.write_text(json.dumps(values, indent=2, sort_keys=True))
 
 
 def join_write_adapter(model: PeftModel) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from strop.config.image_families import folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
+from strop.config.schema.algorithm import reward_modeling
 from strop.config.schema.data import TasksetConfig
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
@@ -116,7 +117,15 @@ def _check_demonstrations(
 
     limit = min(_ROWS, section.limit_tasks or _ROWS)
     first = section.model_copy(update={"limit_tasks": limit})
-    found = encode_offline_rows(first, run.data, tokenizer, name=name, seed=run.seed, tokens=tokens)
+    found = encode_offline_rows(
+        first,
+        run.data,
+        tokenizer,
+        name=name,
+        seed=run.seed,
+        tokens=tokens,
+        reward_model=reward_modeling(run.algorithm),
+    )
     if len(found.rows) < _ROWS:  # otherwise the run finds whether a later row is left
         found.require_some(run.data, name)
         if section.label is not None and name == "train" and not run.data.mixture:

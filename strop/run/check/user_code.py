@@ -21,7 +21,7 @@ from strop.config.environment_values import set_environment
 from strop.config.image_families import folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
-from strop.config.schema.algorithm import CustomConfig, OfflineAlgorithmConfig
+from strop.config.schema.algorithm import CustomConfig, OfflineAlgorithmConfig, reward_modeling
 from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
 from strop.config.schema.pipeline import CustomOperatorConfig
 from strop.config.schema.task_operators import CustomTaskOperatorConfig
@@ -205,7 +205,9 @@ def _read_dataset(run: Run, field: str, taskset: TasksetConfig) -> Findings:
     first, short = taskset.model_copy(update={"limit_tasks": limit}), field.removeprefix("data.")
     is_sampled = isinstance(taskset, EvalTasksetConfig) and taskset.is_sampled
     is_trained = isinstance(run.algorithm, OfflineAlgorithmConfig) or taskset.is_offline
-    load = load_offline_dataset if is_trained and not is_sampled else load_taskset
+    load: Callable[..., object] = load_taskset
+    if is_trained and not is_sampled:
+        load = partial(load_offline_dataset, reward_model=reward_modeling(run.algorithm))
     load(first, run.data, tokenizer, name=short, seed=run.seed, shuffle=False, tokens=tokens)
     return Findings(
         checked=[f"{field}: the first rows of the dataset class {name}"],

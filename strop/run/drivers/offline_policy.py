@@ -9,9 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.losses.reward_modeling import held_out_pairs, held_out_scores
 from strop.config.schema import Run
+from strop.config.schema.algorithm import reward_modeling
 from strop.config.schema.preference import DpoConfig, ReferencedConfig, UnpairedConfig
+from strop.config.schema.reward_modeling import RewardModelingConfig
 from strop.data.offline_dataset import OfflineDataset, is_offline_taskset, load_offline_dataset
 from strop.protocols import TrainingEngine
 from strop.python_rewards import PythonRewards
@@ -78,6 +83,10 @@ class OfflinePolicy:
         groups: Mapping[str, list[RolloutGroup]] = {}
         for answers in held_out.answers:
             experiences = [experience for group in answers.all_groups() for experience in group.experiences]
+            if (section := reward_modeling(run.algorithm)) is not None:
+                found = measure_rewards(section, self.engine, experiences)
+                metrics |= {f"eval/{answers.name}/{name}": value for name, value in found.items()}
+                continue
             batch = TrainingBatch(experiences, ref_logprobs=self.reference_of(experiences))
             counts = GlobalCounts.of(experiences)
             if self.reference_point is not None:
@@ -93,6 +102,17 @@ class OfflinePolicy:
         if metrics:
             metrics["time/evaluate_seconds"] = time.perf_counter() - started
         return Evaluation(metrics, groups)
+
+
+def measure_rewards(
+    config: RewardModelingConfig, engine: TrainingEngine, experiences: Sequence[Experience]
+) -> dict[str, float]:
+    """Measures of a reward model on held-out rows: loss, accuracy and calibration on pairs, or errors of scores."""
+    rewards = np.array([scores.sum() for scores in engine.scores(experiences)])  # one score, and zeros
+    wanted = np.array([experience.reward for experience in experiences], dtype=np.float32)
+    if config.loss == "squared_error":
+        return held_out_scores(rewards, wanted)
+    return held_out_pairs(config, rewards[::2], rewards[1::2], wanted[::2] - wanted[1::2])
 
 
 _EVAL_METRICS = ("loss", "pairs/margin", "pairs/accuracy", "labels/margin", "labels/accuracy")
@@ -114,6 +134,7 @@ def load_held_out(run: Run, tokenizer: PreTrainedTokenizerBase, reward: PythonRe
             images=images,
             tokens=tokens,
             unpaired=isinstance(run.algorithm, UnpairedConfig),
+            reward_model=reward_modeling(run.algorithm),
         )
         for section in run.data.eval
         if is_offline_taskset(section)

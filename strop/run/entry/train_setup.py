@@ -19,6 +19,7 @@ from strop.config.schema.algorithm import (
     RolloutAlgorithmConfig,
     SftConfig,
     demonstrations_field,
+    reward_modeling,
 )
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.preference import DpoConfig, UnpairedConfig
@@ -130,9 +131,10 @@ def open_offline_setup(
     start: StartPoint,
     stop: StopSignal,
 ) -> Iterator[TrainSetup]:
-    """Training on demonstrations, preference pairs or labeled responses."""
+    """Training on demonstrations, preference pairs, labeled or scored responses."""
     data, trainer = run.data, run.trainer
     unpaired = isinstance(run.algorithm, UnpairedConfig)
+    reward_model = reward_modeling(run.algorithm)
     assert data.order is None or isinstance(data.order, ColumnOrderConfig)
     images = load_prompt_images(run, tokenizer)
     load = partial(
@@ -144,6 +146,7 @@ def open_offline_setup(
         images=images,
         tokens=load_policy_tokens(run, tokenizer),
         unpaired=unpaired,
+        reward_model=reward_model,
     )
     train = load(train_section(run), name="train", order=data.order)
     if data.mixture:
@@ -166,6 +169,7 @@ def open_offline_setup(
             reference=policy.reference_of,
             reference_point=policy.reference_point,
             reference_sync=run.algorithm.reference_sync if isinstance(run.algorithm, DpoConfig) else None,
+            learns_rewards=reward_model is not None,
         )
         source = OfflineSource(train, trainer.tasks_per_step)
         notes = [note for dataset in (train, *held_out.answers) for note in dataset.notes()]

@@ -29,6 +29,7 @@ class OfflineUpdater:
         reference: LookupReference = lambda _: None,
         reference_point: ReferencePoint | None = None,
         reference_sync: ReferenceSyncConfig | None = None,
+        learns_rewards: bool = False,
     ) -> None:
         """
         Args:
@@ -38,6 +39,7 @@ class OfflineUpdater:
             reference: reference log-probs of experiences, for DPO, KTO and BCO.
             reference_point: that of labeled responses; None for an algorithm without labels.
             reference_sync: changes of the reference; None for a reference that stays.
+            learns_rewards: whether the loss reads the experiences' rewards, as that of a reward model.
         """
         self._policy = policy
         self._tasks_per_update = tasks_per_update
@@ -45,6 +47,7 @@ class OfflineUpdater:
         self._reference = reference
         self._reference_point = reference_point
         self._reference_sync = reference_sync
+        self._learns_rewards = learns_rewards
 
     def load_state(self, state: RunState) -> None:
         """Continue from a saved state."""
@@ -94,7 +97,8 @@ class OfflineUpdater:
             assert reference is not None
             point = self._reference_point.of_update(experiences, reference)
             counts = replace(GlobalCounts.of(experiences), reference_point=point)
-        batch = TrainingBatch(experiences, ref_logprobs=reference)
+        rewards = [experience.reward for experience in experiences] if self._learns_rewards else None
+        batch = TrainingBatch(experiences, ref_logprobs=reference, returns=rewards)
         metrics = self._policy.update(batch, step=step, update=update, counts=counts)
         sync = self._reference_sync
         if sync is not None and (update + 1) % sync.every_updates == 0:

@@ -197,6 +197,12 @@ class Fsdp2Engine(_ShardedEngine):
         """Not supported on ranks, which the configuration's checks refuse. Raises ValueError."""
         raise ValueError("the reference model of several ranks does not change")
 
+    def scores(
+        self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
+    ) -> list[FloatArray]:
+        """[L] of each experience: a reward model's score, at its last target; 0 elsewhere."""
+        return self._token_values(experiences, "scores", check)
+
     def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
         return self._token_values(experiences, "reference_kl", lambda: None)

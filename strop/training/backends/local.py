@@ -77,6 +77,12 @@ class LocalEngine:
         """Move the weights of the reference model towards the policy's."""
         self.policy.sync_reference(policy_weight)
 
+    def scores(
+        self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
+    ) -> list[FloatArray]:
+        """[L] of each experience: a reward model's score, at its last target; 0 elsewhere."""
+        return self._token_values(experiences, lambda batches: self.policy.scores(batches, check=check))
+
     def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
         return self._token_values(experiences, self.policy.reference_kl)

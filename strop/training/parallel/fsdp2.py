@@ -25,18 +25,19 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from strop.config.schema.critic import HeadInit
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig, WrapPolicyConfig
 from strop.errors import ModelError
 from strop.models.compiled_layers import compile_layers
 from strop.models.dtensor import Block, distribute_like
-from strop.models.loading import enable_gradient_checkpointing, load_model
+from strop.models.loading import enable_gradient_checkpointing, load_model, load_trained
 from strop.models.logprobs import check_logits
 from strop.models.meta_loading import MetaLoadingUnsupported, WeightFiles, build_on_meta
 from strop.models.packed_attention.forward import base_model, enable_packed_attention, split_sequences
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.shared_weights import plain_name
-from strop.models.value_model import HeadInit, ValueModel, load_value_model
+from strop.models.value_model import ValueModel, load_value_model
 from strop.training.parallel.mesh import RankMeshes
 from strop.training.parallel.parallelize import LoadedModel, ModelCall, with_adapter
 from strop.training.parallel.tensor import divide_matrices
@@ -62,11 +63,11 @@ class Fsdp2Parallelizer:
         """Ranks that divide the tokens of each micro-batch."""
         return self.meshes.sequence
 
-    def load_policy(self, section: ModelConfig) -> LoadedModel:
+    def load_policy(self, section: ModelConfig, head: HeadInit | None = None) -> LoadedModel:
         try:
-            base, weights = build_on_meta(section)
+            base, weights = build_on_meta(section, classifier=head)
         except MetaLoadingUnsupported as reason:
-            model = with_adapter(load_model(section, device=_CPU), section)
+            model = with_adapter(load_trained(section, head, device=_CPU), section)
             root = self._shard_trained(model, model, section)
             return self._trained(model, model, root, section, _whole_note(reason))
         enable_gradient_checkpointing(base, section)
@@ -74,7 +75,7 @@ class Fsdp2Parallelizer:
         root = self._shard_trained(model, model, section)
         self._read_shards(base, weights, offload=self.engine.cpu_offload)
         with torch.no_grad():
-            root(_check_and_enable_packing)
+            root(_check_and_enable_packing if head is None else _enable_packing)
         return self._trained(model, model, root, section)
 
     def load_reference(self, section: ModelConfig) -> ModelCall:
@@ -104,7 +105,7 @@ class Fsdp2Parallelizer:
             return self._trained(model, model.decoder, root, section, _whole_note(reason))
         enable_gradient_checkpointing(base, section)
         decoder = _with_adapter_on_meta(base, section)
-        model = ValueModel(decoder, base.config, head, getattr(torch, section.dtype), _CPU)
+        model = ValueModel(decoder, base.config, head, section, _CPU)
         root = self._shard_trained(model, model.decoder, section)
         self._read_shards(base, weights, offload=self.engine.cpu_offload)
         with torch.no_grad():
@@ -248,6 +249,10 @@ def _whole_note(reason: Exception) -> str:
 
 def _check_and_enable_packing(model: nn.Module) -> None:
     check_logits(model)
+    enable_packed_attention(base_model(model))
+
+
+def _enable_packing(model: nn.Module) -> None:
     enable_packed_attention(base_model(model))
 
 

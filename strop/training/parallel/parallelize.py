@@ -9,12 +9,13 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from strop.config.schema.critic import HeadInit
 from strop.config.schema.model import ModelConfig
 from strop.models.compiled_layers import compile_layers
-from strop.models.loading import load_model
+from strop.models.loading import load_model, load_trained
 from strop.models.lora import add_lora, load_adapter
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
-from strop.models.value_model import HeadInit, ValueModel, load_value_model
+from strop.models.value_model import ValueModel, load_value_model
 from strop.training.device import find_device
 from strop.training.mixed_precision import ComputeCopy, make_compute_copy
 from strop.training.model_state import ModelState
@@ -81,8 +82,9 @@ class Parallelizer(Protocol):
         """Ranks that divide the tokens of each micro-batch; None where this rank gets all of them."""
         ...
 
-    def load_policy(self, section: ModelConfig) -> LoadedModel:
-        """The trained policy, with a new adapter where the section has `lora`. Raises ModelError."""
+    def load_policy(self, section: ModelConfig, head: HeadInit | None = None) -> LoadedModel:
+        """The trained policy, with a new adapter where the section has `lora`; or with `head` a trained classifier of
+        one output. Raises ModelError."""
         ...
 
     def load_reference(self, section: ModelConfig) -> ModelCall:
@@ -105,8 +107,8 @@ class SingleDevice:
         """None: there is one rank."""
         return None
 
-    def load_policy(self, section: ModelConfig) -> LoadedModel:
-        base = load_model(section, device=self.device)
+    def load_policy(self, section: ModelConfig, head: HeadInit | None = None) -> LoadedModel:
+        base = load_trained(section, head, device=self.device)
         model = with_adapter(base, section)
         copy = make_compute_copy(model, section)
         computing = copy.model if copy else model

@@ -10,14 +10,16 @@ import torch
 from torch import nn
 
 from strop.config.deepspeed.settings import engine_config, read_config, with_hidden_size, zero_settings
+from strop.config.schema.critic import HeadInit
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.errors import ModelError
-from strop.models.loading import load_model
+from strop.models.loading import load_trained
 from strop.models.packed_attention.forward import base_model, split_sequences
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
-from strop.models.value_model import HeadInit, load_value_model
+from strop.models.value_head import head_of
+from strop.models.value_model import load_value_model
 from strop.training.parallel.fsdp2 import Fsdp2Parallelizer
 from strop.training.parallel.mesh import RankMeshes
 from strop.training.parallel.parallelize import LoadedModel, ModelCall, with_adapter
@@ -50,15 +52,18 @@ class ZeroParallelizer:
     def device(self) -> torch.device:
         return self.frozen.device
 
-    def load_policy(self, section: ModelConfig) -> LoadedModel:
-        model = with_adapter(load_model(section, device=_CPU), section)
-        head = base_model(model).get_output_embeddings()  # type: ignore[no-untyped-call]
-        if type(head) is not nn.Linear:
+    def load_policy(self, section: ModelConfig, head: HeadInit | None = None) -> LoadedModel:
+        model = with_adapter(load_trained(section, head, device=_CPU), section)
+        base = base_model(model)
+        if head is not None:
+            return self._in_engine(model, model, head_of(base), section)
+        output = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if type(output) is not nn.Linear:
             raise ModelError(
                 "trainer.engine deepspeed needs a language-model head that is a plain linear layer, and this model's "
-                f"is a {type(head).__name__}. Add the head to model.lora.exclude, or write engine: fsdp2."
+                f"is a {type(output).__name__}. Add the head to model.lora.exclude, or write engine: fsdp2."
             )
-        return self._in_engine(model, model, head, section)
+        return self._in_engine(model, model, output, section)
 
     def load_reference(self, section: ModelConfig) -> ModelCall:
         return self.frozen.load_reference(section)

@@ -34,6 +34,7 @@ POLICY, CRITIC = "policy", "critic"
 TokenQuantity = Literal[
     "logprobs",
     "reference_logprobs",
+    "scores",
     "reference_kl",
     "teacher_logprobs",
     "squared_probabilities",
@@ -193,6 +194,8 @@ class ComputeTokenValues:
         match self.quantity:
             case "logprobs" | "reference_logprobs":
                 values = model.logprobs(micro_batches, reference=self.quantity == "reference_logprobs")
+            case "scores":
+                values = model.scores(micro_batches)
             case "reference_kl":
                 values = model.reference_kl(micro_batches)
             case "squared_probabilities":

@@ -23,7 +23,15 @@ from strop.data.packing import (
 )
 from strop.models.vision.model_images import ModelImages, has_images
 from strop.protocols import ImageProcessor
-from strop.types import FloatArray, GlobalCounts, LossOutput, MicroBatch, PackedImages, TrainingBatch
+from strop.types import (
+    FloatArray,
+    GlobalCounts,
+    LossOutput,
+    MicroBatch,
+    PackedImages,
+    TokenOutputs,
+    TrainingBatch,
+)
 
 T = TypeVar("T")
 
@@ -97,7 +105,9 @@ class IdleSafeLoss:
     def __call__(self, micro_batch: MicroBatch, outputs: Any, counts: GlobalCounts) -> LossOutput:
         if len(micro_batch.targets):
             return self.loss_fn(micro_batch, outputs, counts)
-        values: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logprobs
+        values: Tensor = outputs
+        if isinstance(outputs, TokenOutputs):
+            values = outputs.logprobs if outputs.scores is None else outputs.scores
         return LossOutput(values.sum(), {})
 
 

@@ -1,0 +1,138 @@
+"""Reward models: trained from pairs and from scores, and used as the reward and as the critic's start of other runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import AutoPeftModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from strop.config.schema.reward import RewardModelConfig
+from strop.inference.reward_model import RewardModel
+from strop.models.silence import silence_transformers
+from strop.types import Rollout, Task
+
+from .conftest import DIGITS, Values, write_rows
+from .results import rows_of, train, trained_rows
+
+HELD_OUT = "eval/held-out"
+LEARNS = {"trainer__duration": "20 steps", "trainer__optimizer__lr": 1e-2}
+
+
+@pytest.fixture
+def scored(offline: Values, tmp_path: Path) -> Values:
+    """The values of a small run on responses with a score: the digit, in ninths."""
+    rows = [
+        {"prompt": f"max {a} {b}", "response": str(answer), "score": answer / 9}
+        for a, b in DIGITS
+        if a != b
+        for answer in (a, b)
+    ]
+    path = str(write_rows(tmp_path / "scored.jsonl", rows))
+
+    def make(**changes: Any) -> dict[str, Any]:
+        run = offline("reward_model", algorithm={"type": "reward_model", "loss": "squared_error"}, **changes)
+        columns = {"path": path, "response": "response", "score": "score"}
+        run["data"]["train"] = columns
+        run["data"]["eval"] = [{"name": "held-out", "limit_tasks": 40, **columns}]
+        return run
+
+    return make
+
+
+def reward_of(path: Path, pairs: list[tuple[str, str]]) -> list[float]:
+    """Scores of prompts with responses, as a run's reward computes them."""
+    model = RewardModel(RewardModelConfig(path=str(path)), torch.device("cpu"))
+    found = []
+    for prompt, text in pairs:
+        task = Task("0", ({"role": "user", "content": prompt},), None)
+        rollout = Rollout("r", "0", "0", 0, (), text, (), "ok")
+        (score,) = model.score([(task, rollout)])
+        assert isinstance(score, float)
+        found.append(score)
+    return found
+
+
+def test_it_learns_from_pairs_and_the_reward_of_other_runs_is_what_it_learned(
+    offline: Values, values: Values, tmp_path: Path
+) -> None:
+    trained = train(offline("reward_model", **LEARNS))
+    rows = [row for row in rows_of(trained.folder) if f"{HELD_OUT}/loss" in row]
+    assert rows[0][f"{HELD_OUT}/loss"] == pytest.approx(np.log(2))  # a head of zeros
+    assert rows[-1][f"{HELD_OUT}/pairs/accuracy"] > 0.9 and rows[-1][f"{HELD_OUT}/loss"] < 0.3
+    folder = Path(trained.model)
+    held_out = [(a, b) for a, b in DIGITS if a != b][:20]
+    better = reward_of(folder, [(f"max {a} {b}", str(max(a, b))) for a, b in held_out])
+    worse = reward_of(folder, [(f"max {a} {b}", str(min(a, b))) for a, b in held_out])
+    margins = np.array(better) - np.array(worse)
+    assert rows[-1][f"{HELD_OUT}/pairs/margin"] == pytest.approx(margins.mean(), rel=1e-4)
+    assert rows[-1][f"{HELD_OUT}/pairs/accuracy"] == (margins > 0).mean()
+
+    learned = {"models": [{"path": str(folder), "name": "learned"}]}
+    rewarded = values(name="grpo", reward=learned, trainer__duration="1 steps")
+    (row,) = [row for row in trained_rows(rewarded) if row["step"] == 1]
+    assert np.isfinite(row["reward/mean"]) and row["updates"] == 2
+
+    critic = {"model": {"path": str(folder)}, "head": "score", "optimizer": {"lr": 1e-3}}
+    ppo = values(
+        reward={"models": [{"path": str(folder)}]},
+        algorithm={"type": "ppo", "critic": critic},
+        trainer__duration="1 steps",
+        name="ppo",
+        data__eval=[],
+        evaluate={},
+    )
+    (row,) = [row for row in trained_rows(ppo) if row["step"] == 1]
+    assert row["critic/values"] != 0  # those of a new head are 0
+
+
+@pytest.mark.parametrize("model", [{}, {"lora": {"rank": 4, "alpha": 8}}], ids=["full", "LoRA"])
+def test_transformers_and_peft_load_the_exported_folder(offline: Values, model: dict[str, Any]) -> None:
+    changes = {f"model__{key}": value for key, value in model.items()}
+    trained = train(offline("reward_model", **LEARNS, **changes))
+    folder = Path(trained.model)
+    with silence_transformers():
+        found, loading = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"] and found.config.num_labels == 1
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "max 3 5"}, {"role": "assistant", "content": answer}], tokenize=False
+        )
+        for answer in ("5", "3", "a longer one")
+    ]
+    batch = tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        scores = found(**batch).logits[:, 0]
+    expected = reward_of(folder, [("max 3 5", "5"), ("max 3 5", "3"), ("max 3 5", "a longer one")])
+    assert scores.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert scores[0] > scores[1]
+    if model:
+        adapted = AutoPeftModelForSequenceClassification.from_pretrained(folder / "adapter", num_labels=1)
+        with torch.no_grad():
+            torch.testing.assert_close(adapted(**batch).logits[:, 0], scores, rtol=1e-4, atol=1e-5)
+
+
+def test_it_learns_scores(scored: Values) -> None:
+    run = scored(trainer__duration="40 steps", trainer__optimizer__lr=3e-3)
+    rows = [row for row in trained_rows(run) if f"{HELD_OUT}/loss" in row]
+    assert rows[-1][f"{HELD_OUT}/loss"] < 0.5 * rows[0][f"{HELD_OUT}/loss"]
+    assert rows[-1][f"{HELD_OUT}/reward_model/score_correlation"] > 0.8
+
+
+def test_training_continues_from_a_reward_model(offline: Values) -> None:
+    first = train(offline("reward_model", **LEARNS))
+    again = offline(
+        "reward_model",
+        name="again",
+        model__path=str(first.model),
+        algorithm={"type": "reward_model", "head": "score"},
+        trainer__duration="1 steps",
+    )
+    start, *_ = trained_rows(again)
+    end = rows_of(first.folder)[-1]
+    assert start[f"{HELD_OUT}/loss"] == pytest.approx(end[f"{HELD_OUT}/loss"], rel=1e-4)
