@@ -92,7 +92,9 @@ def _faults(
     first: dict[str, str] = {}
     bad: dict[str, _BadAnswers] = {}
     columns = [column for column in (source, answer) if column is not None]
-    if "code" in answer_rewards or by_source:
+    # A scan for a column that is not there reads all columns of all rows.
+    has_entry_point = ("code" in answer_rewards or by_source) and _ENTRY_POINT in rows[0]
+    if has_entry_point:
         columns.append(_ENTRY_POINT)
     for where, row in zip(rows.locations(), rows.scan(columns), strict=True):
         names = list(answer_rewards)
@@ -103,8 +105,8 @@ def _faults(
             if by_source and (name := _reward_of(value, REWARD_BY_SOURCE)) in _WITH_CHECKED_ANSWERS:
                 names.append(name)
         if answer is not None:
-            entry_point = row.get(_ENTRY_POINT)
-            _check_answer(value_at(row, answer, where), names, where, bad, entry_point)
+            entry_point = row.get(_ENTRY_POINT) if has_entry_point else None
+            _check_answer(value_at(row, answer, where), entry_point, names, where, bad)
     for name, found in bad.items():
         yield (
             f"{field}.answer: {found.count} of {len(rows)} rows have an answer in the column {answer!r} that the "
@@ -115,27 +117,29 @@ def _faults(
 
 
 def _check_answer(
-    answer: Any, rewards: Sequence[str], where: str, bad: dict[str, _BadAnswers], entry_point: Any
+    answer: Any, entry_point: str | None, rewards: Sequence[str], where: str, bad: dict[str, _BadAnswers]
 ) -> None:
     """Add an answer that a reward cannot use to `bad`."""
     for name in rewards:
         try:
-            if name == "code":
-                from strop.rewards.code.cases import code_tests
-
-                code_tests("", answer, entry_point=entry_point, separate=False)
-            else:
-                _required_answer(name)(answer)
+            _required_answer(name, entry_point)(answer)
         except ValueError as error:
             bad.setdefault(name, _BadAnswers(0, where, str(error))).count += 1
 
 
-def _required_answer(reward: str) -> Callable[[Any], object]:
+def _required_answer(reward: str, entry_point: str | None) -> Callable[[Any], object]:
     """Function that raises ValueError for a task's answer that a reward cannot use."""
     from strop.rewards.builtin.answer_values import mathematical_answer_text
     from strop.rewards.builtin.gsm8k import expected_number
+    from strop.rewards.code.cases import code_tests
 
-    return expected_number if reward == "gsm8k" else mathematical_answer_text
+    match reward:
+        case "gsm8k":
+            return expected_number
+        case "code":
+            return lambda answer: code_tests("", answer, entry_point=entry_point, separate=False)
+        case _:
+            return mathematical_answer_text
 
 
 def _reward_of(source: str, table: Mapping[str, str]) -> str | None:

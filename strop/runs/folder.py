@@ -10,6 +10,7 @@ from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
 
+from strop.config.load.run_folder import RUN_FILE
 from strop.config.schema import Run
 from strop.errors import RunFolderError
 
@@ -19,7 +20,7 @@ ACTORS_LOCK_FILE = ".actors.lock"
 _RUN_MARKERS = {"run.json", "metrics.jsonl", "checkpoints", "explorer", "explorer.json", "bench.jsonl"}
 """Entries of a folder in which a run has started."""
 _EARLY_ENTRIES = {
-    "run.yaml",
+    RUN_FILE,
     "identity.json",
     "annotations",
     "images",
@@ -48,7 +49,7 @@ class RunFolder:
     @property
     def run_file(self) -> Path:
         """Resolved run file, secrets redacted."""
-        return self.path / "run.yaml"
+        return self.path / RUN_FILE
 
     @property
     def checkpoints(self) -> Path:

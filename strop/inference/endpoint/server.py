@@ -234,7 +234,9 @@ class EndpointServer:
         models = self._models_of(request)
         parsed = parse_chat_request(await _read_json(request))
         reply = await self._find_model(models, parsed.model).chat(parsed)
-        self._count_tokens(parsed.model, reply.prompt_tokens, reply.completion_tokens)
+        self._metrics.count_tokens(
+            parsed.model, prompt=reply.prompt_tokens, completion=reply.completion_tokens
+        )
         if parsed.stream:
             return await _send_events(request, chat_chunks(parsed, reply))
         return await _send(request, _json(chat_response_body(parsed, reply)))
@@ -243,13 +245,12 @@ class EndpointServer:
         models = self._models_of(request)
         parsed = parse_completion_request(await _read_json(request))
         reply = await self._find_model(models, parsed.model).complete(parsed)
-        self._count_tokens(parsed.model, reply.prompt_tokens, reply.completion_tokens)
+        self._metrics.count_tokens(
+            parsed.model, prompt=reply.prompt_tokens, completion=reply.completion_tokens
+        )
         if parsed.stream:
             return await _send_events(request, completion_chunks(parsed, reply))
         return await _send(request, _json(completion_response_body(parsed, reply)))
-
-    def _count_tokens(self, model: str, prompt: int, completion: int) -> None:
-        self._metrics.count_tokens(model, prompt=prompt, completion=completion)
 
     def _find_model(self, models: Mapping[str, EndpointModel], name: str) -> EndpointModel:
         if name not in models:

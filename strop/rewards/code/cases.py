@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from strop.rewards.code.separated import separated
-from strop.rewards.code.test_functions import runnable_tests
+from strop.rewards.code.unit_tests import runnable_tests
 from strop.sandbox.protocol import Program, ProgramResult
 
 _FORMS = (
