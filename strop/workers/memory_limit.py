@@ -73,8 +73,11 @@ class MemoryLimit:
 
         assert self._before is not None
         soft, hard = self._before
+        data = (
+            _data_bytes()
+        )  # first: what another thread takes before the next line makes the limit smaller, not larger
         free = free_memory_bytes() - int(total_memory_bytes() * _RESERVED_FRACTION)
-        limit = max(_data_bytes() + free, self._data_at_start + _MIN_GROWTH_BYTES)
+        limit = max(data + free, self._data_at_start + _MIN_GROWTH_BYTES)
         limits = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *limits]), hard))
 

@@ -39,7 +39,7 @@ except (MemoryError, OSError) as error:
 @pytest.mark.parametrize(
     ("free", "work", "expected"),
     [
-        (400_000_000, "grow()", range(30, 41)),
+        (400_000_000, "grow()", range(4, 41)),  # less where the program grows while a starved thread measures
         (400_000_000, "bytearray(500_000_000)", range(2)),
         (400_000_000, "mmap.mmap(-1, 500_000_000, mmap.MAP_PRIVATE)", range(2)),
         (0, "grow()", range(3, 6)),  # a growth that is always allowed
