@@ -9,7 +9,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Empty: Python keeps compiled modules. The tests start hundreds of interpreters, which would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart real test ci nightly check engines contract juicer verifiers evidence docs clean
+.PHONY: quickstart real test ci nightly check engines contract juicer verifiers evidence docs house clean
 
 quickstart: .venv/base
 	$(BIN)/python examples/quickstart/quickstart.py $(ARGS)
@@ -55,7 +55,7 @@ check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated
 	$(BIN)/python tools/check_names.py
 	$(BIN)/python tools/check_words.py
 	$(BIN)/codespell
-	$(BIN)/python -m strop.dialects.reference --check
+	$(BIN)/python -m strop.compat.reference --check
 
 ifneq (,$(filter fake-cuda,$(ARGS)))
 evidence: .venv-cuda/ready
@@ -65,9 +65,12 @@ evidence: .venv/bench  ## measurements that take too long for CI; updates the ta
 
 docs: .venv/dev  ## pages that are generated from the code, and the documentation site in site/
 	$(BIN)/python -m strop.runs.metrics > docs/metrics.md
-	$(BIN)/python -m strop.dialects.reference
+	$(BIN)/python -m strop.compat.reference
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet docs site
 	@echo "The documentation is in site/index.html."
+
+house: .venv/dev  ## size and grain of the package
+	$(BIN)/python tools/house.py
 
 clean:
 	rm -rf .venv .venv-vllm .venv-sglang .venv-datajuicer .venv-verifiers .venv-cuda build dist runs site

@@ -64,7 +64,7 @@ BUILDS = {"engines": "make engines", "fake-cuda": "make evidence ARGS=fake-cuda"
 """Commands that build these environments."""
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
-    "mutations": (["tests/dialects/test_broken_configs.py", "-m", ""], {"STROP_MUTATIONS": "1000"}),
+    "mutations": (["tests/compat/test_broken_configs.py", "-m", ""], {"STROP_MUTATIONS": "1000"}),
     "backends": (
         [
             "tests/training/test_ranks.py",

@@ -24,17 +24,17 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from strop.dialects.azureml.component import to_argument
-from strop.dialects.azureml.components import COMPONENTS
-from strop.dialects.azureml.reader import read_component
-from strop.dialects.job import Job
-from strop.dialects.ledger.key_mapping import UNSET, KeyMapping
-from strop.dialects.registry import LEDGERS
-from strop.dialects.trinity.reader import read_trinity
-from strop.dialects.verl.ppo_trainer import read_verl
-from strop.dialects.verl.sft_trainer import read_verl_sft
+from strop.compat.azureml.component import to_argument
+from strop.compat.azureml.components import COMPONENTS
+from strop.compat.azureml.reader import read_component
+from strop.compat.ledger.key_mapping import UNSET, KeyMapping
+from strop.compat.registry import LEDGERS
+from strop.compat.trinity.reader import read_trinity
+from strop.compat.verl.ppo_trainer import read_verl
+from strop.compat.verl.sft_trainer import read_verl_sft
+from strop.config.load.job import Job
 from strop.errors import ConfigError
-from tests.dialects.trinity_file import BASE
+from tests.compat.trinity_file import BASE
 
 DIALECTS = ("verl", "verl-sft", "trinity", *COMPONENTS)
 Effect = Literal["effect", "notice", "placement", "refused", "silent"]

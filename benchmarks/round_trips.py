@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.dialects.convert import convert
-from strop.dialects.detect import read_any
-from strop.dialects.hydra.selection import ConfigSelection
-from strop.dialects.job import Job
-from strop.dialects.trinity.reader import read_trinity
-from strop.dialects.verl.evaluation import read_verl_eval
-from strop.dialects.verl.generation import read_verl_generate
-from strop.dialects.verl.ppo_trainer import read_verl
-from strop.dialects.verl.sft_trainer import read_verl_sft
+from strop.compat.convert import convert
+from strop.compat.hydra.selection import ConfigSelection
+from strop.compat.trinity.reader import read_trinity
+from strop.compat.verl.evaluation import read_verl_eval
+from strop.compat.verl.generation import read_verl_generate
+from strop.compat.verl.ppo_trainer import read_verl
+from strop.compat.verl.sft_trainer import read_verl_sft
+from strop.config.load.job import Job
 from strop.errors import StropError
+from strop.reading import read_any
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 _OPTIONS = {"--config-path": "path", "--config-name": "name", "--config-dir": "folder"}
@@ -104,7 +104,7 @@ def _jobs(folder: Path | None, every: int) -> Iterator[tuple[str, str, Job]]:
             try:
                 job = read(row)
             except StropError:
-                continue  # `tests/dialects/test_corpora.py` counts those
+                continue  # `tests/compat/test_corpora.py` counts those
             if job is not None:
                 yield f"{file.stem} {row['id']}", "trinity" if "yaml" in row else "verl", job
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from strop.config.environment_values import set_environment
 from strop.config.load.loader import LoadedRun, load_run, load_values
-from strop.config.load.schema_faults import OwnerHint
 from strop.errors import Interrupted
 from strop.python_rewards import PythonRewards, list_rewards
+from strop.reading import key_owner
 from strop.run.entry.result import RunResult
 from strop.workers.cleanup import cleanup
 from strop.workers.imports import without_collections
@@ -66,18 +66,12 @@ def load(
         here: replace what asks for hardware that this machine lacks.
     """
     if isinstance(run, Mapping):
-        loaded = load_values(run, overrides, here=here, key_owner=_key_owner)
+        loaded = load_values(run, overrides, here=here, key_owner=key_owner)
     else:
-        loaded = load_run(Path(run), overrides, here=here, key_owner=_key_owner)
+        loaded = load_run(Path(run), overrides, here=here, key_owner=key_owner)
     for note in loaded.runs[0].notes:
         warnings.warn(note, FutureWarning, stacklevel=2)
     return loaded
-
-
-def _key_owner(dotted: str, by_last_name: bool) -> OwnerHint:
-    from strop.dialects.key_owner import run_file_key_owner  # 0.1 s: imports the ledgers of all dialects
-
-    return run_file_key_owner(dotted, by_last_name)
 
 
 def train(

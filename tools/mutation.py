@@ -36,7 +36,7 @@ AREAS = {
     "buffer": ["strop/buffer"],
     "sync": ["strop/sync"],
     "run/state": ["strop/run/state"],
-    "ledgers": ["strop/dialects/ledger"],
+    "ledgers": ["strop/compat/ledger"],
     "config checks": ["strop/config/checks"],
     "rewards": ["strop/rewards"],
 }

@@ -23,7 +23,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from strop.cli.main import app
-from strop.dialects.registry import LEDGERS
+from strop.compat.registry import LEDGERS
 
 PAGES = Path(__file__).parents[1] / "docs/coming-from"
 DIALECTS = {

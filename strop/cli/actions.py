@@ -22,7 +22,7 @@ from strop.printable import counted
 from strop.workers.output import lasting_output
 
 if TYPE_CHECKING:
-    from strop.dialects.job import Job
+    from strop.config.load.job import Job
     from strop.run.entry.result import RunResult
 
 
@@ -41,6 +41,31 @@ def run_and_print(loaded: LoadedRun) -> RunResult:
             print_memory(stage.run)
         result = api.train(loaded)
         _print_result(loaded, result)
+    return result
+
+
+def run_job(job: Job) -> RunResult:
+    """Train, with what a component's job requests before and after it.
+
+    In a process of torchrun other than the first one: join the run as a rank, and end with it.
+    """
+    from strop.run.distributed.torchrun import join_torchrun_run
+
+    join_torchrun_run()
+    if not (job.packages or job.outputs):
+        return run_and_print(job.loaded)
+    from strop.compat.azureml.requirements import install_packages
+
+    install_packages(job.packages)
+    # Imported after the installation, because these modules may import the installed packages.
+    from strop.compat.azureml.outputs import prepare_outputs, write_outputs
+    from strop.models.formats.mlflow import require_mlflow, write_mlflow
+
+    prepare_outputs(job, require_mlflow)
+    print_outputs(job)
+    result = run_and_print(job.loaded)
+    for sentence in write_outputs(job, write_mlflow):
+        echo(sentence)
     return result
 
 

@@ -15,7 +15,7 @@ from strop.errors import ConfigError
 from strop.workers.atomic_write import atomic_write
 
 if TYPE_CHECKING:
-    from strop.dialects.convert import Conversion
+    from strop.compat.convert import Conversion
 
 
 def convert(
@@ -50,9 +50,9 @@ def convert(
 
     The file may be a run file or a file of verl, Trinity-RFT, TRL or AzureML, as for `strop train`.
     """
+    from strop.compat.convert import convert as convert_job
     from strop.config.save import yaml_text
-    from strop.dialects.convert import convert as convert_job
-    from strop.dialects.detect import read_any
+    from strop.reading import read_any
 
     job = read_any(run, overrides or (), here=True, dialect=source)
     for note in dict.fromkeys(note for stage in job.loaded.runs for note in stage.notes):

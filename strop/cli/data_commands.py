@@ -86,7 +86,7 @@ def diff(
 
 def _runs(run: object, overrides: list[str] | None, here: bool) -> list[Run]:
     """The runs of a file that have a pipeline. Raises ConfigError if there is none."""
-    from strop.dialects.detect import read_any
+    from strop.reading import read_any
 
     found = [stage.run for stage in read_any(run, overrides or (), here=here).loaded.runs]  # type: ignore[arg-type]
     with_pipeline = [each for each in found if each.data.pipeline is not None]

@@ -58,9 +58,9 @@ def ppo(
     check: CheckOption = False,
 ) -> None:
     """Train as `python -m verl.trainer.main_ppo key=value ...` does."""
-    from strop.dialects.hydra.selection import ConfigSelection
-    from strop.dialects.key_owner import key_owner_hint
-    from strop.dialects.verl.ppo_trainer import read_verl
+    from strop.compat.hydra.selection import ConfigSelection
+    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.verl.ppo_trainer import read_verl
 
     selection = ConfigSelection(config, config_name, config_path, config_dir)
     loaded = read_verl(overrides or (), selection=selection, here=here, key_owner=key_owner_hint)
@@ -79,9 +79,9 @@ def sft(
     check: CheckOption = False,
 ) -> None:
     """Fine-tune as `python -m verl.trainer.fsdp_sft_trainer key=value ...` does."""
-    from strop.dialects.hydra.selection import ConfigSelection
-    from strop.dialects.key_owner import key_owner_hint
-    from strop.dialects.verl.sft_trainer import read_verl_sft
+    from strop.compat.hydra.selection import ConfigSelection
+    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.verl.sft_trainer import read_verl_sft
 
     selection = ConfigSelection(config, config_name, config_path, config_dir)
     loaded = read_verl_sft(overrides or (), selection=selection, here=here, key_owner=key_owner_hint)
@@ -98,9 +98,9 @@ def evaluate(
     explain: Annotated[bool, typer.Option("--explain", help="Print what would be scored, and how.")] = False,
 ) -> None:
     """Score a file of responses as `python -m verl.trainer.main_eval key=value ...` does."""
-    from strop.dialects.hydra.selection import ConfigSelection
-    from strop.dialects.key_owner import key_owner_hint
-    from strop.dialects.verl.evaluation import describe_evaluation, read_verl_eval
+    from strop.compat.hydra.selection import ConfigSelection
+    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.verl.evaluation import describe_evaluation, read_verl_eval
 
     selection = ConfigSelection(config, config_name, config_path, config_dir)
     scoring, notes = read_verl_eval(overrides or (), selection=selection, key_owner=key_owner_hint)
@@ -129,9 +129,9 @@ def generate(
 ) -> None:
     """Sample responses to prompts as `python -m verl.trainer.main_generation key=value ...` does."""
     from strop.cli.actions import print_notes
-    from strop.dialects.hydra.selection import ConfigSelection
-    from strop.dialects.key_owner import key_owner_hint
-    from strop.dialects.verl.generation import describe_generation, read_verl_generate
+    from strop.compat.hydra.selection import ConfigSelection
+    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.verl.generation import describe_generation, read_verl_generate
 
     selection = ConfigSelection(config, config_name, config_path, config_dir)
     read = read_verl_generate(overrides or (), selection=selection, here=here, key_owner=key_owner_hint)
@@ -153,11 +153,11 @@ def merge(context: typer.Context) -> None:
     --local_dir is a run folder or a checkpoint of Strop, or a folder with verl's FSDP shards; --target_dir is
     the folder to write. `strop keys verl-merge` lists all options; each may also be written as key=value.
     """
-    from strop.dialects.key_owner import key_owner_hint
-    from strop.dialects.verl.model_merger import read_verl_merge
+    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.verl.model_merger import read_verl_merge
 
     merging = read_verl_merge(context.args, key_owner=key_owner_hint)
-    from strop.run.entry.export import VerlShardOptions, merge
+    from strop.compat.verl.merge import VerlShardOptions, merge
 
     shards = VerlShardOptions(merging.hf_model_path, merging.lora_alpha)
     echo(f"Wrote {merge(merging.local_dir, merging.target_dir, shards)}")
@@ -179,9 +179,9 @@ def trinity(
     """Train as `trinity run --config FILE.yaml` does."""
     import os
 
-    from strop.dialects.key_owner import key_owner_hint
-    from strop.dialects.trinity.reader import read_trinity
-    from strop.dialects.trinity.workflows import PLUGIN_FOLDERS
+    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.trinity.reader import read_trinity
+    from strop.compat.trinity.workflows import PLUGIN_FOLDERS
 
     if plugin_dir is not None:
         os.environ[PLUGIN_FOLDERS] = plugin_dir
@@ -204,8 +204,8 @@ def trl(
 
     `strop keys trl` lists the keys of GRPO, and `strop keys trl-dpo` those of DPO and so on.
     """
-    from strop.dialects.key_owner import key_owner_hint
-    from strop.dialects.trl.reader import find_program, read_trl_arguments
+    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.trl.reader import find_program, read_trl_arguments
 
     loaded = read_trl_arguments(find_program(program), context.args, here=here, key_owner=key_owner_hint)
     _run(loaded, explain=explain, check=check)

@@ -12,7 +12,7 @@ from strop.errors import ConfigError
 from strop.workers.atomic_write import atomic_write
 
 if TYPE_CHECKING:
-    from strop.launch.importer import ImportedCommand
+    from strop.compat.launch.importer import ImportedCommand
 
 
 def import_script(
@@ -38,7 +38,7 @@ def import_script(
 
     The script runs in bash, with recorders in place of all programs, and can write no file and use no network.
     """
-    from strop.launch.importer import import_script as find_commands
+    from strop.compat.launch.importer import import_script as find_commands
 
     found, notices = find_commands(script, arguments or ())
     for notice in notices:
@@ -60,8 +60,8 @@ def _import(command: ImportedCommand, path: Path, script: Path) -> None:
     if not command.is_training:
         echo(f"   trains nothing, so it needs no run file. Run: {command.strop_command}")
         return
+    from strop.compat.convert import convert
     from strop.config.save import yaml_text
-    from strop.dialects.convert import convert
 
     job = command.read()
     for note in job.loaded.notes:

@@ -27,8 +27,8 @@ def plan(
 ) -> None:
     """Print the memory of each process by purpose, the tokens and seconds of a step and the disk that a run needs."""
     from strop.config.plan.machine import on_machine, parse_machine
-    from strop.dialects.detect import read_any
     from strop.errors import ConfigError
+    from strop.reading import read_any
 
     if calibrate and machine:
         raise ConfigError("--calibrate measures this machine: leave --machine out.")

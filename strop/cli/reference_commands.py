@@ -28,8 +28,8 @@ def keys(
 ) -> None:
     """Print every key of a dialect, with its disposition, its run file field, its default, and a note."""
     from strop.cli.columns import align_columns
-    from strop.dialects.ledger.key_mapping import added_since
-    from strop.dialects.registry import ledger_of
+    from strop.compat.ledger.key_mapping import added_since
+    from strop.compat.registry import ledger_of
 
     rows = ledger_of(dialect).rows
     if since is not None:
@@ -45,7 +45,7 @@ def keys(
 
 def schema() -> None:
     """Print the JSON Schema of the run file, for completion and checks in an editor."""
-    from strop.dialects.reference.pages import schema_text
+    from strop.compat.reference.pages import schema_text
 
     echo(schema_text(), newline=False)
 

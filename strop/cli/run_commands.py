@@ -37,11 +37,10 @@ def train(
 ) -> None:
     """Train, or resume a run that was stopped. The file may also be one of verl, Trinity-RFT, TRL or AzureML, or the
     folder of a run."""
-    from strop.cli.actions import change_recorded, enter_start_directory
-    from strop.cli.component_command import run_job
+    from strop.cli.actions import change_recorded, enter_start_directory, run_job
     from strop.config.load.run_folder import is_run_folder
-    from strop.dialects.detect import read_any
-    from strop.dialects.trl.script.detection import SCRIPT_SUFFIXES
+    from strop.config.paths import SCRIPT_SUFFIXES
+    from strop.reading import read_any
 
     if run.suffix in SCRIPT_SUFFIXES:
         from strop.cli.script import train_script
@@ -65,7 +64,7 @@ def check(
     """Check whether a run can start, without loading its model."""
     from strop.cli.actions import check_run
     from strop.config.plan.machine import on_machine, parse_machine
-    from strop.dialects.detect import read_any
+    from strop.reading import read_any
 
     with on_machine(parse_machine(machine) if machine else None):
         check_run(read_any(run, overrides or (), here=here).loaded)
@@ -81,7 +80,7 @@ def explain(
     from strop.cli.actions import print_outputs
     from strop.cli.show import show_explanation
     from strop.config.plan.machine import on_machine, parse_machine
-    from strop.dialects.detect import read_any
+    from strop.reading import read_any
 
     with on_machine(parse_machine(machine) if machine else None):
         job = read_any(run, overrides or (), here=here)
@@ -130,17 +129,16 @@ def _policy(
 ) -> tuple[LoadedRun, Path | None]:
     """The run of a file with its initial model, or that of a folder with its last checkpoint, unless one is named."""
     from strop.config.load.run_folder import is_run_folder
-    from strop.dialects.detect import read_any
+    from strop.reading import key_owner, read_any
 
     if not is_run_folder(run):
         return read_any(run, overrides, here=here).loaded, checkpoint
-    from strop.dialects.key_owner import run_file_key_owner
     from strop.run.entry.evaluate import last_checkpoint
     from strop.run.entry.run_folder import load_policy_run
     from strop.runs.folder import RunFolder
 
     folder = RunFolder(run)
-    loaded = load_policy_run(folder, overrides, here=here, key_owner=run_file_key_owner)
+    loaded = load_policy_run(folder, overrides, here=here, key_owner=key_owner)
     return loaded, checkpoint or last_checkpoint(folder)
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strop import api
-from strop.cli.actions import change_recorded
-from strop.cli.component_command import run_job
-from strop.dialects.job import Job
-from strop.dialects.key_owner import key_owner_hint
-from strop.dialects.trl.script.run import run_trl_script
+from strop.cli.actions import change_recorded, run_job
+from strop.compat.key_owner import key_owner_hint
+from strop.compat.trl.script.run import run_trl_script
+from strop.config.load.job import Job
 from strop.run.entry.result import RunResult
 from strop.runs.folder import RunFolder
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+SCRIPT_SUFFIXES = (".py", ".ipynb")
+"""Endings of the names of programs, which are run where a configuration is read."""
 GGUF_SUFFIX = ".gguf"
 """Ending of the names of GGUF files."""
 

@@ -8,19 +8,20 @@ from typing import Any
 
 from strop.config.user_code import ImportPath
 from strop.errors import RewardError
-from strop.rewards.registry import BUILTIN_REWARDS
+from strop.rewards.registry import builtin_reward, builtin_rewards
 
 
 def load_reward_function(function: str) -> Callable[..., Any]:
     """Load the function that a run file names. Raises RewardError if it does not exist or is not callable."""
-    name = BUILTIN_REWARDS.get(function, function)
-    return ImportPath(name, f"reward {function!r}", "function", BUILTIN_REWARDS, RewardError).load()
+    path = builtin_reward(function) or function
+    names = () if "." in path else builtin_rewards()
+    return ImportPath(path, f"reward {function!r}", "function", names, RewardError).load()
 
 
 def unknown_reward(function: str) -> str | None:
     """Why there is no built-in reward of this name; None for a built-in, and for a user's function, which is not
     imported."""
-    if not function.isidentifier() or function in BUILTIN_REWARDS:
+    if not function.isidentifier() or builtin_reward(function):
         return None
     try:
         load_reward_function(function)
@@ -31,7 +32,7 @@ def unknown_reward(function: str) -> str | None:
 
 def absolute_reference(function: str) -> str:
     """The reference with an absolute file path, valid in a process with another working directory."""
-    if function in BUILTIN_REWARDS or ":" not in function:
+    if ":" not in function:
         return function
     file, _, name = function.rpartition(":")
     return f"{Path(file).expanduser().resolve()}:{name}"

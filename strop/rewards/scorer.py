@@ -21,7 +21,7 @@ from strop.rewards.execution.trainer_state import TrainerState, TrainingLength
 from strop.rewards.execution.worker_pool import FunctionScores, RewardWorkerPool, ScoringFailure
 from strop.rewards.execution.worker_process import WorkerIsolation
 from strop.rewards.limits import LimitExceeded
-from strop.rewards.registry import SANDBOXED_REWARDS
+from strop.rewards.registry import is_sandboxed
 from strop.sandbox.registry import open_sandbox
 from strop.types import Rollout, RolloutGroup, Task
 from strop.workers.cleanup import keep_first_error
@@ -159,7 +159,7 @@ class Scorer:
 
 def _arguments(function: RewardFunctionConfig, section: RewardConfig) -> dict[str, Any]:
     """Arguments of the run file, and the sandbox for a built-in reward that runs programs."""
-    if function.function not in SANDBOXED_REWARDS:
+    if not is_sandboxed(function.function):
         return function.args
     if function.function == "code":
         open_sandbox(section.sandbox)  # reports a machine that cannot isolate programs before anything starts

@@ -76,11 +76,10 @@ def _workflows_with_tools(run: Run) -> list[tuple[str, WorkflowConfig]]:
 
 def _has_tools(workflow: WorkflowConfig) -> bool:
     """Whether arguments name tools; the workflow `tools` has the calculator without any."""
-    args, always = workflow.args, workflow.name == "tools"
-    if workflow.name == "verl_agents":
-        args, always = args.get("tools") or {}, args.get("default_agent") == "tool_agent"
-    elif not always:
+    args = workflow.tool_args
+    if args is None:
         return False
+    always = workflow.name == "tools" or workflow.args.get("default_agent") == "tool_agent"
     if any(args.get(name) for name in ("tools", "tool_config", "function_file")):
         return True
     return always and args.get("tools") is None and not args.get("interaction_config")

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from strop.compat.detect import detect_dialect
 from strop.config.load.config_tree import ConfigTree, KeyPath
+from strop.config.load.job import Job
 from strop.config.load.preflight import missing_files
 from strop.config.load.yaml_file import read_yaml
-from strop.dialects.detect import detect_dialect, read_any
-from strop.dialects.job import Job
 from strop.errors import ConfigError, StropError
+from strop.reading import read_any
 from strop.studio.files import refuse_script
 
 _NEEDED = ("model.path", "data.train.path", "reward")

@@ -6,8 +6,7 @@ import hashlib
 from pathlib import Path
 
 from strop.config.load.yaml_file import read_bounded
-from strop.config.paths import expand_user
-from strop.dialects.trl.script.detection import SCRIPT_SUFFIXES
+from strop.config.paths import SCRIPT_SUFFIXES, expand_user
 from strop.errors import ConfigError
 from strop.studio.settings import StudioSettings
 from strop.workers.atomic_write import atomic_write

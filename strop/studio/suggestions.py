@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strop.config.paths import existing_path
-from strop.rewards.registry import BUILTIN_REWARDS
+from strop.rewards.registry import builtin_rewards
 from strop.workers.regular_file import open_regular
 
 _DATA = (".jsonl", ".parquet", ".csv", ".tsv", ".json")
@@ -25,7 +25,7 @@ _LINE_BYTES = 1_000_000
 def suggest(kind: str, path: str) -> list[str]:
     """Suggestions of a kind; `path` is the data file for columns."""
     if kind == "reward":
-        return sorted(BUILTIN_REWARDS)
+        return sorted(builtin_rewards())
     if kind == "column":
         return _columns(path)
     if kind == "model":

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from strop.compat.ledger.key_mapping import UNSET, KeyMapping
+from strop.compat.trinity.reader import LEDGER
 from strop.config.reference.field_text import format_yaml
-from strop.dialects.ledger.key_mapping import UNSET, KeyMapping
-from strop.dialects.trinity.reader import LEDGER
 from strop.studio.fields import FormField, FormSection, written_text
 from strop.studio.questions import value_at
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.workflows.result import InvalidWorkflowResult
-from strop.workflows.verl_interface.agent_data import AgentData
+from strop.workflows.tools.tool import AgentData
 
 
 @dataclass(frozen=True, slots=True)

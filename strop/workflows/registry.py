@@ -11,16 +11,14 @@ from typing import Any
 from strop.config.schema.workflow import WorkflowConfig
 from strop.config.user_code import ImportPath, construct
 from strop.errors import ConfigError
+from strop.extensions import all_extensions, extension_of, provide_tool_modules, tool_class
 from strop.workflows.builtin.agent import AgentWorkflow
 from strop.workflows.builtin.environment import EnvironmentWorkflow
 from strop.workflows.builtin.math import MathWorkflow
 from strop.workflows.builtin.single_turn import SingleTurnWorkflow
 from strop.workflows.builtin.tools import ToolCallingWorkflow
 from strop.workflows.builtin.verifiers import VerifiersWorkflow
-from strop.workflows.builtin.verl_agents import VerlAgentsWorkflow
 from strop.workflows.threads import is_async
-from strop.workflows.trinity.adapter import TrinityWorkflow, is_trinity_workflow
-from strop.workflows.trinity.modules import provide_workflow_modules
 
 BUILTIN_WORKFLOWS: dict[str, Callable[..., Any]] = {
     "single_turn": SingleTurnWorkflow,
@@ -28,8 +26,6 @@ BUILTIN_WORKFLOWS: dict[str, Callable[..., Any]] = {
     "environment": EnvironmentWorkflow,
     "tools": ToolCallingWorkflow,
     "agent": AgentWorkflow,
-    "verl_agents": VerlAgentsWorkflow,
-    "trinity": TrinityWorkflow,
     "verifiers": VerifiersWorkflow,
 }
 
@@ -55,9 +51,9 @@ def load_workflow(section: WorkflowConfig) -> BoundWorkflow:
     Raises `ConfigError` if it does not exist, cannot be constructed, or does not accept its arguments.
     """
     found = _find(section.name)
-    if is_trinity_workflow(found):
-        section = WorkflowConfig(name="trinity", args={"workflow": section.name, "args": section.args})
-        found = _find(section.name)
+    if adapter := tool_class(found, lambda extension: extension.workflow_classes):
+        section = WorkflowConfig(name=adapter, args={"workflow": section.name, "args": section.args})
+        found = _find(adapter)
     if not inspect.isclass(found):
         _check(section, found, "task", "chat", **section.args)
         return BoundWorkflow(section.name, functools.partial(found, **section.args))
@@ -72,11 +68,17 @@ def load_workflow(section: WorkflowConfig) -> BoundWorkflow:
 
 
 def _find(name: str) -> Callable[..., Any]:
-    builtin = BUILTIN_WORKFLOWS.get(name)
-    if builtin is not None:
+    if (builtin := BUILTIN_WORKFLOWS.get(name)) is not None:
         return builtin
-    provide_workflow_modules()
-    return ImportPath(name, f"rollout.workflow {name!r}", "workflow", BUILTIN_WORKFLOWS, ConfigError).load()
+    tool = extension_of(name)
+    provide_tool_modules()
+    path = tool.workflows.get(name, name) if tool else name
+    return ImportPath(path, f"rollout.workflow {name!r}", "workflow", builtin_workflows(), ConfigError).load()
+
+
+def builtin_workflows() -> list[str]:
+    """Names of the built-in workflows, and of those of other tools."""
+    return [*BUILTIN_WORKFLOWS, *(name for each in all_extensions() for name in each.workflows)]
 
 
 def _construct(section: WorkflowConfig, kind: type[Any]) -> Any:

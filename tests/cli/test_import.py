@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.dialects.trinity_file import BASE
+from tests.compat.trinity_file import BASE
 
 from .conftest import Cli
 

@@ -20,12 +20,12 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from strop.cli.command_group import StropGroup
-from strop.dialects.detect import read_any
+from strop.reading import read_any
 from tests.config.refused import assert_refused, has_parts, rows
 
 from .conftest import Cli
 
-REAL = Path(__file__).parents[1] / "dialects" / "real"
+REAL = Path(__file__).parents[1] / "compat" / "real"
 
 MISTAKES = r"""
 trainer.duration=10 & steps => quote the whole: 'trainer.duration=10 steps'
@@ -145,7 +145,7 @@ grpo & num_generations: 4 -> num_generations: 5
     => not a multiple of num_generations (5); the nearest multiples are
 strop & update: 16 -> update: 24 => :28: trainer: tasks_per_step (64) is ... ; the nearest multiples are 48 and 72
 """
-"""A dialect, and what is written into its configuration in tests/dialects/real in place of another text."""
+"""A dialect, and what is written into its configuration in tests/compat/real in place of another text."""
 
 
 def refused_status(cli: Cli, expected: str, *words: object) -> int:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from strop.compat.verl import evaluation, generation
 from strop.config.schema.generation import GenerationConfig
-from strop.dialects.verl import evaluation, generation
 from strop.models.tiny import make_model
 from strop.rewards.majority_vote import final_answer, majority_indices
 from strop.run.entry.score_file import pass_at_k

@@ -14,6 +14,8 @@ from typer.models import OptionInfo
 
 import strop
 from strop.cli.arguments import HereOption
+from strop.compat.convert import convert
+from strop.compat.registry import LEDGERS
 from strop.config.aliases import (
     FLAG_ALIASES,
     KEY_ALIASES,
@@ -27,10 +29,8 @@ from strop.config.load.config_tree import split_key
 from strop.config.load.loader import LoadedRun, load_run, load_values
 from strop.config.save import save_resolved
 from strop.config.schema.walk import all_keys
-from strop.dialects.convert import convert
-from strop.dialects.detect import read_any
-from strop.dialects.registry import LEDGERS
 from strop.errors import ConfigError
+from strop.reading import read_any
 from strop.runs.metrics import METRICS
 from strop.runs.metrics_file import read_metrics
 

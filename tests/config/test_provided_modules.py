@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.config.provided_modules import provide_folder, provide_modules
+from strop.provided_modules import provide_folder, provide_modules
 
 
 @pytest.fixture(autouse=True)

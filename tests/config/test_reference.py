@@ -12,16 +12,16 @@ import jsonschema
 import pytest
 import yaml
 
+from strop.compat.detect import detect_dialect
+from strop.compat.reference import ledgers
+from strop.compat.reference.pages import SCHEMA, pages, stale
+from strop.compat.registry import LEDGERS
 from strop.config.load.loader import load_run
 from strop.config.load.yaml_file import read_yaml
 from strop.config.reference import run_file
 from strop.config.reference.json_schema import json_schema
 from strop.config.save import save_resolved
 from strop.config.schema.walk import all_keys
-from strop.dialects.detect import detect_dialect
-from strop.dialects.reference import ledgers
-from strop.dialects.reference.pages import SCHEMA, pages, stale
-from strop.dialects.registry import LEDGERS
 from tests.cases import nightly
 
 from .conftest import RUN

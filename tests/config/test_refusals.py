@@ -18,9 +18,9 @@ from strop.config.load.yaml_file import MAX_BYTES
 from strop.config.names import MAX_NAME_LENGTH, check_file_name
 from strop.config.schema import Run
 from strop.config.schema.walk import all_keys
-from strop.dialects.detect import read_any
 from strop.errors import ConfigError, PlacementError, StropError
 from strop.printable import MAX_MESSAGE
+from strop.reading import read_any
 
 from .conftest import RUN
 from .refused import assert_refused, rows

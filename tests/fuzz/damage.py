@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from tests.dialects.broken_configs import SCRAWLS
+from tests.compat.broken_configs import SCRAWLS
 from tests.fuzz.configurations import BYTE_CHANGES, TEXT_CHANGES, VALUES, change_values
 
 _TEMPLATES = (

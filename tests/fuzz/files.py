@@ -21,6 +21,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from strop.cli import folder_commands
+from strop.compat.trl.script.run import read_trl_script
+from strop.compat.verl.interface.tool_files import check_classes, load_interactions, load_tools
 from strop.config.deepspeed.settings import engine_config, resolved, with_hidden_size
 from strop.config.explain.summary import summarize
 from strop.config.explain.values import explain_values
@@ -34,7 +36,6 @@ from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.images.files import check_image
 from strop.data.offline_dataset import load_offline_dataset
 from strop.data.taskset import load_taskset
-from strop.dialects.trl.script.run import read_trl_script
 from strop.inference.native.engine import NativeEngine
 from strop.models.loading import load_model, load_tokenizer
 from strop.models.tiny import CHAT_TEMPLATE, make_model
@@ -46,8 +47,7 @@ from strop.runs.rollout_file import SCHEMA
 from strop.runs.rollout_index import RolloutFilter, RolloutIndex
 from strop.types import SampleRequest, SamplingParams
 from strop.workflows.mcp.servers import read_servers
-from strop.workflows.tools.config_file import check_classes, load_interactions, load_tools
-from tests.dialects.broken_configs import REAL
+from tests.compat.broken_configs import REAL
 from tests.fuzz.damage import damaged
 from tests.fuzz.outcome import Outcome, attempt
 from tests.models.gguf_files import write_gguf

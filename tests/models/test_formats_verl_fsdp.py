@@ -15,12 +15,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from strop.errors import ModelError
-from strop.models.formats.verl_fsdp import (
+from strop.compat.verl.fsdp_checkpoint import (
     find_config_folder,
     is_verl_fsdp_checkpoint,
     load_verl_fsdp_checkpoint,
 )
+from strop.errors import ModelError
 from strop.models.tiny import make_model
 
 

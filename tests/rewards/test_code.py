@@ -10,6 +10,13 @@ from typing import Any
 
 import pytest
 
+from strop.compat.verl.scorers.code import (
+    _are_close,
+    _cases,
+    after_python_fence,
+    fenced,
+    verl_code_reward,
+)
 from strop.config.load.loader import load_run, load_values
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.sandbox import LocalSandboxConfig
@@ -20,13 +27,6 @@ from strop.rewards.code.cases import same_output
 from strop.rewards.code.extraction import extract_program, prompt_beginning
 from strop.rewards.scorable_tasks import unscorable_tasks
 from strop.rewards.scorer import Scorer
-from strop.rewards.upstream.verl_code import (
-    _are_close,
-    _cases,
-    after_python_fence,
-    fenced,
-    verl_code_reward,
-)
 from strop.sandbox.registry import open_sandbox
 from tests.cases import nightly
 from tests.datasets import SHARED

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strop.compat.scorers import hendrycks, minerva, qwen
+from strop.compat.trinity.interface.rewards import REWARD_FN_CLASSES
 from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.signature import RewardInput
 from strop.rewards.resolve import load_reward_function
-from strop.rewards.trinity_interface import REWARD_FN_CLASSES
-from strop.rewards.upstream import hendrycks, minerva, qwen
 
 GAME = '{"target": 24, "numbers": [4, 6, 1]}'
 CASES: dict[str, tuple[tuple[str, Any, float, str], ...]] = {

@@ -13,17 +13,17 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from strop.compat.verl.interface.mcp_entry import read_mcp_entry
+from strop.compat.verl.interface.mcp_tool import MCPBaseTool, MCPSearchTool
+from strop.compat.verl.interface.schemas import OpenAIFunctionToolSchema
+from strop.compat.verl.interface.tool_files import check_classes
 from strop.config.schema.workflow import WorkflowConfig
 from strop.errors import ConfigError, MissingExtraError
 from strop.workflows.mcp import stdio_filter
 from strop.workflows.mcp.client import EndlessAnswerError, bounded_result, list_tools, listed_tools
-from strop.workflows.mcp.config_entry import read_mcp_entry
 from strop.workflows.mcp.rate_limit import RateLimit
 from strop.workflows.mcp.servers import read_servers
 from strop.workflows.registry import load_workflow
-from strop.workflows.tools.config_file import check_classes
-from strop.workflows.verl_interface.mcp_tool import MCPBaseTool, MCPSearchTool
-from strop.workflows.verl_interface.schemas import OpenAIFunctionToolSchema
 from tests.workflows.conftest import call
 
 SERVER = Path(__file__).parent / "mcp_calculator.py"

@@ -8,16 +8,16 @@ import sys
 import pytest
 import yaml
 
+from strop.compat.verl.interface.class_tool import ClassTool, verl_result
+from strop.compat.verl.interface.gsm8k_tool import Gsm8kTool
+from strop.compat.verl.interface.schemas import OpenAIFunctionToolSchema, ToolResponse
+from strop.compat.verl.interface.tool_files import check_classes
 from strop.config.schema.workflow import WorkflowConfig
 from strop.errors import ConfigError
 from strop.workflows.registry import load_workflow
 from strop.workflows.result import InvalidWorkflowResult
-from strop.workflows.tools.class_tool import ClassTool, verl_result
-from strop.workflows.tools.config_file import check_classes
+from strop.workflows.tools.tool import AgentData
 from strop.workflows.tools.tool_session import OutputLimit
-from strop.workflows.verl_interface.agent_data import AgentData
-from strop.workflows.verl_interface.gsm8k_tool import Gsm8kTool
-from strop.workflows.verl_interface.schemas import OpenAIFunctionToolSchema, ToolResponse
 from tests.workflows.conftest import call
 
 

@@ -7,12 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 
+from strop.compat.trinity.interface.adapter import missing_workflow
 from strop.config.schema.workflow import WorkflowConfig
 from strop.errors import ConfigError, RewardError
 from strop.types import SamplingParams
 from strop.workflows.experiences import rollout_to_experiences
 from strop.workflows.registry import load_workflow
-from strop.workflows.trinity.adapter import missing_workflow
 
 IMPORTS = """
 from typing import List

@@ -214,9 +214,8 @@ def _workflow(workflow: WorkflowConfig, field: str, sources: Mapping[str, Source
     if workflow.name == "verifiers" and find_spec("verifiers") is None:
         return [f"{_at(field, sources)}: verifiers is not installed: pip install 'strop[verifiers]'"]
     files = [(field, workflow.name.rpartition(":")[0])] if ".py:" in workflow.name else []
-    if workflow.name in ("tools", "verl_agents"):
+    if (tools := workflow.tool_args) is not None:
         args = field.removesuffix("name") + "args"
-        tools = workflow.args.get("tools")
         named = {**workflow.args, **(tools if isinstance(tools, dict) else {})}
         files += [(args, str(named[name])) for name in _WORKFLOW_FILES if named.get(name)]
     return [f"{_at(at, sources)}: there is no file {file}." for at, file in files if not _is_file(file)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -17,6 +18,13 @@ class WorkflowConfig(Section):
     or `file.py:name`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the workflow's class, or of its function after `task` and `chat`."""
+
+    @property
+    def tool_args(self) -> Mapping[str, Any] | None:
+        """Arguments of the workflow `tools`, to which `verl_agents` passes its argument `tools`; None for others."""
+        if self.name == "verl_agents":
+            return self.args.get("tools") or {}
+        return self.args if self.name == "tools" else None
 
 
 def _from_name(value: Any) -> Any:

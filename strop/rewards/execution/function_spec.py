@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from strop.config.provided_modules import provide_on_import
 from strop.errors import RewardError
+from strop.extensions import imported, provide_tool_modules, tool_class
 from strop.rewards.execution.signature import BoundReward, bind_reward
-from strop.rewards.execution.trinity_reward import TRINITY, construct_reward_fn, is_reward_fn
-from strop.rewards.registry import BUILTIN_REWARDS
+from strop.rewards.registry import builtin_reward
 from strop.rewards.resolve import absolute_reference, default_reward_name, load_reward_function
 
 _ADVICE = "Put the function into a file and name it as file.py:function"
@@ -44,7 +43,7 @@ class RewardFunctionSpec:
         name = default_reward_name(function) if name is None else name
         if isinstance(function, str):
             target: str | bytes = absolute_reference(function)
-            if function in BUILTIN_REWARDS or function in BUILTIN_REWARDS.values():
+            if builtin_reward(function) or function.startswith("strop."):  # by its name, or by its path
                 on_timeout = "zero"
         else:
             target = _pickled(function, name)
@@ -55,10 +54,10 @@ class RewardFunctionSpec:
     def load(self) -> BoundReward:
         """Raises RewardError if the function does not exist or has an unsupported signature."""
         if isinstance(self.target, str):
-            provide_on_import(TRINITY, _provide_trinity)
+            provide_tool_modules()
             found = load_reward_function(self.target)
-            if is_reward_fn(found):
-                return bind_reward(construct_reward_fn(found, self.name, self.args), self.name, {})  # type: ignore[arg-type]
+            if construct := tool_class(found, lambda extension: extension.reward_classes):
+                return bind_reward(imported(construct)(found, self.name, self.args), self.name, {})
             return bind_reward(found, self.name, self.args)
         try:
             function = pickle.loads(self.target)  # bytes of this run's own process, from `_pickled`
@@ -68,12 +67,6 @@ class RewardFunctionSpec:
                 f"{type(error).__name__}: {error}. {_ADVICE}."
             ) from error
         return bind_reward(function, self.name, self.args)
-
-
-def _provide_trinity() -> None:
-    from strop.rewards.trinity_interface import provide_reward_modules
-
-    provide_reward_modules()
 
 
 def _pickled(function: Callable[..., Any], name: str) -> bytes:

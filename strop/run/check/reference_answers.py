@@ -22,7 +22,7 @@ from strop.data.taskset import to_task
 from strop.printable import counted
 from strop.python_rewards import PythonRewards
 from strop.rewards.function_check import ScoredTaskset, reward_sections, scored_tasksets
-from strop.rewards.registry import BUILTIN_REWARDS
+from strop.rewards.registry import builtin_reward
 from strop.rewards.resolve import default_reward_name
 from strop.rewards.scorer import Scorer
 from strop.run.check.findings import Findings
@@ -72,7 +72,7 @@ def score_reference_answers(run: Run, extra: PythonRewards | None = None) -> Fin
         if scored.reward_key in done or not (section.functions or functions):
             continue
         # A built-in reward reads no value of a workflow.
-        is_builtin = functions is None and all(part.function in BUILTIN_REWARDS for part in section.functions)
+        is_builtin = functions is None and all(builtin_reward(part.function) for part in section.functions)
         if (obstacle := _obstacle(run, scored, is_builtin=is_builtin)) is not None:
             found.unchecked.append(f"{scored.field}: rewards of its reference answers: {obstacle}")
             continue

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from multiprocessing.connection import Pipe
 
 from strop.config.effective_reward import configured_rewards
@@ -27,9 +28,10 @@ from strop.config.schema.pipeline import CustomOperatorConfig
 from strop.config.schema.task_operators import CustomTaskOperatorConfig
 from strop.config.schema.workflow import WorkflowConfig
 from strop.errors import ConfigError, ModelError, RewardError, StropError
+from strop.extensions import extension
 from strop.python_rewards import PythonRewards
 from strop.rewards.execution.worker_pool import START_SECONDS
-from strop.rewards.registry import BUILTIN_REWARDS
+from strop.rewards.registry import builtin_reward
 from strop.rewards.scorable_tasks import scoring_faults
 from strop.run.check.findings import Findings
 from strop.run.check.reference_answers import score_reference_answers
@@ -66,7 +68,7 @@ def _named_code(run: Run) -> Iterator[str]:
     if isinstance(run.algorithm, CustomConfig):
         yield from filter(None, (run.algorithm.advantages, run.algorithm.loss))
     for reward in configured_rewards(run).values():
-        yield from (part.function for part in reward.functions if part.function not in BUILTIN_REWARDS)
+        yield from (part.function for part in reward.functions if not builtin_reward(part.function))
     yield from (workflow.name for workflow in _workflows(run).values() if _has_code(workflow))
     yield from (taskset.dataset.name for taskset in _custom_tasksets(run).values() if taskset.dataset)
     yield from (section.operator for section in _operators(run))
@@ -146,14 +148,13 @@ def _check_rewards(run: Run, rewards: PythonRewards | None) -> Findings:
 
 def _load_workflow(run: Run, field: str, workflow: WorkflowConfig) -> Findings:
     from strop.workflows.registry import load_workflow
-    from strop.workflows.tools.config_file import check_classes, names_servers
 
     if workflow.name == "verifiers":
         return Findings(unchecked=[f"{field} verifiers: the environment was not loaded"])
-    if workflow.name in ("tools", "verl_agents"):
-        args = workflow.args.get("tools") or {} if workflow.name == "verl_agents" else workflow.args
-        check_classes(args.get("tool_config"), args.get("interaction_config"))
-        if names_servers(args.get("tool_config")):
+    if (args := workflow.tool_args) is not None:
+        files = import_module(extension("verl").tool_files)
+        files.check_classes(args.get("tool_config"), args.get("interaction_config"))
+        if files.names_servers(args.get("tool_config")):
             return Findings(
                 unchecked=[f"{field} {workflow.name}: its MCP servers were neither started nor contacted"]
             )

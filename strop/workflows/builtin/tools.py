@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Literal, get_args
 
 from strop.data.encoding.tool_calls import ToolCall, ToolCallFormat, tool_call_format
 from strop.errors import ConfigError
+from strop.extensions import extension
 from strop.types import Message, Task
 from strop.workflows.chat import Chat
 from strop.workflows.interaction import InteractionSession, select_interaction
 from strop.workflows.result import ContextLengthExceeded, WorkflowResult
-from strop.workflows.tools.class_tool import Lifetime
-from strop.workflows.tools.config_file import load_function_tools, load_interactions, load_tools
 from strop.workflows.tools.function_tool import load_function_tool
 from strop.workflows.tools.task_options import TaskOptions
-from strop.workflows.tools.tool import Tool
+from strop.workflows.tools.tool import AgentData, Lifetime, Tool
 from strop.workflows.tools.tool_session import OutputLimit, ToolSession, TruncatedSide
-from strop.workflows.verl_interface.agent_data import AgentData
 
 
 class ToolCallingWorkflow:
@@ -78,10 +77,13 @@ class ToolCallingWorkflow:
             named = tool_config or function_file or interaction_config
             tools = () if named else ("calculator",)
         found: list[Tool] = [load_function_tool(name) for name in tools]
-        found += [] if tool_config is None else load_tools(tool_config, lifetime)
-        found += [] if function_file is None else load_function_tools(function_file)
+        self._users: dict[str, Any] = {}
+        if tool_config or function_file or interaction_config:
+            files = import_module(extension("verl").tool_files)
+            found += [] if tool_config is None else files.load_tools(tool_config, lifetime)
+            found += [] if function_file is None else files.load_function_tools(function_file)
+            self._users = {} if interaction_config is None else files.load_interactions(interaction_config)
         self._tools = _by_name(found)
-        self._users = {} if interaction_config is None else load_interactions(interaction_config)
         self._max_turns = max_turns
         self._max_user_turns = max_user_turns
         self._max_calls = max_calls

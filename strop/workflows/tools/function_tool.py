@@ -11,8 +11,7 @@ from strop.config.user_code import ImportPath
 from strop.errors import ConfigError
 from strop.workflows.builtin.calculator import calculator
 from strop.workflows.threads import call_sync_or_async
-from strop.workflows.tools.tool import ToolInstance, ToolResult
-from strop.workflows.verl_interface.agent_data import AgentData
+from strop.workflows.tools.tool import AgentData, ToolInstance, ToolResult
 
 BUILTIN_TOOLS: dict[str, Callable[..., Any]] = {"calculator": calculator}
 

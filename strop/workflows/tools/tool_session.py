@@ -11,8 +11,7 @@ from typing import Any, Literal
 from strop.data.encoding.tool_calls import ToolCall
 from strop.types import Message
 from strop.workflows.result import InvalidWorkflowResult
-from strop.workflows.tools.tool import Tool, ToolInstance, ToolResult
-from strop.workflows.verl_interface.agent_data import AgentData
+from strop.workflows.tools.tool import AgentData, Tool, ToolInstance, ToolResult
 
 TruncatedSide = Literal["left", "middle", "right"]
 

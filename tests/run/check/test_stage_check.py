@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import strop
-from strop.dialects.detect import read_any
 from strop.errors import RunFolderError
+from strop.reading import read_any
 from strop.run.check.stage_check import StageCheck, check_stages
 from strop.runs.folder import RunFolder
 from strop.runs.lock import lock_run

@@ -1,0 +1,184 @@
+"""Composition of a tool's configuration as Hydra composes it: defaults lists, packages, groups, overrides.
+
+Hydra's own resolution of defaults lists decides which configurations are merged, in which order and where;
+the values are merged here, so that each one keeps its file and line.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.compat.hydra.selection import ConfigSelection
+from strop.compat.hydra.shipped import ShippedConfigs
+from strop.config.load.config_tree import ConfigTree, KeyPath, Source
+from strop.config.load.overrides import override_source, parse_valid_overrides
+from strop.errors import ConfigError, Fault, FaultKind
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+    from strop.compat.hydra.repository import Repository
+
+_NOT_VALUES = ("_target_", "_convert_", "_recursive_")
+"""Keys that name the Python class of a section in Hydra's files; the tool's classes are not used."""
+
+
+def compose(
+    selection: ConfigSelection, default: str, overrides: Sequence[str], shipped: ShippedConfigs
+) -> tuple[ConfigTree, list[Override]]:
+    """The values of the selected configuration, and the overrides of values, which are not applied yet.
+
+    `default` is the name of the program's own configuration. Faults of overrides are added to the tree.
+    Raises ConfigError for a configuration that does not exist and for a defaults list that cannot be
+    resolved.
+    """
+    faults: list[Fault] = []
+    parsed = parse_valid_overrides(overrides, faults, groups=True)
+    try:
+        tree, left = _compose(selection, default, parsed, shipped)
+    except ConfigError as error:
+        raise ConfigError(*faults, *error.faults) from None
+    tree.faults += faults
+    return tree, list(_without_groups(tree, left))
+
+
+def _compose(
+    selection: ConfigSelection, default: str, parsed: list[Override], shipped: ShippedConfigs
+) -> tuple[ConfigTree, Sequence[Override]]:
+    primary = selection.primary(default)
+    if not _needs_hydra(selection, primary, default, parsed, shipped):
+        return ConfigTree(), parsed
+    from hydra._internal.defaults_list import create_defaults_list
+    from hydra.errors import HydraException
+
+    from strop.compat.hydra.repository import Repository
+
+    files = {} if selection.file is None else {primary: selection.file}
+    repository = Repository(_folders(selection, primary, parsed, shipped), shipped, files)
+    _require_primary(repository, selection, primary, shipped)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = create_defaults_list(
+                repo=repository,
+                config_name=primary,
+                overrides_list=parsed,
+                prepend_hydra=False,
+                skip_missing=False,
+            )
+    except (HydraException, ValueError) as error:
+        raise ConfigError(f"{_name(selection, primary)}: {_sentence(error)}") from None
+    except TypeError:  # Hydra takes the options of a group in a list for text
+        raise ConfigError(
+            f"{_name(selection, primary)}: the list of options of a config group, in an override or a defaults list, "
+            "has a value that is not text. Write names of configurations."
+        ) from None
+    tree = ConfigTree()
+    for item in found.defaults:
+        source = repository.tree(item.config_path or "")
+        if source is not None:
+            _overlay(tree, source, (), tuple(filter(None, (item.package or "").split("."))))
+    return tree, found.config_overrides
+
+
+def _needs_hydra(
+    selection: ConfigSelection,
+    primary: str,
+    default: str,
+    overrides: Sequence[Override],
+    shipped: ShippedConfigs,
+) -> bool:
+    """Whether more than the default values of the program's own configuration is asked for."""
+    groups = shipped.groups()
+    has_values = primary in shipped.configs and bool(shipped.configs[primary].values)
+    chosen = any(override.key_or_group in groups or override.package is not None for override in overrides)
+    return chosen or primary != default or has_values or bool(selection.folders())
+
+
+def _folders(
+    selection: ConfigSelection, primary: str, overrides: Sequence[Override], shipped: ShippedConfigs
+) -> list[Path]:
+    """The folders that are searched: those of the command line, then the search path of the primary file."""
+    folders = selection.folders()
+    files = [selection.file] if selection.file else [folder / f"{primary}.yaml" for folder in folders]
+    file = next((file for file in files if file.is_file()), None)
+    entries: Any = None
+    if file is not None:
+        from strop.config.load.yaml_file import read_yaml
+
+        entries = read_yaml(file).get(("hydra", "searchpath"))
+    for override in overrides:
+        if override.key_or_group == "hydra.searchpath":
+            entries = override.value()
+    for entry in entries if isinstance(entries, list) else []:
+        if entry in shipped.packages or str(entry).startswith("pkg://"):
+            continue  # Configurations of an installed package are not read; a missing one is named later.
+        folders.append(Path(str(entry).removeprefix("file://")))
+    return folders
+
+
+def _require_primary(
+    repository: Repository, selection: ConfigSelection, primary: str, shipped: ShippedConfigs
+) -> None:
+    if selection.file is not None and not selection.file.is_file():
+        raise ConfigError(f"{selection.file}: there is no such file.")
+    if not repository.config_exists(primary):
+        where = " and ".join(map(str, selection.folders())) or "this folder"
+        known = ", ".join(shipped.primary_names())
+        raise ConfigError(
+            f"--config-name {selection.name or primary}: {where} has no file {primary}.yaml, and "
+            f"{shipped.tool} has no configuration of this name; it has {known}."
+        )
+
+
+def _name(selection: ConfigSelection, primary: str) -> str:
+    return str(selection.file) if selection.file else f"configuration {primary}"
+
+
+def _sentence(error: Exception) -> str:
+    """Hydra's message without its list of folders, whose entries are not those of the command line."""
+    text = str(error).partition("\nConfig search path:")[0]
+    text = text.replace("\n\nAvailable options in", "; the options of").replace("':\n\t", "' are ")
+    return " ".join(text.replace("\n\t", ", ").split()).rstrip(".") + "."
+
+
+def _overlay(tree: ConfigTree, source: ConfigTree, keys: KeyPath, package: KeyPath) -> None:
+    """Merge the values of `source` at `keys` into the package of `tree`; mappings are merged, all else is
+    replaced."""
+    value = source.get(keys) if keys else source.values
+    target = (*package, *keys)
+    if isinstance(value, dict) and (value or not keys):
+        for name in value:
+            if name not in _NOT_VALUES and not (name == "defaults" and not keys):
+                _overlay(tree, source, (*keys, str(name)), package)
+        return
+    if isinstance(value, dict) and isinstance(tree.get(target), dict):
+        return
+    for depth in range(1, len(target)):
+        above = tree.get(target[:depth])
+        if above is not None and not isinstance(above, dict):
+            tree.delete(target[:depth])
+            break
+    origin = source.nearest_source(keys) or Source("dialect", "shipped")
+    tree.set(target, value, origin)
+    for path, where in source.sources.items():
+        if len(path) > len(keys) and path[: len(keys)] == keys:
+            tree.sources[(*package, *path)] = where
+
+
+def _without_groups(tree: ConfigTree, overrides: Sequence[Override]) -> Iterator[Override]:
+    """The overrides of values; an override of a config group that does not exist is a fault of the tree."""
+    for override in overrides:
+        if override.package is None and "/" not in override.key_or_group:
+            yield override
+            continue
+        if override.key_or_group.startswith("hydra/"):
+            continue  # They choose the logging and the launcher of Hydra, which is not started.
+        tree.add_fault(
+            FaultKind.UNKNOWN_KEY,
+            f"{override_source(override)}: there is no config group {override.key_or_group}; write a "
+            "dotted key, or name the folder of the group with --config-dir.",
+        )

@@ -1,0 +1,330 @@
+"""Rows of a dialect's ledger: a foreign key, its default, and how Strop treats it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Literal, Protocol
+
+from strop.compat.ledger.value_types import ANY, ValueType, value_type_of
+from strop.config.schema import Run
+from strop.errors import ConfigError
+
+
+class ForeignValues(Protocol):
+    """Values of a foreign configuration by dotted key, as the converters read them."""
+
+    @property
+    def here(self) -> bool:
+        """Whether the run ignores its requested placement and uses this machine (`--here`)."""
+
+    @property
+    def written(self) -> Mapping[str, KeyMapping]:
+        """The keys that a file or an override sets, each with its row."""
+
+    def has_row(self, dotted: str) -> bool:
+        """Whether the dialect's ledger has a row for the key."""
+
+    def __getitem__(self, dotted: str) -> Any:
+        """The value that is set for the key, or the page's default, with interpolations resolved."""
+
+    def is_set(self, dotted: str) -> bool:
+        """Whether a file or an override sets the key."""
+
+    def error_for(self, dotted: str, reason: str) -> ConfigError:
+        """The error that says where the key is set and why its value is not accepted."""
+
+
+Disposition = Literal["mapped", "accepted without effect", "refused", "placement"]
+"""Treatment of a key in Strop: it decides fields of the run, it has no meaning in Strop, Strop does not
+support it, or it decides no field and only where and how fast the run executes. There is no fifth kind of key."""
+ReadFunction = Callable[[ForeignValues], Mapping[str, Any]]
+"""Converter from foreign values to values by dotted run-file field. Keys that have a meaning only together
+share one converter."""
+WriteFunction = Callable[[Run], Mapping[str, Any]]
+"""Converter from a run to values by dotted foreign key: all keys that the matching ReadFunction reads, as far
+as they can express the run."""
+SupportCheck = Callable[[ForeignValues, Any], bool]
+"""Whether Strop supports a value (second argument) that is set for a refused key or a placement key."""
+InactiveCheck = Callable[[ForeignValues], str | None]
+"""The reason why a key has no effect given the other values, such as a switch that is off; None where the key
+has an effect."""
+
+
+class Unset(Enum):
+    """Type of the marker for a key that has no default."""
+
+    UNSET = "unset"
+
+
+UNSET = Unset.UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class KeyConverter:
+    """A pair of functions that convert keys with a common meaning to run-file fields and back."""
+
+    read: ReadFunction
+    write: WriteFunction
+
+    def __call__(self, foreign: ForeignValues) -> Mapping[str, Any]:
+        """Foreign values to run-file values."""
+        return self.read(foreign)
+
+
+def written_by(write: WriteFunction) -> Callable[[ReadFunction], KeyConverter]:
+    """Decorator that pairs a read function with the function that writes the same keys."""
+    return lambda read: KeyConverter(read, write)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMapping:
+    """One row of a ledger: a foreign key, its default, its disposition and the run-file fields it decides."""
+
+    key: str
+    """Dotted foreign key. `section.*` covers every key of the section that has no row of its own; a `*`
+    between dots covers a name that the user chooses."""
+    default: Any
+    disposition: Disposition
+    fields: tuple[str, ...] = ()
+    """Dotted run-file fields that the key decides, alone or together with other keys."""
+    read: ReadFunction | None = None
+    """Converter to run-file values; None copies the value of a mapped key unchanged."""
+    note: str = ""
+    """Explanation shown to users. Refused keys: what to write instead. Placement keys: what Strop does
+    instead. Other keys: what a user should know."""
+    value_type: ValueType = ANY
+    supported: SupportCheck | None = None
+    """Check of a refused key's value, and of a value that needs hardware or an engine; None accepts every value."""
+    inactive: InactiveCheck | None = None
+    is_placement: bool = False
+    """Whether the key decides where or how fast the run executes, so that `--here` replaces a value that `supported`
+    rejects."""
+    default_stated: bool = True
+    """Whether the seed page states the default; otherwise the default is the foreign tool's own at the time
+    of the page."""
+    on_page: bool = True
+    """Whether the seed page lists the key."""
+    deprecated: str = ""
+    """Notice that names the replacement, shown where the key is set; empty for a key in use."""
+    warn: InactiveCheck | None = None
+    """Check that returns a notice about the value that is set, or None."""
+    alias_of: str = ""
+    """Key of which this one is another name, in another version of the foreign tool; empty for none."""
+    since: str = ""
+    """First version of the foreign tool that has the key; empty if the seed page's version has it."""
+    until: str = ""
+    """Last version of the foreign tool that has the key; empty if the latest known version has it."""
+    null_is_unset: bool = False
+    """Whether null, which the foreign tool's own files have here, leaves the key unset."""
+
+    @property
+    def write(self) -> WriteFunction | None:
+        """Converter from a run to this key and to the keys that share its read function."""
+        return self.read.write if isinstance(self.read, KeyConverter) else None
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the key belongs to list items or to sections that the user names; it then exists only
+        where a user writes such an item or section."""
+        return ".0." in self.key or ".*." in self.key
+
+    def as_entry(self) -> dict[str, Any]:
+        """The row as `strop keys` prints it."""
+        default = None if self.default is UNSET else self.default
+        marks = (
+            "" if self.default_stated else "default unstated",
+            self.since and f"since {self.since}",
+            self.until and f"until {self.until}",
+            self.deprecated and "deprecated",
+            self.alias_of and f"another name of {self.alias_of}",
+            self.note,
+        )
+        return {
+            "key": self.key,
+            "disposition": self.disposition,
+            "field": ", ".join(self.fields),
+            "default": default,
+            "since": self.since,
+            "until": self.until,
+            "note": "; ".join(mark for mark in marks if mark),
+        }
+
+
+def mapped(
+    key: str,
+    default: Any,
+    *fields: str,
+    read: ReadFunction | None = None,
+    value_type: ValueType | None = None,
+    inactive: InactiveCheck | None = None,
+    note: str = "",
+    deprecated: str = "",
+    warn: InactiveCheck | None = None,
+) -> KeyMapping:
+    """A key that decides run-file fields."""
+    return KeyMapping(
+        key,
+        default,
+        "mapped",
+        fields,
+        read,
+        note,
+        value_type or value_type_of(default),
+        inactive=inactive,
+        deprecated=deprecated,
+        warn=warn,
+    )
+
+
+def refused(
+    key: str,
+    default: Any,
+    note: str,
+    *,
+    supported: SupportCheck | None = None,
+    value_type: ValueType = ANY,
+    inactive: InactiveCheck | None = None,
+) -> KeyMapping:
+    """A key that Strop does not support: only its default, or a value that `supported` accepts, may be
+    set."""
+    return KeyMapping(
+        key,
+        default,
+        "refused",
+        note=note,
+        value_type=value_type,
+        supported=supported or only(default),
+        inactive=inactive,
+    )
+
+
+def placement(
+    key: str,
+    default: Any,
+    instead: str,
+    *,
+    supported: SupportCheck,
+    value_type: ValueType | None = None,
+    inactive: InactiveCheck | None = None,
+    fields: tuple[str, ...] = (),
+    read: ReadFunction | None = None,
+) -> KeyMapping:
+    """A key that decides where or how fast a run executes; `--here` overrides values that `supported`
+    rejects. With `fields` it is a mapped key."""
+    return KeyMapping(
+        key,
+        default,
+        "mapped" if fields else "placement",
+        fields,
+        read,
+        instead,
+        value_type or value_type_of(default),
+        supported,
+        inactive,
+        is_placement=True,
+    )
+
+
+def no_effect(key: str, default: Any, why: str, *, value_type: ValueType | None = None) -> KeyMapping:
+    """A key that has no meaning in Strop."""
+    return KeyMapping(
+        key, default, "accepted without effect", note=why, value_type=value_type or value_type_of(default)
+    )
+
+
+def unstated_defaults(*rows: KeyMapping) -> tuple[KeyMapping, ...]:
+    """Rows for keys whose defaults the seed page does not state; the defaults are the foreign tool's own."""
+    return tuple(replace(row, default_stated=False) for row in rows)
+
+
+def not_on_page(*rows: KeyMapping) -> tuple[KeyMapping, ...]:
+    """Rows for keys in common use that the seed page does not list; the defaults are the foreign tool's
+    own."""
+    return tuple(replace(row, default_stated=False, on_page=False) for row in rows)
+
+
+def versions(*rows: KeyMapping, since: str = "", until: str = "") -> tuple[KeyMapping, ...]:
+    """Rows for keys that not all versions of the foreign tool have; the defaults are the foreign tool's own."""
+    return not_on_page(*(replace(row, since=since, until=until) for row in rows))
+
+
+def placement_section(section: str, instead: str, *, inactive: InactiveCheck | None = None) -> KeyMapping:
+    """All keys of a section that have no row of their own; they decide only where or how fast a run
+    executes."""
+    return placement(f"{section}.*", UNSET, instead, supported=never, value_type=ANY, inactive=inactive)
+
+
+def aliases(rows: Iterable[KeyMapping], names: Mapping[str, str]) -> tuple[KeyMapping, ...]:
+    """Rows of other names of keys; `names` has the key of each name."""
+    known = {row.key: row for row in rows}
+    return tuple(
+        replace(known[key], key=name, default=UNSET, default_stated=False, on_page=False, alias_of=key)
+        for name, key in names.items()
+    )
+
+
+def added_since(rows: Iterable[KeyMapping], version: str) -> tuple[KeyMapping, ...]:
+    """The rows of keys that a version of the foreign tool, or a later one, added. Raises ConfigError for a
+    version that is not a number."""
+    first = _version(version)
+    return tuple(row for row in rows if row.since and _version(row.since) >= first)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    parts = text.removeprefix("v").split(".")
+    if not all(part.isdecimal() and len(part) < 6 for part in parts):
+        raise ConfigError(f"The version {text!r} is not a number; write one such as 0.9.")
+    return tuple(map(int, parts))
+
+
+def unset_by_null(rows: Iterable[KeyMapping], keys: Iterable[str]) -> tuple[KeyMapping, ...]:
+    """The rows, with those of `keys` as if they were not written where they are null."""
+    names = frozenset(keys)
+    return tuple(replace(row, null_is_unset=True) if row.key in names else row for row in rows)
+
+
+def only(*values: Any) -> SupportCheck:
+    """Check that supports only the given values."""
+    return lambda foreign, value: value in values
+
+
+def same_as(key: str) -> SupportCheck:
+    """Check that supports only the value of another key."""
+    return lambda foreign, value: value == foreign[key]
+
+
+def always(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports every value, because Strop behaves the same for all of them."""
+    return True
+
+
+def never(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports no value."""
+    return False
+
+
+def in_effect(foreign: ForeignValues) -> str | None:
+    """The `warn` of a placement row whose values are honored where they are supported: no notice."""
+    return None
+
+
+def any_inactive(*checks: InactiveCheck) -> InactiveCheck:
+    """Check that finds a key inactive where any of the given checks does; the first reason counts."""
+    return lambda foreign: next(filter(None, (inactive(foreign) for inactive in checks)), None)
+
+
+def also_inactive(row: KeyMapping, inactive: InactiveCheck) -> KeyMapping:
+    """The same row with one more inactive check, which runs before the row's own."""
+    return replace(row, inactive=any_inactive(inactive, row.inactive) if row.inactive else inactive)
+
+
+def unless(key: str, *wanted: Any) -> InactiveCheck:
+    """Check that finds a key inactive unless another key has one of the given values."""
+
+    def inactive(foreign: ForeignValues) -> str | None:
+        value = foreign[key]
+        return None if value in wanted else f"{key} is {value}"
+
+    return inactive

@@ -1,0 +1,282 @@
+"""Reader of foreign configurations: converts the keys of a dialect to a run, or reports why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from strop.compat.ledger.foreign import ForeignConfig
+from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, ReadFunction, in_effect
+from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
+from strop.config.explain.values import format_value
+from strop.config.load.config_tree import ConfigTree, Source, iter_values, split_key
+from strop.config.load.loader import LoadedRun, run_sources
+from strop.config.load.placement import OverriddenKey, placement_error
+from strop.config.load.validation import validate
+from strop.config.redact import redact, redacted_repr
+from strop.config.schema import Run
+from strop.errors import ConfigError, FaultKind, config_error
+
+CompleteFunction = Callable[[ConfigTree], None]
+"""Changes the run-file values of a converted configuration, each with its source."""
+EnvironmentFunction = Callable[[ForeignValues], Mapping[str, str]]
+"""Environment variables of a configuration's run, by their names."""
+_REQUIRED = ("model.path", "data.train.path")
+"""Run-file fields that have no default."""
+_LONG_REASON = 120
+"""Length, in characters, above which a reason is given for the first of several refused keys only."""
+
+
+def read_dialect(
+    ledger: Ledger,
+    tree: ConfigTree,
+    *,
+    here: bool,
+    key_owner: KeyOwnerHint = no_key_owner,
+    complete: CompleteFunction | None = None,
+    environment: EnvironmentFunction | None = None,
+) -> LoadedRun:
+    """Convert a dialect's configuration to a run; `complete` may change its run-file values before their check, and
+    `environment` names environment variables that it sets.
+
+    Raises ConfigError with all keys and values that are not accepted, and PlacementError if only a placement
+    is set that this machine does not have and `here` does not override it.
+    """
+    foreign = ForeignConfig(ledger, tree, here=here, key_owner=key_owner)
+    with notices_on_error(foreign):
+        overridden = _check_support(foreign)
+        run, fields = _run_of(foreign, complete)
+    return LoadedRun(
+        run,
+        run_sources(run, fields.source),
+        overridden,
+        tuple(usage_notes(foreign)),
+        environment=environment(foreign) if environment else {},
+    )
+
+
+@contextmanager
+def notices_on_error(foreign: ForeignConfig) -> Iterator[None]:
+    """Give a ConfigError the notices about the keys that have no fault."""
+    try:
+        yield
+    except ConfigError as error:
+        error.notices = tuple(usage_notes(foreign))
+        raise
+
+
+def read_ignoring_placement(ledger: Ledger, tree: ConfigTree) -> Run:
+    """The run on a machine that has everything its placement requests. Raises ConfigError."""
+    foreign = ForeignConfig(ledger, tree)
+    _find_refused(foreign)
+    return _run_of(foreign)[0]
+
+
+def check_values(foreign: ForeignConfig) -> tuple[OverriddenKey, ...]:
+    """Check the type and support of every value that is set; returns the placement keys that `--here`
+    overrides.
+
+    Raises ConfigError with all faults, and PlacementError if the only ones are placement that this machine
+    does not have.
+    """
+    overridden = _check_support(foreign)
+    raise_faults(foreign)
+    return overridden
+
+
+def raise_faults(foreign: ForeignConfig) -> None:
+    """Raise ConfigError with all faults that were found; return if there are none."""
+    if foreign.tree.faults:
+        raise config_error(foreign.tree.faults)
+
+
+def _check_support(foreign: ForeignConfig) -> tuple[OverriddenKey, ...]:
+    """The placement keys that `--here` overrides. Values that are not supported become faults."""
+    _find_refused(foreign)
+    overridden = tuple(
+        OverriddenKey(key, redact(foreign[key], key), row.note)
+        for key, row in _unsupported(foreign)
+        if row.is_placement
+    )
+    if overridden and not foreign.here:
+        foreign.tree.faults += placement_error(overridden).faults
+    return overridden
+
+
+def _find_refused(foreign: ForeignConfig) -> None:
+    """Add the refused values to the faults; a long reason is in the message of the first of its keys."""
+    explained: dict[str, str] = {}
+    for key, row in [(key, row) for key, row in _unsupported(foreign) if row.disposition == "refused"]:
+        value = redacted_repr(foreign[key], key)
+        first = explained.setdefault(row.note, key)
+        repeats = first != key and len(row.note) > _LONG_REASON
+        why = f", for the reason given for {first}." if repeats else f": {row.note}."
+        message = f"{foreign.source(key)}: {key}={value} is not supported{why}"
+        foreign.tree.add_fault(FaultKind.UNSUPPORTED, message, split_key(key))
+
+
+def _unsupported(foreign: ForeignConfig) -> Iterator[tuple[str, KeyMapping]]:
+    """The active keys whose values are not supported."""
+    for key, row in foreign.written.items():
+        if row.supported is None or foreign.is_doubtful(key):
+            continue
+        if row.inactive is not None and row.inactive(foreign):
+            continue
+        if not row.supported(foreign, foreign[key]):
+            yield key, row
+
+
+def _run_of(foreign: ForeignConfig, complete: CompleteFunction | None = None) -> tuple[Run, ConfigTree]:
+    """The run, and its fields with their sources. Raises ConfigError with all faults."""
+    fields = _convert(foreign)
+    if complete is not None:
+        complete(fields)
+    for key, field in _missing(foreign, fields):
+        message = str(foreign.error_for(key, f"{key} is missing; it is required."))
+        fields.add_fault(FaultKind.UNSUPPORTED, message, split_key(field))
+    fields.faults[:0] = foreign.tree.faults
+    fields.faulty |= {
+        split_key(field)
+        for row in foreign.ledger.rows
+        for field in row.fields
+        if foreign.is_doubtful(row.key)
+    }
+    return validate(fields.values, fields, foreign.ledger.dialect), fields
+
+
+def _missing(foreign: ForeignConfig, fields: ConfigTree) -> Iterator[tuple[str, str]]:
+    """Required fields without a value, each after its foreign key."""
+    for field in _REQUIRED:
+        key = next((row.key for row in foreign.ledger.rows if field in row.fields), field)
+        known = fields.get(split_key(field)) is not None or split_key(field) in fields.faulty
+        if not known and not foreign.is_doubtful(key):
+            yield key, field
+
+
+def apply_converters(foreign: ForeignConfig) -> ConfigTree:
+    """The run-file fields, with the foreign key that decided each as its source. Raises ConfigError with all
+    faults of the configuration."""
+    fields = _convert(foreign)
+    if foreign.tree.faults or fields.faults:
+        raise config_error([*foreign.tree.faults, *fields.faults])
+    return fields
+
+
+def _convert(foreign: ForeignConfig) -> ConfigTree:
+    """Apply every read function once, in the ledger's order. Values that one does not accept are faults of
+    the result, unless they may follow from another fault."""
+    tree = ConfigTree()
+    for read in dict.fromkeys(
+        row.read or _copy_value(row)
+        for row in foreign.ledger.rows
+        if (row.fields or row.read) and not row.alias_of
+    ):
+        foreign.reads.clear()
+        try:
+            settings = read(foreign)
+        except ConfigError as error:
+            if not any(map(foreign.is_doubtful, foreign.reads)):
+                tree.faults += error.faults
+            decided = (field for row in foreign.ledger.rows if row.read is read for field in row.fields)
+            tree.faulty.update(map(split_key, decided))
+            continue
+        if any(map(foreign.is_doubtful, foreign.reads)):
+            tree.faulty.update(map(split_key, settings))
+        for field, value in settings.items():
+            tree.set(split_key(field), value, _source_of(foreign, field, read))
+            for keys, _ in iter_values(value, split_key(field)):
+                tree.sources[keys] = _source_of(foreign, ".".join(keys), read)
+    return tree
+
+
+def _copy_value(row: KeyMapping) -> ReadFunction:
+    return lambda foreign: {row.fields[0]: foreign[row.key]}
+
+
+def _source_of(foreign: ForeignConfig, field: str, read: ReadFunction) -> Source:
+    """The foreign key that decided a run-file field.
+
+    Candidates are the active keys that `read` converts, or else all active keys of the field. The last
+    candidate that is set wins; if none is set, the last that is not another name of a key.
+    """
+    rows = [
+        row for row in foreign.ledger.deciding(field) if row.inactive is None or not row.inactive(foreign)
+    ]
+    rows = [row for row in rows if row.read is read] or rows
+    written = [key for row in rows for key in foreign.written_keys(row)]
+    if not rows:
+        return Source("dialect", f"fixed by {foreign.ledger.dialect}")
+    unwritten = [row.key for row in rows if not row.alias_of] or [rows[-1].key]
+    key = (written or unwritten)[-1]
+    shown = format_value(split_key(key)[-1], foreign[key])
+    return replace(foreign.source(key), foreign_key=f"{key}={shown}")
+
+
+def usage_notes(foreign: ForeignConfig) -> Iterator[str]:
+    """Notices about keys that are set: without effect and why, deprecated, or with a warning. Placement keys that Strop
+    decides in one way are named together."""
+    decided: dict[str, list[str]] = {}
+    for key, row in foreign.written.items():
+        if foreign.is_doubtful(key):
+            continue
+        if notice := _notice(foreign, row):
+            yield f"{foreign.source(key)}: {notice}."
+        elif (
+            row.disposition == "placement"
+            and row.warn is not in_effect
+            and _is_replaced_unseen(foreign, key, row)
+        ):
+            decided.setdefault(row.note, []).append(str(foreign.source(key)))
+    for note, sources in decided.items():
+        yield f"{', '.join(sources)}: accepted without effect: {note}."
+    for name, source in foreign.variables():
+        yield (
+            f"{source}: {foreign.ledger.dialect} has no key {name}, so it counts only where another value refers to it "
+            f"as ${{{name}}}."
+        )
+
+
+class _FaultyValueError(Exception):
+    """A notice depends on a value that has a fault, and is therefore not known."""
+
+
+class _SoundValues(ForeignConfig):
+    """Values of a configuration, of which those with a fault cannot be read."""
+
+    def __init__(self, foreign: ForeignConfig) -> None:
+        self.__dict__ = foreign.__dict__
+
+    def __getitem__(self, dotted: str) -> Any:
+        if self.is_doubtful(dotted):
+            raise _FaultyValueError
+        return super().__getitem__(dotted)
+
+    def is_set(self, dotted: str) -> bool:
+        if self.is_doubtful(dotted):
+            raise _FaultyValueError
+        return super().is_set(dotted)
+
+
+def _notice(foreign: ForeignConfig, row: KeyMapping) -> str | None:
+    """The notice about one key that is set; None also if it depends on a value that has a fault."""
+    sound = _SoundValues(foreign) if foreign.tree.faults else foreign
+    try:
+        if row.inactive and (why := row.inactive(sound)):
+            return f"inactive, because {why}"
+        if row.deprecated:
+            return f"deprecated; {row.deprecated}"
+        if row.disposition == "accepted without effect":
+            return f"accepted without effect: {row.note}"
+        return row.warn(sound) if row.warn else None
+    except _FaultyValueError:
+        return None
+
+
+def _is_replaced_unseen(foreign: ForeignConfig, key: str, row: KeyMapping) -> bool:
+    """Whether a placement key has another value than its default, and no replacement by `--here` names it."""
+    value, default = foreign[key], row.default
+    if isinstance(default, str) and default.startswith("${"):
+        default = foreign[default[2:-1]]
+    return value != default and (row.supported is None or row.supported(foreign, value))

@@ -1,0 +1,236 @@
+"""Ledger rows of Trinity's `mode` and `synchronizer`: the roles of a process and the weight
+synchronization."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.compat.ledger.key_mapping import (
+    ForeignValues,
+    KeyMapping,
+    always,
+    any_inactive,
+    mapped,
+    no_effect,
+    not_on_page,
+    placement,
+    unstated_defaults,
+    written_by,
+)
+from strop.compat.ledger.value_types import BOOLEAN, INTEGER, NUMBER, nullable, one_of
+from strop.compat.trinity.cluster import uses_cluster
+from strop.compat.trinity.presets import algorithm_type, is_offline, only_sampled
+from strop.config.schema import Run
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
+from strop.config.schema.buffer import PriorityBufferConfig
+from strop.config.schema.synchronizer import (
+    BoundedStyleConfig,
+    CollectiveSyncConfig,
+    FixedStyleConfig,
+    MemorySyncConfig,
+)
+
+_SYNC_STYLES = {
+    "fixed": "fixed",
+    "trainer_driven": "latest",
+    "explorer_driven": "on_request",
+    "dynamic_by_trainer": "latest",
+    "dynamic_by_explorer": "on_request",
+    "fully_async": "latest",
+}
+"""The names `dynamic_by_*` are those of Trinity 0.3, which later versions still accept."""
+_SYNC_METHODS = ("nccl", "checkpoint", "memory", "online", "offline")
+_SINGLE_ROLES = ("train", "explore")
+_DEFAULT_CAPACITY = 4096
+"""Default capacity of a buffer, in groups."""
+
+
+def sync_style(foreign: ForeignValues) -> str:
+    """The synchronization style; null means `fixed`."""
+    return str(foreign["synchronizer.sync_style"] or "fixed")
+
+
+def is_single_role(foreign: ForeignValues) -> bool:
+    """Whether this process is only the explorer or only the trainer, and the other is started separately."""
+    return foreign["mode"] in _SINGLE_ROLES and not is_offline(foreign)
+
+
+def is_distributed(foreign: ForeignValues) -> bool:
+    """Whether explorer and trainer are separate processes; where they alternate on one machine, one process
+    does both."""
+    if is_offline(foreign) or foreign["mode"] == "bench":
+        return False
+    at = "synchronizer"
+    in_turns = foreign[f"{at}.sync_interval"] == 1 and foreign[f"{at}.sync_offset"] == 0
+    return is_single_role(foreign) or uses_cluster(foreign) or sync_style(foreign) != "fixed" or not in_turns
+
+
+def uses_priority_queue(foreign: ForeignValues) -> bool:
+    """Whether the buffer is a priority queue, which does not deliver steps in order."""
+    at = "buffer.trainer_input.experience_buffer"
+    enabled = foreign[f"{at}.use_priority_queue"] or foreign[f"{at}.replay_buffer.enable"]
+    return bool(enabled) and foreign[f"{at}.storage_type"] in (None, "queue")
+
+
+def buffer_capacity(foreign: ForeignValues) -> int | None:
+    """The required buffer capacity in groups, where it is more than the default; else None."""
+    ahead = foreign["synchronizer.sync_interval"] + foreign["synchronizer.sync_offset"]
+    needed = ahead * int(foreign["buffer.batch_size"])
+    return needed if is_distributed(foreign) and needed > _DEFAULT_CAPACITY else None
+
+
+def write_mode(run: Run) -> Mapping[str, Any]:
+    """Write the mode; offline algorithms have no explorer, so Trinity's mode for them is train."""
+    return {
+        "mode": "train"
+        if isinstance(run.algorithm, OfflineAlgorithmConfig) and run.mode == "both"
+        else run.mode
+    }
+
+
+@written_by(write_mode)
+def mode(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the mode. sft, cpt and dpo have no explorer; other algorithms may run explorer or trainer alone; bench
+    evaluates checkpoints."""
+    name = foreign["mode"]
+    if name == "bench":
+        return {"mode": name, "bench.initial_model": foreign["explorer.eval_on_startup"]}
+    if is_offline(foreign):
+        if name != "train":
+            raise foreign.error_for(
+                "mode",
+                f"mode is {name}, but {algorithm_type(foreign)} trains on offline data without an explorer. "
+                "Write mode: train.",
+            )
+        return {}
+    if is_single_role(foreign) and not foreign["continue_from_checkpoint"]:
+        raise foreign.error_for(
+            "continue_from_checkpoint",
+            f"continue_from_checkpoint is false, but in mode {name} explorer and trainer find each other by "
+            "the run's name. Leave it true; for a new run, write another name in both files.",
+        )
+    return {"mode": name}
+
+
+def write_synchronizer(run: Run) -> Mapping[str, Any]:
+    """Write the synchronizer; a single process that alternates needs none of the keys."""
+    section = run.synchronizer
+    if isinstance(section, MemorySyncConfig):
+        return {}
+    names = {name: foreign_name for foreign_name, name in reversed(_SYNC_STYLES.items())}
+    name = names.get(section.style.type)
+    values = {
+        "synchronizer.sync_method": "nccl" if isinstance(section, CollectiveSyncConfig) else "checkpoint",
+        "synchronizer.sync_style": None if name == "fixed" else name,
+        "synchronizer.sync_timeout": section.timeout_seconds,
+        "synchronizer.sync_interval": int(section.style.every.count),
+    }
+    if isinstance(section.style, FixedStyleConfig):
+        values["synchronizer.sync_offset"] = int(section.style.max_lead.count)
+    if isinstance(section.style, BoundedStyleConfig) and isinstance(run.buffer, PriorityBufferConfig):
+        oldest = int(section.style.max_staleness.count)
+        values["synchronizer.sync_offset"] = oldest + 1 - int(section.style.every.count)
+    return values
+
+
+@written_by(write_synchronizer)
+def synchronizer(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the synchronizer: none for a single process that alternates; else a collective or checkpoints in a
+    folder."""
+    at = "synchronizer"
+    separate = is_single_role(foreign) or foreign["mode"] == "bench"
+    nccl = foreign[f"{at}.sync_method"] in ("nccl", "online", "memory")
+    if not is_distributed(foreign):
+        return {}
+    settings = {
+        f"{at}.type": "collective" if nccl and not separate else "checkpoint",
+        f"{at}.timeout_seconds": foreign[f"{at}.sync_timeout"],
+        f"{at}.style.type": _SYNC_STYLES[sync_style(foreign)],
+        f"{at}.style.every": f"{foreign[f'{at}.sync_interval']} steps",
+    }
+    if sync_style(foreign) == "fixed" and uses_priority_queue(foreign):
+        oldest = foreign[f"{at}.sync_interval"] + foreign[f"{at}.sync_offset"] - 1
+        return settings | {f"{at}.style.type": "bounded", f"{at}.style.max_staleness": f"{oldest} steps"}
+    if sync_style(foreign) == "fixed":
+        settings[f"{at}.style.max_lead"] = f"{foreign[f'{at}.sync_offset']} steps"
+    return settings
+
+
+def _synchronous(foreign: ForeignValues) -> str | None:
+    return None if is_distributed(foreign) else "explorer and trainer alternate in one process and never wait"
+
+
+def _not_fixed(foreign: ForeignValues) -> str | None:
+    return None if sync_style(foreign) == "fixed" else f"sync_style is {sync_style(foreign)}"
+
+
+MODE = mapped(
+    "mode",
+    "both",
+    "mode",
+    "bench.initial_model",
+    read=mode,
+    value_type=one_of("both", "train", "explore", "bench"),
+    note="train under sft, cpt and dpo; bench evaluates all checkpoints of the run",
+)
+ROWS: tuple[KeyMapping, ...] = (
+    *unstated_defaults(
+        placement(
+            "synchronizer.sync_method",
+            "nccl",
+            "nccl is a collective (gloo without two GPUs); a single process that alternates shares the "
+            "weights",
+            value_type=one_of(*_SYNC_METHODS),
+            supported=always,
+            inactive=_synchronous,
+            fields=("synchronizer.type",),
+            read=synchronizer,
+        ),
+        mapped(
+            "synchronizer.sync_interval",
+            1,
+            "synchronizer.style.every",
+            "synchronizer.type",
+            read=synchronizer,
+            inactive=only_sampled,
+            note="counts steps; with 1 and sync_offset 0, a single process alternates between exploring and training",
+        ),
+        mapped(
+            "synchronizer.sync_offset",
+            0,
+            "synchronizer.style.max_lead",
+            "synchronizer.style.max_staleness",
+            read=synchronizer,
+            value_type=INTEGER,
+            inactive=any_inactive(only_sampled, _not_fixed),
+            note="counts steps; with a priority queue, sync_interval + sync_offset bounds the staleness of rollouts",
+        ),
+        mapped(
+            "synchronizer.sync_timeout",
+            1200,
+            "synchronizer.timeout_seconds",
+            read=synchronizer,
+            value_type=NUMBER,
+            inactive=_synchronous,
+        ),
+    ),
+    *not_on_page(
+        mapped(
+            "synchronizer.sync_style",
+            None,
+            "synchronizer.style.type",
+            read=synchronizer,
+            value_type=nullable(one_of(*_SYNC_STYLES)),
+            inactive=only_sampled,
+            note="null means fixed; fully_async, of versions after 0.6, loads new weights while rollouts run, as "
+            "latest does",
+        ),
+        no_effect(
+            "synchronizer.wait_for_checkpoint",
+            False,
+            "a separate explorer always waits for the first weights",
+            value_type=BOOLEAN,
+        ),
+    ),
+)

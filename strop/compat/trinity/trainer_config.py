@@ -1,0 +1,232 @@
+"""Ledger rows of Trinity's `trainer.trainer_config`, in the page's order: defaults of the page, meaning as in
+verl."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from strop.compat.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    KeyMapping,
+    always,
+    mapped,
+    no_effect,
+    not_on_page,
+    only,
+    placement,
+    refused,
+    same_as,
+)
+from strop.compat.ledger.placement_notes import NO_SHARDS, OWN_KERNELS, TRAINER_MICRO_BATCHES
+from strop.compat.ledger.value_types import ANY, INTEGER, MAPPING, NUMBER, nullable
+from strop.compat.trinity import corrections, critic
+from strop.compat.trinity.algorithm import algorithm
+from strop.compat.trinity.embedded_verl import PREFIX, embedded_converter, remaining_rows, verl_row
+from strop.compat.trinity.layout import with_ranks
+from strop.compat.trinity.presets import only_sampled, without_critic
+from strop.compat.verl.model import override_config
+
+_ACTOR = "actor_rollout_ref.actor"
+_MODEL = "actor_rollout_ref.model"
+_REF = "actor_rollout_ref.ref"
+_CHUNKS = "log-probs and entropy are always computed in chunks"
+_CONTENTS = ["model", "optimizer", "extra"]
+
+
+def _placement_row(key: str, default: Any, note: str, *wanted: Any) -> KeyMapping:
+    supported = only(*wanted) if wanted else always
+    return placement(PREFIX + key, default, note, supported=supported, value_type=ANY)
+
+
+def _refused_row(key: str, default: Any, note: str) -> KeyMapping:
+    return refused(PREFIX + key, default, note)
+
+
+def _no_adapter(foreign: ForeignValues, value: Any) -> bool:
+    return not foreign[f"{PREFIX}{_MODEL}.lora_rank"]
+
+
+_PAGE: tuple[KeyMapping, ...] = (
+    _refused_row(
+        "actor_rollout_ref.hybrid_engine", True, "mode and synchronizer name the processes; leave it True"
+    ),
+    verl_row(f"{_MODEL}.external_lib", None),
+    mapped(
+        f"{PREFIX}{_MODEL}.override_config",
+        {},
+        "model.override",
+        read=embedded_converter(override_config),
+        value_type=MAPPING,
+        note="values of the model's config.json",
+    ),
+    verl_row(f"{_MODEL}.enable_gradient_checkpointing", True),
+    verl_row(f"{_MODEL}.use_remove_padding", True),
+    _placement_row(f"{_MODEL}.use_fused_kernels", False, OWN_KERNELS, False),
+    _placement_row(f"{_MODEL}.fused_kernel_options.impl_backend", None, OWN_KERNELS, None, "None"),
+    verl_row(f"{_ACTOR}.strategy", "fsdp"),
+    verl_row(f"{_ACTOR}.ppo_micro_batch_size", None),
+    verl_row(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 4),
+    verl_row(f"{_ACTOR}.use_dynamic_bsz", True),
+    verl_row(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384),
+    verl_row(f"{_ACTOR}.grad_clip", 1.0),
+    verl_row(f"{_ACTOR}.ppo_epochs", 1),
+    verl_row(f"{_ACTOR}.shuffle", False),
+    verl_row(f"{_ACTOR}.ulysses_sequence_parallel_size", 1),
+    _placement_row(f"{_ACTOR}.entropy_from_logits_with_chunking", False, _CHUNKS),
+    _placement_row(f"{_ACTOR}.entropy_checkpointing", False, _CHUNKS),
+    verl_row(f"{_ACTOR}.checkpoint.load_contents", _CONTENTS),
+    verl_row(f"{_ACTOR}.checkpoint.save_contents", _CONTENTS),
+    verl_row(f"{_ACTOR}.optim.lr", 1e-6),
+    verl_row(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0.0),
+    replace(verl_row(f"{_ACTOR}.optim.min_lr_ratio", None), value_type=nullable(NUMBER)),
+    verl_row(f"{_ACTOR}.optim.warmup_style", "constant"),
+    no_effect(f"{PREFIX}{_ACTOR}.optim.total_training_steps", -1, critic.TOTAL_STEPS, value_type=ANY),
+    verl_row(f"{_ACTOR}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap", None),
+    verl_row(f"{_ACTOR}.fsdp_config.wrap_policy.min_num_params", 0),
+    verl_row(f"{_ACTOR}.fsdp_config.param_offload", False),
+    verl_row(f"{_ACTOR}.fsdp_config.optimizer_offload", False),
+    verl_row(f"{_ACTOR}.fsdp_config.fsdp_size", -1),
+    verl_row(f"{_ACTOR}.fsdp_config.forward_prefetch", False),
+    verl_row(f"{_REF}.fsdp_config.param_offload", False),
+    verl_row(f"{_REF}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap", None),
+    verl_row(f"{_REF}.fsdp_config.wrap_policy.min_num_params", 0),
+    _placement_row(f"{_REF}.fsdp_config.fsdp_size", -1, NO_SHARDS, -1, 1),
+    _placement_row(f"{_REF}.fsdp_config.forward_prefetch", False, NO_SHARDS, False),
+    _placement_row(f"{_REF}.log_prob_micro_batch_size", None, TRAINER_MICRO_BATCHES),
+    _placement_row(f"{_REF}.log_prob_micro_batch_size_per_gpu", 4, TRAINER_MICRO_BATCHES),
+    _placement_row(
+        f"{_REF}.log_prob_use_dynamic_bsz", f"${{{PREFIX}{_ACTOR}.use_dynamic_bsz}}", TRAINER_MICRO_BATCHES
+    ),
+    _placement_row(
+        f"{_REF}.log_prob_max_token_len_per_gpu",
+        f"${{{PREFIX}{_ACTOR}.ppo_max_token_len_per_gpu}}",
+        TRAINER_MICRO_BATCHES,
+    ),
+    placement(
+        f"{PREFIX}{_REF}.ulysses_sequence_parallel_size",
+        f"${{{PREFIX}{_ACTOR}.ulysses_sequence_parallel_size}}",
+        "the reference model is divided as the actor is",
+        supported=same_as(f"{PREFIX}{_ACTOR}.ulysses_sequence_parallel_size"),
+        value_type=INTEGER,
+    ),
+    _placement_row(
+        f"{_REF}.entropy_from_logits_with_chunking",
+        f"${{{PREFIX}{_ACTOR}.entropy_from_logits_with_chunking}}",
+        _CHUNKS,
+    ),
+    _placement_row(f"{_REF}.entropy_checkpointing", f"${{{PREFIX}{_ACTOR}.entropy_checkpointing}}", _CHUNKS),
+    *critic.ROWS,
+    verl_row("trainer.balance_batch", True),
+    no_effect(
+        f"{PREFIX}trainer.total_training_steps",
+        None,
+        "Trinity overwrites it; write trainer.total_steps",
+        value_type=nullable(INTEGER),
+    ),
+    no_effect(
+        f"{PREFIX}trainer.resume_mode",
+        "auto",
+        "Trinity overwrites it; write continue_from_checkpoint",
+        value_type=ANY,
+    ),
+    _refused_row("trainer.resume_from_path", "", "write Trinity's key continue_from_checkpoint"),
+    verl_row("trainer.critic_warmup", 0),
+    verl_row("trainer.default_hdfs_dir", None),
+    verl_row("trainer.remove_previous_ckpt_in_save", False),
+    verl_row("trainer.del_local_ckpt_after_load", False),
+    verl_row("trainer.max_actor_ckpt_to_keep", 5),
+    refused(
+        f"{PREFIX}trainer.max_critic_ckpt_to_keep",
+        5,
+        "a checkpoint has both models; write max_actor_ckpt_to_keep, and the same number for this key",
+        supported=same_as(f"{PREFIX}trainer.max_actor_ckpt_to_keep"),
+        inactive=without_critic,
+        value_type=nullable(INTEGER),
+    ),
+)
+_ELSEWHERE = not_on_page(
+    no_effect(
+        f"{PREFIX}{_ACTOR}.loss_agg_mode",
+        "token-mean",
+        "Trinity's key is algorithm.policy_loss_fn_args.loss_agg_mode",
+        value_type=ANY,
+    ),
+    *(
+        no_effect(f"{PREFIX}{key}", UNSET, f"Trinity's key is {instead}", value_type=ANY)
+        for key, instead in (
+            (f"{_ACTOR}.ppo_mini_batch_size", "buffer.train_batch_size"),
+            ("critic.ppo_mini_batch_size", "buffer.train_batch_size"),
+            (f"{_MODEL}.path", "model.model_path"),
+            ("critic.model.path", "model.critic_model_path"),
+            (f"{_ACTOR}.clip_ratio", "algorithm.policy_loss_fn_args.clip_range"),
+            (f"{_ACTOR}.clip_ratio_low", "algorithm.policy_loss_fn_args.clip_range_low"),
+            (f"{_ACTOR}.clip_ratio_high", "algorithm.policy_loss_fn_args.clip_range_high"),
+            (f"{_ACTOR}.clip_ratio_c", "algorithm.policy_loss_fn_args.clip_ratio_c"),
+            (f"{_ACTOR}.policy_loss.loss_mode", "algorithm.policy_loss_fn"),
+            (f"{_ACTOR}.entropy_coeff", "algorithm.entropy_loss_fn_args.entropy_coef"),
+            (f"{_ACTOR}.use_kl_loss", "algorithm.kl_loss_fn"),
+            (f"{_ACTOR}.kl_loss_type", "algorithm.kl_loss_fn"),
+            (f"{_ACTOR}.kl_loss_coef", "algorithm.kl_loss_fn_args.kl_coef"),
+        )
+    ),
+    *(
+        refused(
+            f"{PREFIX}{_MODEL}.{name}", default, "write Trinity's key model.lora_configs", supported=supported
+        )
+        for name, default, supported in (
+            ("lora_rank", 0, only(0, None)),
+            ("lora_alpha", UNSET, _no_adapter),
+            ("target_modules", UNSET, _no_adapter),
+            ("exclude_modules", UNSET, _no_adapter),
+            ("lora_adapter_path", None, only(None)),
+        )
+    ),
+)
+_MEGATRON = not_on_page(
+    mapped(
+        f"{PREFIX}algorithm.rollout_correction.bypass_mode",
+        True,
+        "algorithm.old_policy",
+        read=algorithm,
+        inactive=only_sampled,
+        note="true takes the sampler's log-probs as those of the old policy",
+    ),
+    *(
+        no_effect(
+            f"{PREFIX}{_ACTOR}.policy_loss.{name}",
+            default,
+            "Trinity's policy losses do not read it",
+            value_type=ANY,
+        )
+        for name, default in (
+            ("clip_cov_ratio", 0.0002),
+            ("clip_cov_lb", 1.0),
+            ("clip_cov_ub", 5.0),
+            ("kl_cov_ratio", 0.0002),
+            ("ppo_kl_coef", 0.1),
+        )
+    ),
+    replace(verl_row(f"{_ACTOR}.optim.lr_decay_style", "constant"), note="Trinity's default is constant"),
+    replace(verl_row("critic.optim.lr_decay_style", "constant"), note="Trinity's default is constant"),
+)
+_SCHEDULES = tuple(
+    replace(
+        verl_row(f"{section}.optim.warmup_style", None),
+        key=f"{PREFIX}{section}.optim.lr_scheduler_type",
+        default=UNSET,
+        since="0.5",
+        alias_of=f"{PREFIX}{section}.optim.warmup_style",
+    )
+    for section in (_ACTOR, "critic")
+)
+_TRUNCATED = {f"{PREFIX}{_ACTOR}.{name}" for name in ("tis_imp_ratio_cap", "use_rollout_log_probs")}
+"""Keys of verl that Trinity's configuration does not have."""
+_OTHERS = remaining_rows(
+    (f"{_ACTOR}.", f"{_MODEL}.", f"{_REF}.", "critic."),
+    {row.key for row in (*_PAGE, *_ELSEWHERE, *_MEGATRON)} | _TRUNCATED,
+)
+ROWS = tuple(
+    map(with_ranks, (*_PAGE, *_ELSEWHERE, *_MEGATRON, *not_on_page(*_SCHEDULES), *_OTHERS, *corrections.ROWS))
+)

@@ -1,0 +1,320 @@
+"""Ledgers of TRL's KTOConfig, and of the experimental CPOConfig and ORPOConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from strop.compat.ledger.key_mapping import (
+    ForeignValues,
+    KeyMapping,
+    mapped,
+    no_effect,
+    refused,
+    written_by,
+)
+from strop.compat.ledger.table import Ledger
+from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, nullable, one_of
+from strop.compat.trl.offline import (
+    ACTIVATION_ROW,
+    DROPOUT_ROW,
+    PAIR_COLUMNS,
+    PRECOMPUTE_ROWS,
+    columns_of,
+    offline_rows,
+    tasksets,
+    write_offline_dataset,
+    write_streaming,
+)
+from strop.config.schema import Run
+from strop.config.schema.preference import CpoConfig, KtoConfig, OrpoConfig
+from strop.errors import ConfigError
+
+_LABELED: dict[str, Any] = {"prompt": "prompt", "response": "completion", "label": "label", "answer": None}
+
+
+def write_labels(run: Run) -> Mapping[str, Any]:
+    """Write the data set. Raises ConfigError for another algorithm."""
+    if not isinstance(run.algorithm, KtoConfig):
+        raise ConfigError(f"TRL's KTOConfig has no algorithm {run.algorithm.type}.")
+    return write_offline_dataset(run)
+
+
+@written_by(write_labels)
+def labels(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the data set: the columns `prompt`, `completion` and `label`, or `chosen` and `rejected` of pairs, each of
+    which becomes two rows."""
+    columns = PAIR_COLUMNS if _has_pairs(foreign) else {**_LABELED, "equal_pairs": "filter"}
+    return {"algorithm.type": "kto", **tasksets(foreign, columns)}
+
+
+def _has_pairs(foreign: ForeignValues) -> bool:
+    return {"chosen", "rejected"} <= (columns_of(foreign) or frozenset())
+
+
+def _unknown_labels(foreign: ForeignValues) -> str | None:
+    """A notice on the columns of a data set that is not on this machine."""
+    if foreign["dataset_name"] is None or columns_of(foreign) is not None:
+        return None
+    return (
+        "the columns prompt, completion and label are read; of a data set with chosen and rejected, which TRL would "
+        "turn into two rows each, write data.train.chosen and data.train.rejected in a run file (strop convert)"
+    )
+
+
+def write_kto(run: Run) -> Mapping[str, Any]:
+    """Write the loss and its weights."""
+    section = run.algorithm
+    assert isinstance(section, KtoConfig)  # as `write_labels` requires
+    return {
+        "beta": section.beta,
+        "loss_type": section.loss,
+        "desirable_weight": section.desirable_weight,
+        "undesirable_weight": section.undesirable_weight,
+    }
+
+
+@written_by(write_kto)
+def kto(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the loss and its weights. Raises ConfigError for values that Strop refuses."""
+    values = {
+        "beta": foreign["beta"],
+        "loss": foreign["loss_type"],
+        "desirable_weight": foreign["desirable_weight"],
+        "undesirable_weight": foreign["undesirable_weight"],
+    }
+    return _section(foreign, KtoConfig, values, "desirable_weight")
+
+
+def write_row_order(run: Run) -> Mapping[str, Any]:
+    """Write the order of the rows, which TRL has as that of the data set or, without an estimate, at random."""
+    section = run.algorithm
+    assert isinstance(section, KtoConfig)
+    if run.data.shuffle and section.estimates_kl:
+        raise ConfigError(
+            "data.shuffle is true, and TRL's loss kto needs the rows in the order of the data set; write data.shuffle: "
+            "false."
+        )
+    return {"train_sampling_strategy": "random" if run.data.shuffle else "sequential", **write_streaming(run)}
+
+
+@written_by(write_row_order)
+def row_order(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the order of the rows. Raises ConfigError where TRL does."""
+    strategy = foreign["train_sampling_strategy"]
+    if strategy == "random" and foreign["loss_type"] == "kto":
+        raise foreign.error_for(
+            "train_sampling_strategy",
+            "train_sampling_strategy is random, which TRL refuses for the loss kto; leave it out, or shuffle the data "
+            "set before.",
+        )
+    if foreign["dataset_streaming"] and foreign["max_steps"] <= 0:
+        raise foreign.error_for(
+            "dataset_streaming",
+            "dataset_streaming is True, and a streamed data set has no known length, so that TRL requires max_steps; "
+            "write max_steps.",
+        )
+    return {"data.shuffle": strategy == "random" and not foreign["dataset_streaming"]}
+
+
+def _estimate_over_the_update(foreign: ForeignValues) -> str | None:
+    """A notice where TRL's estimate of the divergence is over less than an update."""
+    if (
+        foreign["loss_type"] != "kto"
+        or foreign["gradient_accumulation_steps"] * foreign["num_processes"] == 1
+    ):
+        return None
+    return (
+        "the KL divergence is estimated over the whole update; TRL estimates it in each accumulated batch, with "
+        "completions rotated within each process's part of it"
+    )
+
+
+def write_cpo(run: Run) -> Mapping[str, Any]:
+    """Write the data set and the loss. Raises ConfigError for another algorithm."""
+    section = run.algorithm
+    if not isinstance(section, CpoConfig):
+        raise ConfigError(f"TRL's CPOConfig has no algorithm {run.algorithm.type}.")
+    return {
+        **write_offline_dataset(run),
+        "beta": section.beta,
+        "loss_type": section.loss,
+        "label_smoothing": section.label_smoothing,
+        "cpo_alpha": section.sft_weight,
+        "simpo_gamma": section.margin,
+        "alpha": section.reward_shape,
+    }
+
+
+@written_by(write_cpo)
+def cpo(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the data set and the loss; `alphapo` is simpo without the cross entropy. Raises ConfigError for values that
+    Strop refuses."""
+    kind, smoothing = foreign["loss_type"], foreign["label_smoothing"]
+    if smoothing and kind in ("hinge", "ipo"):
+        raise foreign.error_for(
+            "label_smoothing",
+            f"label_smoothing is {smoothing}, which TRL ignores with a warning for the loss {kind}; write 0.",
+        )
+    loss = "simpo" if kind == "alphapo" else kind
+    values = {
+        "beta": foreign["beta"],
+        "loss": loss,
+        "label_smoothing": smoothing,
+        "sft_weight": 0.0 if kind == "alphapo" else foreign["cpo_alpha"],
+        "margin": foreign["simpo_gamma"] if loss == "simpo" else 0.5,
+        "reward_shape": foreign["alpha"],
+    }
+    return {
+        "algorithm.type": "cpo",
+        **tasksets(foreign, PAIR_COLUMNS, reads_optional=False),
+        **_section(foreign, CpoConfig, values, "loss_type"),
+    }
+
+
+def write_orpo(run: Run) -> Mapping[str, Any]:
+    """Write the data set and the weight, and a key by which the file is known as ORPO's. Raises ConfigError for another
+    algorithm."""
+    if not isinstance(run.algorithm, OrpoConfig):
+        raise ConfigError(f"TRL's ORPOConfig has no algorithm {run.algorithm.type}.")
+    return {**write_offline_dataset(run), "beta": run.algorithm.beta, "padding_value": None}
+
+
+@written_by(write_orpo)
+def orpo(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the data set and the weight. Raises ConfigError for values that Strop refuses."""
+    section = _section(foreign, OrpoConfig, {"beta": foreign["beta"]}, "beta")
+    return {"algorithm.type": "orpo", **tasksets(foreign, PAIR_COLUMNS, reads_optional=False), **section}
+
+
+def _section(
+    foreign: ForeignValues,
+    kind: type[KtoConfig] | type[CpoConfig] | type[OrpoConfig],
+    values: Mapping[str, Any],
+    key: str,
+) -> dict[str, Any]:
+    """The fields of an `algorithm` section. Raises ConfigError, at `key`, for values that it refuses."""
+    try:
+        kind.model_validate(values)
+    except ValidationError as error:
+        said = "; ".join(
+            ": ".join([*map(str, fault["loc"]), fault["msg"].removeprefix("Value error, ")])
+            for fault in error.errors()
+        )
+        raise foreign.error_for(key, f"{said}.") from error
+    return {f"algorithm.{field}": value for field, value in values.items()}
+
+
+def _prompts_untrained(foreign: ForeignValues) -> str:
+    """A notice on ORPO's cross entropy, which is the paper's."""
+    return "the cross entropy is over the tokens of the chosen responses; TRL's is over those of their prompts too"
+
+
+def _without_reference_rows() -> tuple[KeyMapping, ...]:
+    """Fields that CPOConfig and ORPOConfig have and the promoted configurations have not."""
+    return (
+        no_effect(
+            "max_completion_length",
+            None,
+            "TRL reads it for encoder-decoder models only",
+            value_type=nullable(INTEGER),
+        ),
+        refused(
+            "generate_during_eval", False, "write an eval taskset with a reward in a run file; leave it False"
+        ),
+        refused(
+            "is_encoder_decoder",
+            None,
+            "Strop trains causal language models; leave it out",
+            value_type=nullable(BOOLEAN),
+            supported=lambda _, value: not value,
+        ),
+        DROPOUT_ROW,
+    )
+
+
+def _experimental_rows(rows: tuple[KeyMapping, ...]) -> tuple[KeyMapping, ...]:
+    """The rows without the fields that CPOConfig and ORPOConfig, which are experimental, do not have."""
+    return tuple(row for row in rows if row.key not in ("router_aux_loss_coef", "pad_to_multiple_of"))
+
+
+_STREAMED = mapped("dataset_streaming", False, "data.shuffle", read=row_order)
+_ORDER = mapped(
+    "train_sampling_strategy",
+    "sequential",
+    "data.shuffle",
+    read=row_order,
+    value_type=one_of("sequential", "random"),
+    note="random only for apo_zero_unpaired",
+)
+KTO_LEDGER = Ledger(
+    "trl-kto",
+    (
+        *offline_rows(labels, 1e-6, _unknown_labels, streaming=_STREAMED, order=_ORDER),
+        mapped("beta", 0.1, "algorithm.beta", read=kto),
+        mapped(
+            "loss_type",
+            "kto",
+            "algorithm.loss",
+            read=kto,
+            value_type=one_of("kto", "apo_zero_unpaired"),
+            warn=_estimate_over_the_update,
+        ),
+        mapped("desirable_weight", 1.0, "algorithm.desirable_weight", read=kto),
+        mapped("undesirable_weight", 1.0, "algorithm.undesirable_weight", read=kto),
+        refused("sync_ref_model", False, "the reference of kto is the initial model; leave it False"),
+        no_effect("ref_model_mixup_alpha", 0.6, "it is an option of sync_ref_model"),
+        no_effect("ref_model_sync_steps", 512, "it is an option of sync_ref_model"),
+        *PRECOMPUTE_ROWS,
+        ACTIVATION_ROW,
+        DROPOUT_ROW,
+    ),
+)
+CPO_LEDGER = Ledger(
+    "trl-cpo",
+    (
+        *_experimental_rows(offline_rows(cpo, 1e-6)),
+        mapped("beta", 0.1, "algorithm.beta", read=cpo),
+        mapped(
+            "loss_type",
+            "sigmoid",
+            "algorithm.loss",
+            "algorithm.sft_weight",
+            read=cpo,
+            value_type=one_of("sigmoid", "hinge", "ipo", "simpo", "alphapo"),
+            note="alphapo is simpo with cpo_alpha 0",
+        ),
+        mapped("label_smoothing", 0.0, "algorithm.label_smoothing", read=cpo),
+        mapped(
+            "cpo_alpha",
+            1.0,
+            "algorithm.sft_weight",
+            read=cpo,
+            inactive=lambda foreign: "loss_type is alphapo" if foreign["loss_type"] == "alphapo" else None,
+        ),
+        mapped(
+            "simpo_gamma",
+            0.5,
+            "algorithm.margin",
+            read=cpo,
+            inactive=lambda foreign: (
+                None
+                if foreign["loss_type"] in ("simpo", "alphapo")
+                else f"loss_type is {foreign['loss_type']}, and it is the margin of simpo"
+            ),
+        ),
+        mapped("alpha", 0.0, "algorithm.reward_shape", read=cpo),
+        *_without_reference_rows(),
+    ),
+)
+ORPO_LEDGER = Ledger(
+    "trl-orpo",
+    (
+        *_experimental_rows(offline_rows(orpo, 1e-6)),
+        mapped("beta", 0.1, "algorithm.beta", read=orpo, warn=_prompts_untrained),
+        no_effect("padding_value", None, "sequences are packed without padding", value_type=ANY),
+        *_without_reference_rows(),
+    ),
+)

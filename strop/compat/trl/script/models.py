@@ -1,0 +1,309 @@
+"""Models, adapters and tokenizers of a script: what `from_pretrained` was called with, without loading weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from strop.compat.trl.script.configurations import plain
+from strop.compat.trl.script.session import current_session
+from strop.config.load.config_tree import Source
+from strop.config.peft_adapter import new_adapter_fault
+
+_WITHOUT_EFFECT = (
+    *(
+        "device_map",
+        "low_cpu_mem_usage",
+        "use_cache",
+        "cache_dir",
+        "local_files_only",
+        "token",
+        "attn_implementation",
+    ),
+    *("use_safetensors", "offload_folder", "offload_state_dict", "max_memory", "tp_plan", "use_kernels"),
+    *("force_download", "proxies"),
+)
+"""Arguments of `from_pretrained` that only decide how the weights are found and placed. `attn_implementation` has a
+key of its own."""
+_DTYPES = {"torch_dtype": "dtype"}
+_QUANTIZED = ("load_in_4bit", "load_in_8bit")
+_METHODS_WITHOUT_EFFECT = (
+    *(
+        "to",
+        "cuda",
+        "cpu",
+        "train",
+        "eval",
+        "gradient_checkpointing_enable",
+        "gradient_checkpointing_disable",
+    ),
+    *("enable_input_require_grads", "requires_grad_", "print_trainable_parameters", "tie_weights"),
+)
+"""Methods of a model that return nothing a script computes with, and that change no number of the training."""
+_LORA_KEYS = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+    "target_parameters": "lora_target_parameters",
+    "modules_to_save": "lora_modules_to_save",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+}
+"""Fields of PEFT's LoraConfig, with TRL's options for them."""
+
+
+class RecordedModel:
+    """Stand-in for a model that `from_pretrained` loads: its name and its arguments."""
+
+    def __init__(self, name: str, options: Mapping[str, Any], *, is_loaded: bool = True) -> None:
+        """`is_loaded` is False for a name that a trainer loads, whose dtype is float32 by default."""
+        self.name_or_path = name
+        self.options = dict(options)
+        self.adapter: Any = None
+        self.max_length: int | None = None
+        """Length that unsloth's `from_pretrained` limits sequences to."""
+        self._is_loaded = is_loaded
+        self._source = current_session().source()
+
+    @property
+    def config(self) -> Any:
+        """The model's configuration, of which a script may read the values."""
+        if self.__dict__.get("_config") is None:
+            from transformers import AutoConfig
+
+            trusted = bool(self.options.get("trust_remote_code", False))
+            self._config = AutoConfig.from_pretrained(self.name_or_path, trust_remote_code=trusted)
+            self._config_values = self._config.to_dict()
+        return self._config
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the weights."""
+        import torch
+
+        return getattr(torch, self._dtype())
+
+    @property
+    def device(self) -> Any:
+        """The device of the weights."""
+        import torch
+
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _METHODS_WITHOUT_EFFECT:
+            return lambda *arguments, **options: self
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise current_session().error(
+            f"model.{name} is not available, because Strop loads the weights of {self.name_or_path} itself, when "
+            "training starts. Change the model in a script of its own, save it with save_pretrained, and name the "
+            "folder."
+        )
+
+    def trl_keys(self) -> Iterator[tuple[str, Any, Source]]:
+        """TRL's keys for the model and its adapter. Raises ConfigError for an argument that has none."""
+        session = current_session()
+        yield "model_name_or_path", self.name_or_path, self._source
+        options = {_DTYPES.get(name, name): value for name, value in self.options.items()}
+        yield from self._precision(options.pop("dtype", None))
+        for name, value in options.items():
+            if value is None:
+                continue
+            if name == "quantization_config":
+                yield from quantization_keys(value, self._source)
+            elif name == "revision":
+                yield "model_revision", value, self._source
+            elif name in ("trust_remote_code", "attn_implementation", *_QUANTIZED):
+                yield name, plain(value, name), self._source
+            elif name in _WITHOUT_EFFECT:
+                session.note(f"{name}: accepted without effect: Strop finds and places the weights itself.")
+            else:
+                raise session.error(
+                    f"from_pretrained has {name}={value!r}, which Strop does not read; save the model that it gives "
+                    "with "
+                    "save_pretrained, and name the folder."
+                )
+        self._require_unchanged_config()
+        if self.adapter is not None:
+            yield from lora_keys(self.adapter, self)
+
+    def _precision(self, dtype: Any) -> Iterator[tuple[str, Any, Source]]:
+        if self._is_loaded or dtype is not None:
+            yield "dtype", self._dtype(), self._source
+
+    def _dtype(self) -> str:
+        """The dtype that is asked for, or that of the checkpoint."""
+        written = self.options.get("dtype", self.options.get("torch_dtype"))
+        if written is None and not self._is_loaded:
+            return "float32"
+        if written in (None, "auto"):
+            found = getattr(self.config, "dtype", None) or "float32"
+            return str(found).removeprefix("torch.")
+        return str(written).removeprefix("torch.")
+
+    def _require_unchanged_config(self) -> None:
+        """Raise ConfigError for a changed value of the configuration that a forward pass may read."""
+        before = self.__dict__.get("_config_values")
+        if before is None:
+            return
+        after = self._config.to_dict()
+        changed = [key for key in after if after[key] != before.get(key)]
+        if others := [key for key in changed if key not in ("use_cache", "pad_token_id", "pretraining_tp")]:
+            raise current_session().error(
+                f"model.config.{others[0]} was changed to {after[others[0]]!r}; Strop reads the model's own "
+                "config.json. "
+                "Save the changed configuration to a folder with the weights, and name the folder."
+            )
+
+
+def quantization_keys(config: Any, source: Source) -> Iterator[tuple[str, Any, Source]]:
+    """TRL's keys for a quantization of the weights."""
+    values = config if isinstance(config, Mapping) else config.to_dict()
+    found = [name for name in _QUANTIZED if values.get(name)]
+    if not found:
+        raise current_session().error(
+            f"quantization_config={type(config).__name__}: Strop trains on weights that are not quantized; leave it "
+            "out."
+        )
+    for name in found:
+        yield name, True, source
+
+
+def lora_keys(config: Any, model: RecordedModel) -> Iterator[tuple[str, Any, Source]]:
+    """TRL's keys for an adapter. Raises ConfigError for one that is not a LoRA, or has a field that Strop lacks."""
+    session, source = current_session(), current_session().source()
+    kind = type(config).__name__
+    if kind != "LoraConfig":
+        raise session.error(f"peft_config is a {kind}; Strop trains LoRA adapters: write a LoraConfig.")
+    yield "use_peft", True, source
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        key = _LORA_KEYS.get(field.name)
+        if field.name == "target_modules":
+            yield "lora_target_modules", _target_modules(value, model), source
+        elif field.name == "task_type":
+            if value is not None:
+                yield "lora_task_type", plain(value, field.name), source
+        elif key is not None:
+            yield key, plain(value, f"LoraConfig.{field.name}"), source
+        elif not _is_default(field, value) and (fault := new_adapter_fault(field.name, value)) is not None:
+            raise session.error(f"LoraConfig.{field.name}={value!r}: {fault}.")
+
+
+def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(value == field.default_factory())
+    return bool(value == field.default) or not value
+
+
+def _target_modules(value: Any, model: RecordedModel) -> Any:
+    """The modules that are written, or those that PEFT has for the model's type."""
+    if value is not None:
+        return plain(value, "LoraConfig.target_modules")
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+
+    kind = model.config.model_type
+    if kind not in KNOWN:
+        raise current_session().error(
+            f"LoraConfig has no target_modules, and PEFT has none for models of the type {kind}; write them, such as "
+            "all-linear."
+        )
+    return list(KNOWN[kind])
+
+
+def recording_from_pretrained(cls: type, name: Any, *arguments: Any, **options: Any) -> RecordedModel:
+    """`from_pretrained` of a class of causal language models."""
+    if arguments:
+        raise current_session().error(
+            f"{cls.__name__}.from_pretrained has arguments without names after the first one; write their names."
+        )
+    return RecordedModel(str(name), options)
+
+
+def recording_get_peft_model(get: Callable[..., Any]) -> Callable[..., Any]:
+    """`peft.get_peft_model`, which records the adapter of a stand-in."""
+
+    def get_peft_model(model: Any, peft_config: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(model, RecordedModel):
+            return get(model, peft_config, *arguments, **options)
+        if arguments or options:
+            named = next(iter(options), "adapter_name")
+            raise current_session().error(
+                f"get_peft_model has {named}, which Strop does not read; leave it out."
+            )
+        model.adapter = peft_config
+        return model
+
+    return get_peft_model
+
+
+def model_of(model: Any, init_options: Any) -> RecordedModel:
+    """The model of a trainer: a stand-in, or the name of one, with `model_init_kwargs`.
+
+    Raises ConfigError for a model that was built in the script.
+    """
+    session = current_session()
+    if isinstance(model, str | Path):
+        options = dict(init_options or {})
+        if options.get("revision") == "main":
+            del options["revision"]
+        return RecordedModel(str(model), options, is_loaded=False)
+    if model is None:
+        raise session.error("model is missing; write the name of a model.")
+    if not isinstance(model, RecordedModel):
+        raise session.error(
+            f"model is a {type(model).__name__}, whose weights exist only in this script; write the name of a "
+            "model, or "
+            "AutoModelForCausalLM.from_pretrained(name). Save a model that you have changed with save_pretrained, and "
+            "name its folder."
+        )
+    if init_options:
+        raise session.error(
+            "model_init_kwargs applies to the name of a model, and model is loaded; leave it out."
+        )
+    return model
+
+
+def tokenizer_fields(tokenizer: Any, model: RecordedModel) -> Iterator[tuple[str, Any]]:
+    """Run-file fields of a `processing_class` that differs from the model's own: its folder and chat template.
+
+    Raises ConfigError for one with other tokens.
+    """
+    session = current_session()
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    name = getattr(tokenizer, "name_or_path", "") or model.name_or_path
+    if not hasattr(tokenizer, "get_vocab"):
+        raise session.error(
+            f"processing_class is a {type(tokenizer).__name__}; write a tokenizer, or leave it out."
+        )
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(
+        name, trust_remote_code=bool(model.options.get("trust_remote_code", False))
+    )
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise session.error(
+            f"processing_class has other tokens than {name}; save it together with a model of as many tokens, and name "
+            "that folder."
+        )
+    if own.eos_token != tokenizer.eos_token:
+        raise session.error(
+            f"processing_class has the end-of-sequence token {tokenizer.eos_token!r}, and {name} has "
+            f"{own.eos_token!r}; "
+            "write it into the tokenizer's folder (save_pretrained), and name that folder."
+        )
+    for side in ("padding_side", "truncation_side"):
+        if getattr(own, side, None) != getattr(tokenizer, side, None):
+            session.note(f"{side} of processing_class has no effect: Strop packs sequences without padding.")
+    if own.pad_token != tokenizer.pad_token:
+        session.note("pad_token of processing_class has no effect: Strop packs sequences without padding.")
+    if name != model.name_or_path:
+        yield "model.tokenizer", name
+    if tokenizer.chat_template is not None and tokenizer.chat_template != own.chat_template:
+        if not isinstance(tokenizer.chat_template, str):
+            raise session.error("processing_class has several chat templates; write one of them.")
+        yield "data.chat_template", tokenizer.chat_template

@@ -1,0 +1,295 @@
+"""Ledger rows of verl's corrections for the difference between sampler and trainer, of all its versions.
+
+`actor.tis_imp_ratio_cap`, then `algorithm.rollout_is*`, then `algorithm.rollout_correction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.compat.ledger.key_mapping import (
+    ForeignValues,
+    any_inactive,
+    mapped,
+    unless,
+    written_by,
+)
+from strop.compat.ledger.value_types import ANY, BOOLEAN, NUMBER, nullable, one_of
+from strop.compat.verl import async_units, switches
+from strop.compat.verl.rejection_rules import read_bounds, read_rules, veto_rule, write_rules
+from strop.config.schema import Run
+from strop.config.schema.policy_loss import GpgLossConfig
+
+_AT = "algorithm.rollout_correction"
+_CAP = "actor_rollout_ref.actor.tis_imp_ratio_cap"
+_NULL = (None, "null", "None")
+_INVERSE = "k1's bounds are those of the sampler's over the trainer's probability, as in verl's code"
+
+
+def _recorded(foreign: ForeignValues) -> str | None:
+    """Without the sampler's log-probs, verl corrects nothing."""
+    key = "actor_rollout_ref.rollout.calculate_log_probs"
+    return f"{key} is False" if foreign.is_set(key) and not foreign[key] else None
+
+
+def _clips_ratio(foreign: ForeignValues) -> str | None:
+    """verl does not apply the weights where the clipped ratio is already relative to the sampler."""
+    clips = switches.is_bypass(foreign) and not switches.is_reinforce(foreign)
+    return f"{_AT}.bypass_mode is True, and the clipped ratio is that to the sampler" if clips else None
+
+
+def _rejects(foreign: ForeignValues) -> str | None:
+    mode = foreign[f"{_AT}.rollout_rs"]
+    return f"{_AT}.rollout_rs is null" if mode in _NULL else None
+
+
+def _applies(foreign: ForeignValues) -> str | None:
+    """verl 0.6.0 applies the weights where they are switched on and have a threshold."""
+    if foreign["algorithm.rollout_is_threshold"] is None:
+        return "algorithm.rollout_is_threshold is null"
+    return None if foreign["algorithm.rollout_is"] else "algorithm.rollout_is is False"
+
+
+_bypass = unless(f"{_AT}.bypass_mode", True)
+_level = any_inactive(unless(f"{_AT}.rollout_is", "token", "sequence"), _clips_ratio, _recorded)
+_rejection = any_inactive(_rejects, _recorded)
+_older = any_inactive(_applies, _recorded)
+_masks = any_inactive(_older, unless("algorithm.rollout_is_mode", "mask"))
+
+
+def write_correction(run: Run) -> Mapping[str, Any]:
+    """Write the keys of verl's latest version, and the veto's."""
+    algorithm = run.algorithm
+    bypass = getattr(algorithm, "old_policy", "trainer") == "sampler"
+    reinforce = bypass and isinstance(getattr(algorithm, "policy_loss", None), GpgLossConfig)
+    values: dict[str, Any] = {"bypass_mode": bypass, "loss_type": "reinforce" if reinforce else "ppo_clip"}
+    correction = getattr(algorithm, "importance_correction", None)
+    if correction is not None and (reinforce or not bypass) and correction.level != "geometric":
+        low, high = correction.floor, correction.cap
+        values["rollout_is"] = correction.level
+        values["rollout_is_threshold"] = high if low is None else f"{low}_{high}"
+        values["rollout_is_batch_normalize"] = correction.normalize
+    values |= write_rules(getattr(algorithm, "rejection", ()))
+    return {f"{_AT}.{name}": value for name, value in values.items()}
+
+
+@written_by(write_correction)
+def correction(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read importance weights, rejection and the old policy. Keys of two generations contradict each other."""
+    generations = {
+        f"{_AT}.rollout_is": _level(foreign) is None,
+        "algorithm.rollout_is": _older(foreign) is None,
+        _CAP: foreign[_CAP] > 0 and not _recorded(foreign),
+    }
+    active = [key for key, is_active in generations.items() if is_active]
+    if len(active) > 1:
+        raise foreign.error_for(
+            active[1],
+            f"{active[1]} and {active[0]} set the same weights in two versions of verl; write only {active[0]}.",
+        )
+    settings: dict[str, Any] = {}
+    if generations[_CAP]:
+        settings = {"importance_correction": {"level": "token", "cap": foreign[_CAP]}}
+    elif generations["algorithm.rollout_is"]:
+        settings = _older_weights(foreign)
+    elif generations[f"{_AT}.rollout_is"]:
+        settings = {"importance_correction": _weights(foreign)}
+    rules = [*settings.pop("rejection", ()), *_rules(foreign)]
+    if rules:
+        settings["rejection"] = rules
+    if switches.is_bypass(foreign) or foreign["actor_rollout_ref.actor.use_rollout_log_probs"]:
+        settings["old_policy"] = "sampler"
+    return {f"algorithm.{name}": value for name, value in settings.items()}
+
+
+def _weights(foreign: ForeignValues) -> dict[str, Any]:
+    key = f"{_AT}.rollout_is_threshold"
+    try:
+        floor, cap = read_bounds(foreign[key])
+    except ValueError as error:
+        raise foreign.error_for(key, f"{key} {error}.") from None
+    normalize = foreign[f"{_AT}.rollout_is_batch_normalize"]
+    return {"level": foreign[f"{_AT}.rollout_is"], "cap": cap, "floor": floor, "normalize": normalize}
+
+
+def _older_weights(foreign: ForeignValues) -> dict[str, Any]:
+    """The weights of verl 0.6.0, and its veto."""
+    at = "algorithm.rollout_is"
+    cap, lower = foreign[f"{at}_threshold"], foreign[f"{at}_threshold_lower"]
+    masked = foreign[f"{at}_mode"] == "mask"
+    floor = (lower or 1 / cap) if masked else None
+    veto = foreign[f"{at}_veto_threshold"]
+    return {
+        "importance_correction": {"level": foreign[f"{at}_level"], "cap": cap, "floor": floor},
+        "rejection": [] if veto is None else [veto_rule(veto)],
+    }
+
+
+def _rules(foreign: ForeignValues) -> list[dict[str, Any]]:
+    rules: list[dict[str, Any]] = []
+    if not _rejection(foreign):
+        threshold, lower = (foreign[f"{_AT}.rollout_rs_threshold{end}"] for end in ("", "_lower"))
+        try:
+            rules = read_rules(foreign[f"{_AT}.rollout_rs"], threshold, lower)
+        except ValueError as error:
+            raise foreign.error_for(f"{_AT}.rollout_rs", f"{_AT}.rollout_rs {error}.") from None
+    veto = foreign[f"{_AT}.rollout_token_veto_threshold"]
+    return rules if veto in _NULL or _recorded(foreign) else [*rules, veto_rule(veto)]
+
+
+_WEIGHTS, _REJECTION = "algorithm.importance_correction", "algorithm.rejection"
+ROWS = (
+    mapped(
+        f"{_AT}.rollout_is",
+        None,
+        f"{_WEIGHTS}.level",
+        read=correction,
+        value_type=nullable(one_of("token", "sequence", "null", "None")),
+        inactive=any_inactive(_clips_ratio, _recorded),
+    ),
+    mapped(
+        f"{_AT}.rollout_is_threshold",
+        2.0,
+        f"{_WEIGHTS}.cap",
+        f"{_WEIGHTS}.floor",
+        read=correction,
+        value_type=ANY,
+        inactive=_level,
+        note="a number, the cap; or 'lower_upper', outside of which weights are 0 (IcePop)",
+    ),
+    mapped(
+        f"{_AT}.rollout_is_batch_normalize",
+        False,
+        f"{_WEIGHTS}.normalize",
+        read=correction,
+        inactive=_level,
+        note="the mean is over the step; in bypass mode over the update, in verl over a micro-batch",
+    ),
+    mapped(
+        f"{_AT}.rollout_rs",
+        None,
+        _REJECTION,
+        read=correction,
+        value_type=ANY,
+        inactive=_recorded,
+        note="modes, comma-separated; until 0.7 one of token, sequence, geometric",
+    ),
+    mapped(
+        f"{_AT}.rollout_rs_threshold",
+        None,
+        _REJECTION,
+        read=correction,
+        value_type=ANY,
+        inactive=_rejection,
+        note=f"one threshold, or one for each mode; {_INVERSE}",
+    ),
+    mapped(
+        f"{_AT}.rollout_rs_threshold_lower",
+        None,
+        _REJECTION,
+        read=correction,
+        value_type=nullable(NUMBER),
+        inactive=_rejection,
+        note="null means 1 / rollout_rs_threshold",
+    ),
+    mapped(
+        f"{_AT}.rollout_token_veto_threshold",
+        None,
+        _REJECTION,
+        read=correction,
+        value_type=nullable(NUMBER),
+        inactive=_recorded,
+        note="rejects a response with a token whose ratio is below it",
+    ),
+    mapped(
+        f"{_AT}.bypass_mode",
+        False,
+        "algorithm.old_policy",
+        read=correction,
+        warn=async_units.ratio_notice,
+        note="the sampler's log-probs are the old ones; only the losses of loss_type are then in use",
+    ),
+    mapped(
+        f"{_AT}.loss_type",
+        "ppo_clip",
+        "algorithm.policy_loss.type",
+        read=correction,
+        value_type=one_of("ppo_clip", "reinforce"),
+        inactive=_bypass,
+    ),
+    mapped(
+        f"{_AT}.use_policy_gradient",
+        False,
+        "algorithm.policy_loss.type",
+        read=correction,
+        inactive=_bypass,
+        note="loss_type=reinforce of later versions",
+    ),
+    mapped(
+        "algorithm.rollout_is",
+        False,
+        _WEIGHTS,
+        read=correction,
+        value_type=BOOLEAN,
+        inactive=_recorded,
+    ),
+    mapped(
+        "algorithm.rollout_is_threshold",
+        None,
+        f"{_WEIGHTS}.cap",
+        read=correction,
+        value_type=nullable(NUMBER),
+        inactive=_older,
+    ),
+    mapped(
+        "algorithm.rollout_is_threshold_lower",
+        None,
+        f"{_WEIGHTS}.floor",
+        read=correction,
+        value_type=nullable(NUMBER),
+        inactive=_masks,
+        note="null means 1 / rollout_is_threshold",
+    ),
+    mapped(
+        "algorithm.rollout_is_level",
+        "token",
+        f"{_WEIGHTS}.level",
+        read=correction,
+        value_type=one_of("token", "sequence", "geometric"),
+        inactive=_older,
+    ),
+    mapped(
+        "algorithm.rollout_is_mode",
+        "truncate",
+        f"{_WEIGHTS}.floor",
+        read=correction,
+        value_type=one_of("truncate", "mask"),
+        inactive=_older,
+    ),
+    mapped(
+        "algorithm.rollout_is_veto_threshold",
+        1e-4,
+        _REJECTION,
+        read=correction,
+        value_type=nullable(NUMBER),
+        inactive=_older,
+        note="rejects the response; in verl its tokens still count in the mean",
+    ),
+    mapped(
+        _CAP,
+        -1,
+        f"{_WEIGHTS}.cap",
+        read=correction,
+        value_type=NUMBER,
+        inactive=_recorded,
+        note="cap of the tokens' weights; a negative value means no weights",
+    ),
+    mapped(
+        "actor_rollout_ref.actor.use_rollout_log_probs",
+        False,
+        "algorithm.old_policy",
+        read=correction,
+        note="the sampler's log-probs are the old ones",
+    ),
+)

@@ -1,0 +1,1 @@
+"""verl's scorers, with their extraction rules and values."""
