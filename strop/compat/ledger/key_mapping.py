@@ -73,6 +73,30 @@ class KeyConverter:
         return self.read(foreign)
 
 
+@dataclass(frozen=True, slots=True)
+class ValueConversion:
+    """Conversion of one key's value into that of one field, and back; `conversions` has the common ones."""
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+    """Returns UNSET for a value that the key cannot express; the key is then not written."""
+
+    def between(self, key: str, field: str) -> KeyConverter:
+        """The converter of a row. A field of a section that the run lacks is not written."""
+
+        def read(foreign: ForeignValues) -> Mapping[str, Any]:
+            return {field: self.read(foreign[key])}
+
+        def write(run: Run) -> Mapping[str, Any]:
+            value: Any = run
+            for name in field.split("."):
+                value = getattr(value, name, UNSET)
+            written = UNSET if value is UNSET else self.write(value)
+            return {} if written is UNSET else {key: written}
+
+        return KeyConverter(read, write)
+
+
 def written_by(write: WriteFunction) -> Callable[[ReadFunction], KeyConverter]:
     """Decorator that pairs a read function with the function that writes the same keys."""
     return lambda read: KeyConverter(read, write)
@@ -157,13 +181,18 @@ def mapped(
     default: Any,
     *fields: str,
     read: ReadFunction | None = None,
+    converts: ValueConversion | None = None,
     value_type: ValueType | None = None,
     inactive: InactiveCheck | None = None,
     note: str = "",
     deprecated: str = "",
     warn: InactiveCheck | None = None,
 ) -> KeyMapping:
-    """A key that decides run-file fields."""
+    """A key that decides run-file fields: unchanged, as `read` has it with other keys, or, for one field, by the
+    conversion of its value."""
+    if converts is not None:
+        (field,) = fields
+        read = converts.between(key, field)
     return KeyMapping(
         key,
         default,

@@ -1,0 +1,34 @@
+"""Conversions of one value, for rows of one key and one field.
+
+A key that has a meaning only together with others has a `KeyConverter` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.compat.ledger.key_mapping import ValueConversion
+
+
+def named(names: Mapping[Any, Any]) -> ValueConversion:
+    """Values by other names: the run's value for each of the key's; others are the same on both sides. Where several
+    names have one value, the first is written."""
+    back: dict[Any, Any] = {}
+    for name, own in names.items():
+        back.setdefault(own, name)
+    return ValueConversion(lambda value: names.get(value, value), lambda value: back.get(value, value))
+
+
+def scaled(factor: float) -> ValueConversion:
+    """A number in another unit: the field is the key's value times `factor`; null stays null."""
+    return ValueConversion(
+        lambda value: None if value is None else value * factor,
+        lambda value: None if value is None else value / factor,
+    )
+
+
+NEGATED = ValueConversion(lambda value: not value, lambda value: not value)
+"""A switch with the opposite meaning."""
+EMPTY_IS_NULL = ValueConversion(lambda value: value or None, lambda value: value)
+"""A value that is empty where the field is null."""
