@@ -1,7 +1,8 @@
-"""The cache of datasets where several processes write the same entry at once."""
+"""The cache of datasets where several processes write the same entry at once, and where files of it are damaged."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_the_entry_of_another_process_that_is_being_read_stays(monkeypatch: pyte
 def test_an_entry_whose_deletion_was_interrupted_is_written_again(folder: Path) -> None:
     (folder / "key" / "rest").mkdir(parents=True)
     assert find_entry("key") is None
-    assert sorted(path.name for path in written("ours").iterdir()) == ["entry.json", "rows"]
+    assert sorted(path.name for path in written("ours").iterdir()) == ["entry.json", "facts.json", "rows"]
 
 
 def test_nothing_is_removed_before_the_rename(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +52,28 @@ def test_nothing_is_removed_before_the_rename(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cache.shutil, "rmtree", lambda path, **_: removed.append(path))
     written("ours")
     assert removed == []
+
+
+@pytest.mark.parametrize("name", ["entry.json", "facts.json", "rows"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-1],
+        lambda content: bytes(len(content)),
+        lambda content: b"0" + content[1:],
+        None,
+    ],
+    ids=["cut", "zeros", "a byte", "deleted"],
+)
+def test_an_entry_with_a_damaged_file_is_written_again(
+    name: str, damage: Callable[[bytes], bytes] | None
+) -> None:
+    file = written("ours") / name
+    valid = file.read_bytes()
+    file.unlink()
+    if damage is not None:
+        file.write_bytes(damage(valid))
+    assert find_entry("key") is None
+    assert written("ours again") == file.parent
+    assert find_entry("key") is not None
+    assert (file.parent / "rows").read_text() == "ours again"

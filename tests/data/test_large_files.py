@@ -120,6 +120,23 @@ def test_a_file_is_converted_once_per_version(write_lines, entries, monkeypatch)
     assert first[39] == ROWS[39], "a run that has begun keeps its rows"
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_damaged_arrow_file_is_converted_again(suffix, tmp_path):
+    """Arrow reads what a damaged file says: other rows, or offsets beyond its end, which end the process."""
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist([{"a": "one"}, {"a": "two"}]), path)
+    else:
+        path.write_text('{"a": "one"}\n{"a": "two"}\n')
+    rows = list(read_rows(TasksetConfig(path=str(path))).scan(["a"]))
+    (arrow,) = (tmp_path / "cache").glob("*/rows.arrow")
+    valid = arrow.read_bytes()
+    for damaged in (valid[:-100], valid.replace(b"one", b"six"), bytes(len(valid))):
+        assert damaged != valid
+        arrow.write_bytes(damaged)
+        assert list(read_rows(TasksetConfig(path=str(path))).scan(["a"])) == rows
+
+
 def test_a_remote_file_is_converted_once_per_version(monkeypatch):
     memory = fsspec.filesystem("memory")
     url = "memory://test-large-files/a.jsonl"

@@ -1,7 +1,8 @@
 """Cache of datasets on this machine: large files as Arrow, and the results of checks, by fingerprint.
 
 `$STROP_CACHE`, else `strop` in `$XDG_CACHE_HOME` or `~/.cache`; a temporary folder of this process where it cannot be
-written. Entries that were not used for 30 days are deleted when another one is written.
+written. Entries that were not used for 30 days are deleted when another one is written. An entry whose files are not
+those that were written, such as one that a power cut left half on the disk, counts as none and is written again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +24,9 @@ from typing import Any
 
 _MAX_AGE_SECONDS = 30 * 24 * 3600
 _DONE = "entry.json"
-"""Last file of an entry; an entry without it is incomplete."""
+"""Last file of an entry, with the checksums of the others; an entry without it is incomplete."""
+_FACTS = "facts.json"
+_BLOCK = 1 << 20
 
 
 @cache
@@ -52,12 +56,35 @@ def cache_key(*parts: Any) -> str:
 def find_entry(key: str) -> tuple[Path, dict[str, Any]] | None:
     """Folder and facts of a complete entry; None if there is none."""
     folder = cache_folder() / key
+    if not _is_complete(folder):
+        return None
     try:
-        facts: dict[str, Any] = json.loads((folder / _DONE).read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
         os.utime(folder / _DONE)
-    except (OSError, ValueError):
+    except OSError:  # another process deletes the entry, or owns it
         return None
     return folder, facts
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a folder has the files that were written into it, unchanged."""
+    try:
+        return bool(json.loads((folder / _DONE).read_text(encoding="utf-8")) == _checksums(folder))
+    except (OSError, ValueError):
+        return False
+
+
+def _checksums(folder: Path) -> dict[str, int]:
+    """Checksum of each file of an entry but the last one."""
+    return {file.name: _checksum(file) for file in folder.iterdir() if file.name != _DONE}
+
+
+def _checksum(file: Path) -> int:
+    value = 0
+    with file.open("rb") as content:
+        while block := content.read(_BLOCK):
+            value = zlib.crc32(block, value)
+    return value
 
 
 @dataclass(slots=True)
@@ -83,7 +110,8 @@ def new_entry(key: str, *, temporary: bool = False) -> Iterator[NewEntry]:
     new = NewEntry(Path(tempfile.mkdtemp(prefix=f".{key}-", dir=root)), root / key)
     try:
         yield new
-        (new.folder / _DONE).write_text(json.dumps(new.facts), encoding="utf-8")
+        (new.folder / _FACTS).write_text(json.dumps(new.facts), encoding="utf-8")
+        (new.folder / _DONE).write_text(json.dumps(_checksums(new.folder)), encoding="utf-8")
         _rename(new.folder, new.entry)
     except BaseException:
         shutil.rmtree(new.folder, ignore_errors=True)
@@ -102,9 +130,9 @@ def _rename(folder: Path, target: Path) -> None:
     except OSError:
         if not target.is_dir():
             raise
-    if (target / _DONE).exists():
+    if _is_complete(target):
         shutil.rmtree(folder, ignore_errors=True)
-    else:  # the deletion of an old entry was interrupted
+    else:  # a file is damaged, or the deletion of an old entry was interrupted
         shutil.rmtree(target, ignore_errors=True)
         folder.rename(target)
 
