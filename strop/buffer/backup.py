@@ -94,15 +94,21 @@ class NoBackup:
 def open_backup(path: Path) -> Backup:
     """Open a SQLite or JSON Lines backup, by the file name's suffix. Raises `StoreError` if it cannot be
     opened."""
+    kind = SqliteBackup if path.suffix.lower() in SQLITE_SUFFIXES else JsonLinesBackup
     with _storage_errors(path):
-        return SqliteBackup(path) if path.suffix.lower() in SQLITE_SUFFIXES else JsonLinesBackup(path)
+        lock = _lock(path)
+        try:
+            return kind(path, lock)
+        except BaseException:
+            lock.release()
+            raise
 
 
 @contextmanager
 def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, UnicodeDecodeError) as error:  # the last: a damaged schema
         raise StoreError(
             f"The buffer's backup {path} cannot be read or written: {error}. Set `buffer.backup` to a file "
             "that this process can write, on a disk with free space, or to a backup that Strop wrote."
@@ -121,16 +127,23 @@ def delete_backup(path: Path) -> None:
 class SqliteBackup:
     """A `Backup` in a SQLite table with one row per group; done groups keep only their id."""
 
-    def __init__(self, path: Path) -> None:
-        self._lock = _lock(path)
+    def __init__(self, path: Path, lock: FileLock) -> None:
+        self._lock = lock
         self._path = path
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            self._create_tables()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _create_tables(self) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version not in (0, FORMAT):
             raise StoreError(
-                f"{path} is a backup in format {version}; this version of Strop reads {FORMAT}. Resume the "
+                f"{self._path} is a backup in format {version}; this version of Strop reads {FORMAT}. Resume the "
                 "run with the version that wrote it, or set `buffer.backup` to another file."
             )
         self._connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -145,9 +158,17 @@ class SqliteBackup:
     def restore(self) -> BackupContents:
         """See `Backup`."""
         kept = "SELECT content, uses FROM groups WHERE content IS NOT NULL ORDER BY number"
-        groups = [(decode(content), uses) for content, uses in self._connection.execute(kept)]
-        done = self._connection.execute("SELECT id FROM groups WHERE content IS NULL")
-        writers = self._connection.execute("SELECT name, finished FROM writers")
+        with _storage_errors(self._path):
+            rows = self._connection.execute(kept).fetchall()
+            done = self._connection.execute("SELECT id FROM groups WHERE content IS NULL").fetchall()
+            writers = self._connection.execute("SELECT name, finished FROM writers").fetchall()
+        try:
+            groups = [(decode(content), int(uses)) for content, uses in rows]
+        except (StoreError, ValueError, TypeError) as error:
+            raise StoreError(
+                f"The buffer's backup {self._path} is damaged: {error} Restore it, or set `buffer.backup` to another "
+                "file, which leaves out the groups that it has."
+            ) from error
         states = {name: bool(finished) for name, finished in writers}
         return BackupContents(groups, frozenset(id for (id,) in done), states)
 
@@ -197,8 +218,8 @@ class JsonLinesBackup:
     The file grows during the run; opening it again removes the contents of done groups, and keeps their ids.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._lock = _lock(path)
+    def __init__(self, path: Path, lock: FileLock) -> None:
+        self._lock = lock
         self._path = path
         self._compact(self._read() if path.exists() else BackupContents())
         self._lines = AppendFile(path)
@@ -239,9 +260,9 @@ class JsonLinesBackup:
         uses: dict[str, int] = {}
         done: set[str] = set()
         writers: dict[str, bool] = {}
-        with self._path.open(encoding="utf-8") as lines:
+        with self._path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if not line.endswith("\n"):
+                if not line.endswith(b"\n"):
                     break
                 event, content = self._event(line, number)
                 match event:
@@ -258,7 +279,7 @@ class JsonLinesBackup:
         kept = [(group, uses.get(group.id, 0)) for group in groups.values()]
         return BackupContents(kept, frozenset(done), writers)
 
-    def _event(self, line: str, number: int) -> tuple[str, Any]:
+    def _event(self, line: bytes, number: int) -> tuple[str, Any]:
         """The event of a line and its content: a group, ids with uses, ids, or writers."""
         try:
             [(event, content)] = json.loads(line).items()
@@ -271,7 +292,7 @@ class JsonLinesBackup:
             if event == "writers":
                 return event, {str(name): bool(finished) for name, finished in content.items()}
             why = f"its event is {event!r}"
-        except (ValueError, TypeError, AttributeError, StoreError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError, StoreError) as error:
             why = str(error)
         raise StoreError(
             f"{self._path} line {number} is not a line of a buffer's backup: {why}. Delete that line, or set "

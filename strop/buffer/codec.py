@@ -78,7 +78,7 @@ def decode(data: bytes) -> ExperienceGroup:
         with pa.ipc.open_stream(data) as reader:
             check_schema(reader.schema, "These bytes")
             groups = from_batch(reader.read_next_batch())
-    except (pa.ArrowException, OSError, StopIteration) as error:
+    except (pa.ArrowException, OSError, StopIteration, TypeError) as error:
         raise StoreError(f"These bytes are not a group of experiences: {error}.") from error
     if len(groups) != 1:
         raise StoreError(f"These bytes hold {len(groups)} groups of experiences, not one.")
@@ -94,7 +94,7 @@ def from_json(line: str) -> ExperienceGroup:
     """Decode exactly the group that `to_json` encoded. Raises `StoreError` for another line."""
     try:
         return from_row(json.loads(line))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"This line is not JSON: {error}.") from error
 
 
@@ -143,22 +143,23 @@ def to_batch(groups: Sequence[ExperienceGroup]) -> pa.RecordBatch:
 
 
 def from_batch(batch: pa.RecordBatch) -> list[ExperienceGroup]:
-    """Decode exactly the groups that `to_batch` encoded."""
-    lists = batch.column("experiences")
-    structs = lists.values
-    values = {field.name: _values(field, structs.field(field.name)) for field in EXPERIENCE}
+    """Decode exactly the groups that `to_batch` encoded. Raises `StoreError` for other values."""
     try:
+        batch.validate(full=True)  # offsets beyond the end of damaged bytes would end the process
+        lists = batch.column("experiences")
+        structs = lists.values
+        values = {field.name: _values(field, structs.field(field.name)) for field in EXPERIENCE}
         rows = [
             Experience(**dict(zip(values, row, strict=True))) for row in zip(*values.values(), strict=True)
         ]
-    except ValueError as error:
+        bounds = pairwise(lists.offsets.to_pylist())
+        ids, baselines = batch.column("id").to_pylist(), batch.column("baseline").to_pylist()
+        return [
+            ExperienceGroup(id, tuple(rows[start:end]), baseline)
+            for id, baseline, (start, end) in zip(ids, baselines, bounds, strict=True)
+        ]
+    except (ValueError, TypeError) as error:
         raise StoreError(f"A stored group is damaged: {error}.") from error
-    bounds = pairwise(lists.offsets.to_pylist())
-    ids, baselines = batch.column("id").to_pylist(), batch.column("baseline").to_pylist()
-    return [
-        ExperienceGroup(id, tuple(rows[start:end]), baseline)
-        for id, baseline, (start, end) in zip(ids, baselines, bounds, strict=True)
-    ]
 
 
 def _column(field: pa.Field, rows: Sequence[Experience]) -> pa.Array:

@@ -179,7 +179,11 @@ def _make_store(section: InMemoryBufferConfig, backup: Backup) -> InMemoryStore:
             return PriorityPolicy(section.capacity_groups, section.reuse_cooldown_seconds, rule=rule)
         return FifoPolicy(section.capacity_groups)
 
-    return InMemoryStore(new_policy, backup)
+    try:
+        return InMemoryStore(new_policy, backup)
+    except BaseException:
+        backup.close()
+        raise
 
 
 def _open_optional_backup(path: str | None, folder: Path) -> Backup:

@@ -56,8 +56,7 @@ class FileBuffer:
         self._finished = False
         with _storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            done = folder / _DONE
-            self._done = set(done.read_text(encoding="utf-8").split("\n")[:-1]) if done.exists() else set()
+            self._done = _read_done(folder / _DONE)
         self._ids_read = set(self._done)
         self._ids = self._done | {group.id for file in self._files() for group in _read(file)}
 
@@ -187,6 +186,17 @@ def _files(folder: Path) -> list[Path]:
     return [file for file in folder.glob("*") if _NAME.fullmatch(file.name)]
 
 
+def _read_done(file: Path) -> set[str]:
+    """The ids of acknowledged groups. A last line without a line break was not complete when the run was killed."""
+    try:
+        return set(file.read_text(encoding="utf-8").split("\n")[:-1]) if file.exists() else set()
+    except UnicodeDecodeError as error:
+        raise StoreError(
+            f"{file} is damaged, so it is not known which groups were trained on: {error}. Restore it, or delete the "
+            "folder and start a new run."
+        ) from error
+
+
 def _read(file: Path) -> list[ExperienceGroup]:
     try:
         if file.suffix == ".jsonl":
@@ -195,5 +205,5 @@ def _read(file: Path) -> list[ExperienceGroup]:
         table = pq.read_table(file)
         check_schema(table.schema, f"The rows of {file.name}")
         return [group for batch in table.to_batches() for group in from_batch(batch)]
-    except (StoreError, OSError, pa.ArrowException) as error:
+    except (StoreError, OSError, ValueError, pa.ArrowException) as error:
         raise StoreError(f"{file} cannot be read as groups of experiences: {error}") from error

@@ -180,7 +180,7 @@ def _arrow(content: bytes, rng: random.Random) -> bytes:
     return buffer.getvalue()
 
 
-_BINARY = ("parquet", "arrow", "safetensors", "gguf", "png")
+_BINARY = ("parquet", "arrow", "safetensors", "gguf", "png", "db")
 _STRUCTURES: Mapping[str, Callable[[bytes, random.Random], bytes]] = {
     "json": _json,
     "yaml": _yaml,

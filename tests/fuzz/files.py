@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from pydantic import TypeAdapter
 
+from strop.buffer.factory import open_buffer
 from strop.cli import folder_commands
 from strop.compat.trl.script.run import read_trl_script
 from strop.compat.verl.interface.tool_files import check_classes, load_interactions, load_tools
@@ -28,6 +31,7 @@ from strop.config.explain.summary import summarize
 from strop.config.explain.values import explain_values
 from strop.config.load.loader import load_run
 from strop.config.plan.model_size import read_model_size
+from strop.config.schema.buffer import BufferConfig
 from strop.config.schema.data import DataConfig, TasksetConfig
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.inference_engine import NativeEngineConfig
@@ -47,6 +51,7 @@ from strop.runs.rollout_file import SCHEMA
 from strop.runs.rollout_index import RolloutFilter, RolloutIndex
 from strop.types import SampleRequest, SamplingParams
 from strop.workflows.mcp.servers import read_servers
+from tests.buffer.groups import make_groups
 from tests.compat.broken_configs import REAL
 from tests.fuzz.damage import damaged
 from tests.fuzz.outcome import Outcome, attempt
@@ -477,6 +482,36 @@ def _read_run(folder: Path, name: str) -> None:
     find_start(loaded.run, RunFolder(run), None)
 
 
+# -- buffers ---------------------------------------------------------------------------------------------------
+
+_BUFFERS: Mapping[str, dict[str, Any]] = {
+    "groups.parquet": {"type": "file", "format": "parquet"},
+    "groups.jsonl": {"type": "file", "format": "jsonl"},
+    "backup.jsonl": {"type": "queue", "backup": "backup.jsonl"},
+    "backup.db": {"type": "queue", "backup": "backup.db"},
+    "buffer.db": {"type": "sql"},
+}
+"""The `buffer` section of each folder."""
+
+
+def _buffer(folder: Path, name: str) -> Any:
+    return closing(open_buffer(TypeAdapter(BufferConfig).validate_python(_BUFFERS[name]), folder / name))
+
+
+def _write_buffers(folder: Path) -> None:
+    for name in _BUFFERS:
+        (folder / name).mkdir()
+        with _buffer(folder, name) as buffer:
+            buffer.put(make_groups(3))
+            buffer.put(make_groups(2, prefix="h"))
+            buffer.acknowledge([group.id for group in buffer.take(1)])
+
+
+def _read_buffer(folder: Path, name: str) -> None:
+    with _buffer(folder, name.partition("/")[0]) as buffer:
+        buffer.acknowledge([group.id for group in buffer.take(9, timeout_seconds=0)])
+
+
 KINDS: Mapping[str, Kind] = {
     "deepspeed": Kind(_write_deepspeed, ("full.json", "small.json"), _read_deepspeed),
     "tools": Kind(_write_tools, ("*.yaml",), _read_tools),
@@ -486,6 +521,9 @@ KINDS: Mapping[str, Kind] = {
     "tokenizer": Kind(_write_tokenizer, ("m/tokenizer*.json",), _read_tokenizer),
     "trl-script": Kind(_write_scripts, ("*.py", "*.json", "trl.yaml"), _read_script),
     "data": Kind(_write_data, ("rows.*", "saved/*", "image.png"), _read_data),
+    "buffer": Kind(
+        _write_buffers, ("*/**/*.jsonl", "*/**/*.parquet", "*/**/done.txt", "*/*.db"), _read_buffer
+    ),
     "run-folder": Kind(
         _write_run,
         (

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from strop.buffer.codec import decode, encode
 from strop.buffer.queue import require_capacity, warn_if_incomplete
-from strop.buffer.sql.database import Database
+from strop.buffer.sql.database import DAMAGED_HINT, Database
 from strop.buffer.sql.engine import make_engine
 from strop.buffer.sql.group_rows import GroupRows
 from strop.buffer.sql.members import BufferMember, WriterStates
@@ -67,10 +67,14 @@ class SqlBuffer:
             engine, reconnect_timeout_seconds=section.reconnect_timeout_seconds, check=check
         )
         self._rows = GroupRows(self._database, self._name)
-        self._database.run(self._rows.register)
-        self._member = BufferMember(
-            self._database, self._name, member_name, writes=writes, lease_seconds=section.lease_seconds
-        )
+        try:
+            self._database.run(self._rows.register)
+            self._member = BufferMember(
+                self._database, self._name, member_name, writes=writes, lease_seconds=section.lease_seconds
+            )
+        except BaseException:
+            self._database.close()
+            raise
 
     def put(self, groups: Sequence[ExperienceGroup]) -> None:
         """See `strop.protocols.Buffer`."""
@@ -104,7 +108,10 @@ class SqlBuffer:
                 f"The {self} is empty, and no writer is left: {writers}. Waited {wait.elapsed_seconds:.0f} s."
             )
         warn_if_incomplete(wait, len(rows), groups, f"the {self} ({writers})")
-        return [decode(row.content) for row in rows]
+        try:
+            return [decode(row.content) for row in rows]
+        except StoreError as error:
+            raise StoreError(f"A group of the {self} is damaged: {error} {DAMAGED_HINT}") from error
 
     def acknowledge(self, ids: Sequence[str]) -> None:
         """See `strop.protocols.Buffer`."""

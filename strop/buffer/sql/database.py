@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,6 +23,15 @@ T = TypeVar("T")
 _CREATE_LOCK = 0x5374_726F_70
 """Advisory lock (`Strop` in ASCII) for the creation of the tables in PostgreSQL."""
 _RETRY_SECONDS = 0.5
+_SQLITE_OUTAGES = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+)
+"""Errors of SQLite after which the same transaction can succeed."""
+DAMAGED_HINT = "If the database is damaged, restore it, or start a new run with another one."
 
 
 class Database:
@@ -38,7 +48,7 @@ class Database:
         self.url = engine.url.render_as_string(hide_password=True)
         try:
             self.run_once(self._create_tables)
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, UnicodeDecodeError) as error:  # the last: a damaged schema
             engine.dispose()
             raise StoreError(
                 f"The experience buffer at {self.url} cannot be opened: {_reason(error)}. Check "
@@ -63,7 +73,7 @@ class Database:
 
     def run(self, work: Callable[[sa.Connection], T]) -> T:
         """Run the work in one transaction. Raises `StoreError` if the database cannot be reached for too
-        long."""
+        long, or refuses the work."""
         if self._closed:
             raise StoreError("The buffer is closed.")
         wait = TimedWait(self._reconnect_timeout_seconds, self._check)
@@ -71,9 +81,11 @@ class Database:
         while True:
             try:
                 result = self.run_once(work)
-            except DBAPIError as error:
-                if not isinstance(error, OperationalError) and not error.connection_invalidated:
-                    raise
+            except (DBAPIError, UnicodeDecodeError) as error:
+                if not _is_outage(error):
+                    raise StoreError(
+                        f"The experience buffer's database {self.url} cannot be used: {_reason(error)}. {DAMAGED_HINT}"
+                    ) from error
                 if not is_away:
                     log.warning(
                         "The database %s does not respond: %s. Trying again.", self.url, _reason(error)
@@ -95,7 +107,7 @@ class Database:
         self._closed = True
         self._engine.dispose()
 
-    def _sleep(self, wait: TimedWait, error: DBAPIError) -> None:
+    def _sleep(self, wait: TimedWait, error: Exception) -> None:
         if wait.remaining_seconds <= 0:
             raise StoreError(
                 f"The experience buffer's database {self.url} has not responded for "
@@ -110,7 +122,15 @@ class Database:
         metadata.create_all(connection)
 
 
-def _reason(error: SQLAlchemyError) -> str:
+def _is_outage(error: Exception) -> bool:
+    """Whether the database is unreachable for now. Damage to a SQLite file is an OperationalError in part."""
+    cause = getattr(error, "orig", None)
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", 0) & 0xFF in _SQLITE_OUTAGES
+    return isinstance(error, OperationalError) or getattr(error, "connection_invalidated", False)
+
+
+def _reason(error: Exception) -> str:
     """The first line of the driver's message, without the statement and its parameters."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return str(cause).strip().split("\n")[0].rstrip(".")
