@@ -55,7 +55,6 @@ check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated
 	$(BIN)/python tools/check_names.py
 	$(BIN)/python tools/check_words.py
 	$(BIN)/codespell
-	$(BIN)/python -m strop.compat.reference --check
 
 ifneq (,$(filter fake-cuda,$(ARGS)))
 evidence: .venv-cuda/ready

@@ -54,9 +54,10 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a first run file with comments, and check it; asks for what the options do not say."""
-    from strop.config.first_run import FirstRun
+    from strop.config.first_run import SCHEMA, FirstRun
     from strop.config.plan.bfloat16 import has_fast_bfloat16
     from strop.config.plan.machine import parse_machine, this_machine
+    from strop.config.reference.json_schema import schema_text
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists. Write another name, or --force to replace it.")
@@ -84,8 +85,9 @@ def init(
         bfloat16=has_fast_bfloat16(parse_machine(machine) if machine else this_machine()),
     )
     file.write_text(values.text(), encoding="utf-8")
+    (file.parent / SCHEMA).write_text(schema_text(), encoding="utf-8")
     _make_fit(file, values, machine)
-    echo(f"Wrote {file}.")
+    echo(f"Wrote {file}, and {SCHEMA} for completion in editors.")
     _check(file, machine)
     echo(f"Train with `strop train {file}`.")
 

@@ -44,6 +44,8 @@ def page_text(topic: str) -> str:
     page = pages.get(name.removesuffix(".md")) or next(
         (each for known, each in pages.items() if known.rpartition("/")[2] == name.removesuffix(".md")), None
     )
+    if page is None and (generated := _generated(name)) is not None:
+        return _section(generated, section) if section else generated
     if page is None:
         mentioned = [
             known for known, each in pages.items() if name.lower() in each.read_text("utf-8").lower()
@@ -54,6 +56,14 @@ def page_text(topic: str) -> str:
         )
     text = page.read_text(encoding="utf-8")
     return _section(text, section) if section else text
+
+
+def _generated(name: str) -> str | None:
+    """The text of a page that is made from the code: `reference/verl`, or `verl-sft`; None for other names."""
+    from strop.compat.reference.pages import pages
+
+    wanted = name.removesuffix(".md").removeprefix("reference/")
+    return next((text for path, text in pages().items() if path.stem == wanted), None)
 
 
 def _section(text: str, anchor: str) -> str:

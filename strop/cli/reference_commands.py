@@ -45,7 +45,7 @@ def keys(
 
 def schema() -> None:
     """Print the JSON Schema of the run file, for completion and checks in an editor."""
-    from strop.compat.reference.pages import schema_text
+    from strop.config.reference.json_schema import schema_text
 
     echo(schema_text(), newline=False)
 

@@ -9,6 +9,9 @@ import yaml
 
 from strop.printable import counted
 
+SCHEMA = "strop.schema.json"
+"""Name of the JSON Schema, next to the run file."""
+
 
 @dataclass(frozen=True, slots=True)
 class FirstRun:
@@ -50,7 +53,7 @@ class FirstRun:
         template = "" if self.chat else "  chat_template: none  # prompts are plain text\n"
         every = counted(max(1, self.steps // 5), "step")
         return (
-            "# yaml-language-server: $schema=strop.schema.json\n"
+            f"# yaml-language-server: $schema={SCHEMA}\n"
             f"project: {_value(_stem(self.train))}\n"
             "name: first\n"
             "seed: 1\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -127,6 +128,8 @@ def test_init_writes_a_run_file_that_can_start(cli: Cli) -> None:
     assert run.data.train.prompt == "question" and run.model.lora is not None
     assert str(run.trainer.duration) == "30 steps" and str(run.evaluate.every) == "6 steps"
     assert run.project == "sums"
+    schema = re.match(r"# yaml-language-server: \$schema=(.*)", Path("run.yaml").read_text())
+    assert schema and json.loads(Path(schema[1]).read_text())["title"] == "A run file of Strop"
     again = cli(*options)
     assert again.exit_code != 0 and "run.yaml exists" in again.output
 

@@ -30,6 +30,7 @@ def test_the_pages_that_messages_name_are_there() -> None:
         ("", 0, "  troubleshooting "),
         ("dapo", 0, "# Components of DAPO"),
         ("troubleshooting#out-of-memory", 0, "## Out of memory"),
+        ("verl-sft#optim", 0, "| `optim.lr` |"),
         ("train", 0, "{RUN} [KEY=VALUE]"),
         ("rewrds", 2, "no topic 'rewrds'; did you mean 'rewards'?"),
         ("gigpo", 2, "Pages with the word: "),

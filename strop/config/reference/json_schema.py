@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -72,3 +74,24 @@ def _value(value: JsonSchemaValue) -> JsonSchemaValue:
     return {
         key: [_value(item) for item in found] if key == "anyOf" else found for key, found in value.items()
     }
+
+
+def schema_text() -> str:
+    """The JSON Schema with one property per line."""
+    return "\n".join(_lines(json_schema())) + "\n"
+
+
+def _lines(value: dict[str, Any], above: str = "", indent: str = "") -> Iterator[str]:
+    yield "{"
+    last = len(value) - 1
+    for number, (key, item) in enumerate(value.items()):
+        comma = "," if number < last else ""
+        name = f"{indent} {json.dumps(key)}: "
+        if isinstance(item, dict) and item and above != "properties":
+            first, *more = _lines(item, key, indent + " ")
+            yield name + first
+            yield from more[:-1]
+            yield more[-1] + comma
+        else:
+            yield name + json.dumps(item, ensure_ascii=False) + comma
+    yield indent + "}"
