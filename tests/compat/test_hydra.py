@@ -14,8 +14,7 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from strop.compat.hydra.compose import compose
-from strop.compat.hydra.selection import ConfigSelection
-from strop.compat.hydra.shipped import ShippedConfig, ShippedConfigs
+from strop.compat.hydra.selection import ConfigSelection, ShippedConfig, ShippedConfigs
 from strop.compat.ledger.key_mapping import mapped
 from strop.compat.ledger.overrides import apply_overrides
 from strop.compat.ledger.table import Ledger

@@ -8,7 +8,6 @@ from strop.compat.azureml import grpo_optimizer
 from strop.compat.azureml.component import Component, ComponentInput, component_input
 from strop.compat.azureml.deepspeed import DEEPSPEED, ENGINE_FIELDS, engine, unless_here
 from strop.compat.azureml.model_folder import model_folder_converter
-from strop.compat.ledger.fused_kernels import fused_kernels
 from strop.compat.ledger.key_mapping import (
     UNSET,
     KeyMapping,
@@ -19,7 +18,7 @@ from strop.compat.ledger.key_mapping import (
     only,
     placement,
 )
-from strop.compat.ledger.placement_notes import NATIVE_SAMPLER, NO_DEEPSPEED, NO_SHARDS
+from strop.compat.ledger.placement_notes import NATIVE_SAMPLER, NO_DEEPSPEED, NO_SHARDS, fused_kernels
 from strop.compat.ledger.table import Ledger
 from strop.compat.ledger.value_types import ANY, one_of
 from strop.config.load.job import ComponentOutput

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.compat.hydra.selection import ConfigSelection
-from strop.compat.hydra.shipped import ShippedConfigs
+from strop.compat.hydra.selection import ConfigSelection, ShippedConfigs
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source
 from strop.config.load.overrides import override_source, parse_valid_overrides
 from strop.errors import ConfigError, Fault, FaultKind

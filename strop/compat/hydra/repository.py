@@ -14,7 +14,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 
-from strop.compat.hydra.shipped import ShippedConfig, ShippedConfigs
+from strop.compat.hydra.selection import ShippedConfig, ShippedConfigs
 from strop.config.load.config_tree import ConfigTree, Source, split_key
 from strop.config.load.yaml_file import read_bounded, read_yaml
 

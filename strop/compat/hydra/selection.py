@@ -1,9 +1,11 @@
-"""Selection of a configuration by Hydra's command line options, or by a file."""
+"""Configurations to compose: those that a tool ships, and the selection of one by Hydra's options or by a file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from strop.errors import ConfigError
 
@@ -41,3 +43,34 @@ def select(file: Path | None, selection: ConfigSelection | None) -> ConfigSelect
     """The selection with a file, if one is given."""
     selection = selection or ConfigSelection()
     return selection if file is None else replace(selection, file=file)
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedConfig:
+    """A configuration of the tool. A ledger has its default values; this has what differs from them."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Values by dotted key, relative to the configuration's package."""
+    defaults: tuple[Any, ...] = ()
+    """Defaults list, as Hydra's YAML files have it."""
+    package: str | None = None
+    """Package header; None for the package that Hydra derives from the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedConfigs:
+    """Configurations that a tool ships."""
+
+    tool: str
+    configs: Mapping[str, ShippedConfig]
+    """Configurations by path, such as `ppo_trainer` or `actor/dp_actor`."""
+    packages: tuple[str, ...] = ()
+    """Search path entries that mean these configurations, such as `pkg://verl.trainer.config`."""
+
+    def primary_names(self) -> list[str]:
+        """Names of the configurations outside groups."""
+        return [name for name in self.configs if "/" not in name]
+
+    def groups(self) -> set[str]:
+        """Names of the config groups."""
+        return {name.rpartition("/")[0] for name in self.configs if "/" in name}

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO
 
 from strop.compat.launch.limits import limit_process, run_to_end
-from strop.compat.launch.preamble import OUTPUT_FUNCTION, RECORD_PREFIX, preamble
 from strop.compat.launch.redirections import redirect_outputs
 from strop.config.load.yaml_file import read_bounded
 from strop.errors import ConfigError
@@ -41,6 +40,56 @@ _NAMED_PROGRAM = re.compile(
     r"(?<![\w${}/.~-])[\w.~-]*(?:/[\w.~-]+)*/(?:python[\d.]*|torchrun|ray|accelerate|trinity|trl|deepspeed)(?![\w/])"
 )
 _SCRIPT_PATH = re.compile(r"\$\{BASH_SOURCE(?:\[0\]|\[-1\])?(?::-\$0)?\}|\$BASH_SOURCE\b")
+_RECORD_PREFIX = "record-"
+"""Start of the names of the files with records; the time that follows orders them."""
+_OUTPUT_FUNCTION = "__strop_output"
+
+_FUNCTIONS = r"""
+__strop_record() {
+    {
+        printf '%s\0' "$PWD" "$#" "$@"
+        local name
+        for name in $(compgen -e); do printf '%s\0' "$name=${!name}"; done
+        printf 'end\0'
+    } > "$__strop_scratch/record-$EPOCHREALTIME-$BASHPID"
+    return 0
+}
+command_not_found_handle() { __strop_record "$@"; }
+__strop_output() {
+    case $1 in
+        /dev/null|/dev/stdout|/dev/stderr) printf '%s' "$1" ;;
+        /*) printf '%s/%s' "$__strop_scratch" "${1//\//%}" ;;
+        *) local path=$PWD/$1; printf '%s/%s' "$__strop_scratch" "${path//\//%}" ;;
+    esac
+}
+cd() {
+    local target=
+    for target; do :; done
+    [[ -z $target ]] || builtin cd "$@" 2>/dev/null || echo "cd $target: there is no such folder" >&2
+    return 0
+}
+pushd() { cd "$@"; }
+popd() { cd "${OLDPWD:-.}"; }
+exec() { (( $# == 0 )) || { "$@"; exit; }; }
+kill() { :; }
+sleep() {
+    [[ $BASHPID != "$$" ]] || return 0
+    [[ ${__strop_sleeper:-} == "$BASHPID" ]] || __strop_slept=0
+    __strop_sleeper=$BASHPID
+    (( ++__strop_slept > 3 )) || return 0
+    local seconds=60
+    [[ ! ${1:-} =~ ^[0-9]+$ ]] || seconds=$(( 10#$1 > 3 ? 10#$1 : 3 ))
+    builtin read -r -t "$seconds" -u "$__strop_silent" || :
+    return 0
+}
+ulimit() { builtin ulimit "$@" 2>/dev/null || :; }
+tee() { cat; }
+mktemp() { echo "$__strop_scratch/temporary"; }
+source() { if [[ -r $1 ]]; then builtin source "$@"; else __strop_record source "$@"; fi; }
+.() { source "$@"; }
+export -f __strop_record __strop_output command_not_found_handle cd pushd popd exec kill sleep ulimit tee mktemp source
+"""
+"""Stand-ins for programs, and for builtin commands with effects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +141,9 @@ def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
     ):
         scratch = os.path.realpath(folder)
         programs = _link_text_programs(Path(scratch, "bin"))
-        source = redirect_outputs(_SCRIPT_PATH.sub("$0", text), OUTPUT_FUNCTION)
+        source = redirect_outputs(_SCRIPT_PATH.sub("$0", text), _OUTPUT_FUNCTION)
         named = sorted(set(_NAMED_PROGRAM.findall(text)))
-        functions = preamble(scratch, named, silent)
+        functions = _preamble(scratch, named, silent)
         try:
             process = subprocess.Popen(
                 [bash, "--noprofile", "--norc", "-c", f"{functions}{source}\n", str(script), *arguments],
@@ -112,7 +161,7 @@ def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
                 "Linux with Landlock (5.13 or newer) and seccomp."
             ) from None
         stopped = run_to_end(process, Path(scratch), TIMEOUT_SECONDS)
-        records = sorted(Path(scratch).glob(f"{RECORD_PREFIX}*"))[:_MAX_COMMANDS]
+        records = sorted(Path(scratch).glob(f"{_RECORD_PREFIX}*"))[:_MAX_COMMANDS]
         return Recording(
             tuple(command for command in map(_parse, records) if command is not None),
             _written_files(Path(scratch)),
@@ -121,6 +170,16 @@ def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
             _beginning(output, _MAX_OUTPUT),
             stopped,
         )
+
+
+def _preamble(scratch: str, paths: Sequence[str], silent: int) -> str:
+    """The functions; `scratch` is the folder of records and of the script's output files, `paths` are the
+    programs that the script names with their folders, and `silent` is a descriptor with nothing to read.
+
+    `sleep` returns at once, but in a background job from the fourth time on it pauses for the time that it names, and
+    for at least 3 s, because a job that repeats something each second or minute has no end: it is seen to wait."""
+    named = "\n".join(f'function {path} {{ __strop_record {path} "$@"; }}' for path in paths)
+    return f"__strop_scratch={scratch} __strop_silent={silent}\n{_FUNCTIONS}\n{named}\n"
 
 
 @contextmanager

@@ -28,6 +28,8 @@ def scaled(factor: float) -> ValueConversion:
     )
 
 
+SWITCH = ValueConversion(lambda value: value, bool)
+"""A switch of a field that has more values; null and false are written as false, the rest as true."""
 NEGATED = ValueConversion(lambda value: not value, lambda value: not value)
 """A switch with the opposite meaning."""
 EMPTY_IS_NULL = ValueConversion(lambda value: value or None, lambda value: value)

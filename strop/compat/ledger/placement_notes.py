@@ -1,6 +1,11 @@
-"""Notes that several dialects' placement keys share: what Strop does instead of the requested placement."""
+"""Notes and rows of placement keys that several tools share: what Strop does instead of the requested placement."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+
+from strop.compat.ledger.key_mapping import ForeignValues, InactiveCheck, KeyMapping, always, placement
+from strop.compat.ledger.value_types import ValueType
 
 ONE_MACHINE = "a single process on this machine"
 ONE_GPU = f"{ONE_MACHINE}'s GPU, or on its CPU if there is no GPU"
@@ -16,3 +21,22 @@ NO_QUANTIZED_TRAINING = (
     "are; leave it False"
 )
 NO_RAY = "a single process runs, without Ray"
+
+
+_REPLACED = (
+    "Strop's own functions take the place of these kernels, with the same results: RMS norm, gated MLP, and a head "
+    "that stores no logits"
+)
+
+
+def fused_kernels(
+    key: str, *, value_type: ValueType | None = None, inactive: InactiveCheck | None = None
+) -> KeyMapping:
+    """A switch for fused kernels of other libraries, such as Liger's, off by default; a notice says what computes
+    instead."""
+
+    def notice(foreign: ForeignValues) -> str | None:
+        return _REPLACED if foreign[key] else None
+
+    row = placement(key, False, _REPLACED, supported=always, value_type=value_type, inactive=inactive)
+    return replace(row, warn=notice)

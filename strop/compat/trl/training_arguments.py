@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from strop.compat.ledger.fused_kernels import fused_kernels
 from strop.compat.ledger.key_mapping import (
     UNSET,
     KeyMapping,
@@ -15,7 +14,7 @@ from strop.compat.ledger.key_mapping import (
     placement,
     refused,
 )
-from strop.compat.ledger.placement_notes import NO_SHARDS, OWN_KERNELS
+from strop.compat.ledger.placement_notes import NO_SHARDS, OWN_KERNELS, fused_kernels
 from strop.compat.ledger.value_types import (
     ANY,
     BOOLEAN,

@@ -9,13 +9,13 @@ from typing import Any
 
 from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, mapped, placement, written_by
 from strop.compat.ledger.placement_notes import NO_DEEPSPEED, NO_SHARDS
-from strop.compat.ledger.recomputation import FIELD
 from strop.compat.ledger.value_types import ANY
 from strop.compat.trl import fsdp
 from strop.config.schema import Run
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 
+FIELD = "model.gradient_checkpointing"
 _ENGINE = ("trainer.engine.type", "trainer.engine.ranks")
 
 

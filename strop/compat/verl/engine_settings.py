@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from strop.compat.ledger.fused_kernels import fused_kernels
 from strop.compat.ledger.key_mapping import (
     UNSET,
     InactiveCheck,
@@ -25,6 +24,7 @@ from strop.compat.ledger.placement_notes import (
     NO_SHARDS,
     ONE_MACHINE,
     OWN_KERNELS,
+    fused_kernels,
 )
 from strop.compat.ledger.value_types import ANY, STRING
 from strop.compat.verl import recomputation, switches

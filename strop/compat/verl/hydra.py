@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 
 from strop.compat.hydra.compose import compose
-from strop.compat.hydra.selection import ConfigSelection
-from strop.compat.hydra.shipped import ShippedConfigs
+from strop.compat.hydra.selection import ConfigSelection, ShippedConfigs
 from strop.compat.ledger.overrides import apply_overrides
 from strop.compat.ledger.table import KeyOwnerHint, Ledger
 from strop.config.load.config_tree import ConfigTree

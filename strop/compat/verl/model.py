@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.compat.ledger.fused_kernels import fused_kernels
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -17,7 +16,7 @@ from strop.compat.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.compat.ledger.placement_notes import ALWAYS_PACKED
+from strop.compat.ledger.placement_notes import ALWAYS_PACKED, fused_kernels
 from strop.compat.ledger.value_types import NUMBER, STRING_OR_LIST, nullable
 from strop.compat.verl import recomputation, switches
 from strop.compat.verl.data import remote_code

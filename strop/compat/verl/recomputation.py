@@ -24,11 +24,11 @@ from strop.compat.ledger.key_mapping import (
     placement,
     written_by,
 )
-from strop.compat.ledger.recomputation import FIELD
 from strop.compat.ledger.value_types import ANY, INTEGER, nullable, one_of
 from strop.compat.verl import switches
 from strop.config.schema import Run
 
+FIELD = "model.gradient_checkpointing"
 _FULL = "Strop recomputes every layer, each from its own input; the results are the same"
 _SELECTIVE = (
     "Strop keeps the results of matrix products and attention kernels and recomputes the rest of each layer; the "

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strop.compat.hydra.selection import ConfigSelection
-from strop.compat.ledger.fused_kernels import fused_kernels
+from strop.compat.ledger.conversions import SWITCH
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -28,9 +28,9 @@ from strop.compat.ledger.placement_notes import (
     ONE_GPU,
     ONE_MACHINE,
     OWN_KERNELS,
+    fused_kernels,
 )
 from strop.compat.ledger.reader import read_dialect
-from strop.compat.ledger.recomputation import recomputation
 from strop.compat.ledger.table import KeyOwnerHint, Ledger
 from strop.compat.ledger.value_types import (
     ANY,
@@ -80,12 +80,7 @@ _MODEL = (
     mapped("model.path", "~/models/deepseek-llm-7b-chat", "model.path"),
     mapped("model.tokenizer_path", None, "model.tokenizer", value_type=nullable(STRING)),
     mapped("model.external_lib", None, "model.imports", read=imports, value_type=nullable(STRING_OR_LIST)),
-    mapped(
-        "model.enable_gradient_checkpointing",
-        True,
-        "model.gradient_checkpointing",
-        read=recomputation("model.enable_gradient_checkpointing"),
-    ),
+    mapped("model.enable_gradient_checkpointing", True, "model.gradient_checkpointing", converts=SWITCH),
     mapped("model.trust_remote_code", False, "model.trust_remote_code"),
     mapped(
         "model.custom_chat_template",

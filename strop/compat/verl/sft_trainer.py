@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strop.compat.hydra.selection import ConfigSelection, select
-from strop.compat.ledger.fused_kernels import fused_kernels
+from strop.compat.ledger.conversions import SWITCH
 from strop.compat.ledger.key_mapping import (
     aliases,
     mapped,
@@ -19,9 +19,8 @@ from strop.compat.ledger.key_mapping import (
     unless,
     versions,
 )
-from strop.compat.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE
+from strop.compat.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE, fused_kernels
 from strop.compat.ledger.reader import read_dialect
-from strop.compat.ledger.recomputation import recomputation
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.compat.ledger.value_types import (
     ANY,
@@ -99,12 +98,7 @@ _MODEL = (
         value_type=nullable(STRING_OR_LIST),
         note="imported before the model is loaded",
     ),
-    mapped(
-        "model.enable_gradient_checkpointing",
-        False,
-        "model.gradient_checkpointing",
-        read=recomputation("model.enable_gradient_checkpointing"),
-    ),
+    mapped("model.enable_gradient_checkpointing", False, "model.gradient_checkpointing", converts=SWITCH),
     mapped("model.trust_remote_code", False, "model.trust_remote_code"),
     mapped("model.lora_rank", 0, "model.lora.rank", read=lora),
     mapped("model.lora_alpha", 16, "model.lora.alpha", read=lora, value_type=NUMBER, inactive=without_lora),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.compat.hydra.shipped import ShippedConfig, ShippedConfigs
+from strop.compat.hydra.selection import ShippedConfig, ShippedConfigs
 
 _ENGINES = ("dp", "megatron", "veomni", "torchtitan", "mlite", "mindspeed")
 _STRATEGIES = {"dp": "fsdp", **{engine: engine for engine in _ENGINES if engine != "dp"}}
