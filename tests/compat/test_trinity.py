@@ -11,7 +11,7 @@ import yaml
 import strop.api
 from strop.compat.convert import convert
 from strop.compat.ledger.writer import write_dialect
-from strop.compat.trinity.explorer import write_engines
+from strop.compat.trinity.inference_model import write_engines
 from strop.compat.trinity.reader import LEDGER
 from strop.compat.trinity.workflows import BOXED_PROMPT, R1_PROMPT
 from strop.config.effective_reward import effective_reward

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from strop.compat.ledger.writer import write_dialect
+from strop.compat.trinity.data_processor import write_task_pipeline
 from strop.compat.trinity.reader import LEDGER
-from strop.compat.trinity.task_operators import write_task_pipeline
 from strop.config.load.loader import LoadedRun
 from strop.config.schema.pipeline import CorrectnessFilterConfig
 from strop.config.schema.task_filters import LlmScoreConfig

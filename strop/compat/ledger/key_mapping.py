@@ -263,6 +263,13 @@ def no_effect(key: str, default: Any, why: str, *, value_type: ValueType | None 
     )
 
 
+def no_effects(
+    section: str, names: Iterable[str], why: str, *, default: Any = UNSET, value_type: ValueType = ANY
+) -> tuple[KeyMapping, ...]:
+    """Keys of one section that have no meaning in Strop for one reason."""
+    return tuple(no_effect(f"{section}.{name}", default, why, value_type=value_type) for name in names)
+
+
 def unstated_defaults(*rows: KeyMapping) -> tuple[KeyMapping, ...]:
     """Rows for keys whose defaults the seed page does not state; the defaults are the foreign tool's own."""
     return tuple(replace(row, default_stated=False) for row in rows)

@@ -1,13 +1,222 @@
-"""Reading of Trinity's `algorithm` section: the algorithm, its KL terms and its entropy term."""
+"""Ledger rows of Trinity's `algorithm` section; defaults depend on `algorithm_type`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from strop.compat.ledger.key_mapping import ForeignValues, written_by
-from strop.compat.trinity import distillation, presets
-from strop.compat.trinity.algorithm_writer import write_algorithm, write_entropy, write_kl
+from strop.compat.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    KeyMapping,
+    ReadFunction,
+    any_inactive,
+    mapped,
+    never,
+    no_effect,
+    not_on_page,
+    only,
+    refused,
+    versions,
+    written_by,
+)
+from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, NUMBER_LIST, nullable, one_of
+from strop.compat.trinity import policy_loss, presets, sample_strategy
+from strop.compat.trinity.embedded_verl import newer_row
+from strop.compat.trinity.policy_loss import LOSS_ARGS
+from strop.compat.trinity.presets import ADVANTAGE_NAMES, PRESETS, algorithm_type_of, only_sampled
+from strop.config.schema import Run
+from strop.config.schema.algorithm import DistillationOnlyConfig, OfflineAlgorithmConfig, SftConfig
+from strop.config.schema.distillation import SampledJsdConfig
+from strop.config.schema.group_baselines import (
+    GigpoConfig,
+    GrpoConfig,
+    LogAvgExpBaselineConfig,
+    MeanBaselineConfig,
+    MixConfig,
+    OpmdConfig,
+)
+from strop.config.schema.policy_gradient import KlLossConfig
+from strop.config.schema.preference import DpoConfig, PreferenceConfig, UnpairedConfig
+from strop.config.schema.reward_modeling import RewardModelingConfig
+from strop.errors import ConfigError
+
+_TEACHER = "explorer.auxiliary_models.0.model_path"
+_WORKFLOW_ARGS = "buffer.explorer_input.taskset.workflow_args"
+_DISTILLATION = "algorithm.distillation"
+
+
+def read_distillation(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
+    """The teacher is the first auxiliary model, and the workflow's `temperature` divides its logits.
+
+    The divergence of the sampled tokens is a reward of each token: that of `on_policy_distill` is log p - log q.
+    """
+    path = foreign[_TEACHER] if foreign["explorer.auxiliary_models"] else None
+    if not path:
+        raise foreign.error_for(
+            _TEACHER,
+            f"{_TEACHER} is missing: the advantages {advantage} are a divergence from a teacher, which is the "
+            "first auxiliary model.",
+        )
+    divergence: dict[str, Any] = {"type": "sampled_kl", "estimator": "k1"}
+    if advantage == "jsd":
+        divergence = {"type": "sampled_jsd", "beta": foreign[f"{ARGS}.lambda_coef"]}
+    return {
+        f"{_DISTILLATION}.teachers": [{"path": path}],
+        f"{_DISTILLATION}.reward": {"divergence": divergence, "coef": foreign[f"{ARGS}.kl_coef"]},
+        f"{_DISTILLATION}.temperature": (foreign[_WORKFLOW_ARGS] or {}).get("temperature", 1.0),
+    }
+
+
+def write_distillation(section: DistillationOnlyConfig) -> dict[str, Any]:
+    """The arguments of the advantage function; none where the divergence is in the loss."""
+    reward = section.distillation.reward
+    if reward is None:
+        return {}
+    values: dict[str, Any] = {f"{ARGS}.kl_coef": reward.coef}
+    if isinstance(reward.divergence, SampledJsdConfig):
+        values[f"{ARGS}.lambda_coef"] = reward.divergence.beta
+    return values
+
+
+def _distillation_rows(read: ReadFunction) -> tuple[KeyMapping, ...]:
+    """Rows of the advantage functions' arguments; `read` is the converter of the algorithm."""
+    return (
+        mapped(
+            f"{ARGS}.kl_coef",
+            1.0,
+            f"{_DISTILLATION}.reward.coef",
+            read=read,
+            inactive=presets.only_advantages(*presets.DISTILLED),
+        ),
+        mapped(
+            f"{ARGS}.lambda_coef",
+            0.5,
+            f"{_DISTILLATION}.reward.divergence.beta",
+            read=read,
+            inactive=presets.only_advantages("jsd"),
+        ),
+    )
+
+
+def write_algorithm(run: Run) -> Mapping[str, Any]:
+    """Write the type, and `advantage_fn` where it differs from the type's own."""
+    section = run.algorithm
+    if isinstance(section, UnpairedConfig):
+        raise ConfigError(f"Trinity has no algorithm {section.type}: its rows have no labels.")
+    if isinstance(section, RewardModelingConfig):
+        raise ConfigError("Trinity trains no reward model; write the run file for Strop.")
+    if isinstance(section, PreferenceConfig):
+        if not isinstance(section, DpoConfig) or section != DpoConfig(
+            beta=section.beta, label_smoothing=section.label_smoothing
+        ):
+            raise ConfigError(
+                f"Of the losses on pairs Trinity has DPO's sigmoid alone, and not {section.type}'s here."
+            )
+        return {
+            "algorithm.algorithm_type": "dpo",
+            f"{LOSS_ARGS}.beta": section.beta,
+            f"{LOSS_ARGS}.label_smoothing": section.label_smoothing,
+        }
+    if isinstance(section, SftConfig):
+        return {"algorithm.algorithm_type": "sft" if run.data.train.text is None else "cpt"}
+    kind = algorithm_type_of(section)
+    own = isinstance(section, MixConfig | DistillationOnlyConfig)
+    advantage = PRESETS[kind].advantage if own else ADVANTAGE_NAMES[section.type]
+    values: dict[str, Any] = {
+        "algorithm.algorithm_type": kind,
+        "algorithm.repeat_times": section.rollouts_per_task,
+        "algorithm.advantage_fn": None if advantage == PRESETS[kind].advantage else advantage,
+    }
+    for field, key in (
+        ("std_epsilon", "epsilon"),
+        ("gamma", "gamma"),
+        ("lam", "lam"),
+        ("baseline_shift", "baseline_shift"),
+    ):
+        if hasattr(section, field):
+            values[f"{ARGS}.{key}"] = getattr(section, field)
+    values["trainer.trainer_config.algorithm.rollout_correction.bypass_mode"] = (
+        section.old_policy == "sampler"
+    )
+    if isinstance(section, GrpoConfig):
+        values |= _write_std(section)
+        if section.entropy_filter is not None:
+            by_step = section.entropy_filter.center == "step"
+            values |= {
+                "algorithm.algorithm_type": "grpo_verl",
+                "algorithm.advantage_fn": "clipb" if by_step else "clipv",
+                f"{ARGS}.mu": section.entropy_filter.deviations,
+                **({} if by_step else {f"{ARGS}.max_frac": section.entropy_filter.max_fraction or 1.0}),
+            }
+    if isinstance(section, GigpoConfig):
+        fnorm = "std" if section.divide_by_std else "none"
+        over_step = section.states_over == "step"
+        values |= {f"{ARGS}.omega": section.turn_weight, f"{ARGS}.fnorm": fnorm if over_step else None}
+    if isinstance(section, MixConfig):
+        values |= _write_mu(section)
+    if isinstance(section, DistillationOnlyConfig):
+        values |= write_distillation(section)
+    if isinstance(section, OpmdConfig):
+        by_mean = isinstance(section.baseline, MeanBaselineConfig)
+        values[f"{ARGS}.opmd_baseline"] = "mean" if by_mean else "logavgexp"
+        if isinstance(section.baseline, LogAvgExpBaselineConfig):
+            values[f"{ARGS}.tau"] = section.baseline.tau
+    return values
+
+
+def _write_std(section: GrpoConfig) -> dict[str, Any]:
+    """Options of GRPO's advantages; those without a standard deviation are those of `rec`."""
+    if not section.divide_by_std:
+        return {"algorithm.advantage_fn": "rec"}
+    values: dict[str, Any] = {f"{ARGS}.std_cal_level": "batch" if section.std_over == "step" else "group"}
+    if section.min_reward_std is not None:
+        values[f"{ARGS}.std_threshold"] = section.min_reward_std
+    if section.repeat_groups:
+        values[f"{ARGS}.duplicate_experiences"] = True
+    if section.divide_by_sequences:
+        values |= {"algorithm.advantage_fn": "step_wise_grpo", f"{ARGS}.enable_step_norm": True}
+    return values
+
+
+def _write_mu(section: MixConfig) -> dict[str, Any]:
+    if algorithm_type_of(section) == "mix":
+        return {f"{LOSS_ARGS}.mu": section.mu}
+    schedule = section.mu_schedule
+    return {
+        f"{LOSS_ARGS}.mu_peak": section.mu,
+        f"{LOSS_ARGS}.mu_valley": section.mu if schedule is None else schedule.final,
+        f"{LOSS_ARGS}.mu_warmup_steps": 0 if schedule is None else schedule.warmup_steps,
+        f"{LOSS_ARGS}.mu_decay_steps": 0 if schedule is None else schedule.decay_steps,
+        f"{LOSS_ARGS}.enable_phi_function": section.expert_weight != "none",
+    }
+
+
+def write_kl(run: Run) -> Mapping[str, Any]:
+    """Write the KL terms. `none` is written for a loss without one, because most types have one by
+    default."""
+    values: dict[str, Any] = {}
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+        return values
+    for term, key in ((run.algorithm.kl_loss, "kl_loss_fn"), (run.algorithm.kl_reward, "kl_penalty_fn")):
+        if term is not None:
+            corrected = isinstance(term, KlLossConfig) and term.weight_by_ratio
+            values |= {
+                f"algorithm.{key}": "corrected_k3" if corrected else term.estimator,
+                f"algorithm.{key}_args.kl_coef": term.coef,
+            }
+        elif key == "kl_loss_fn":
+            values[f"algorithm.{key}"] = "none"
+    return values
+
+
+def write_entropy(run: Run) -> Mapping[str, Any]:
+    """Write the entropy coefficient of the type's own entropy function."""
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+        return {}
+    return {"algorithm.entropy_loss_fn_args.entropy_coef": run.algorithm.entropy_coef}
+
 
 KL = {"none": None, "k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
 """KL estimators by their names in Trinity."""
@@ -73,7 +282,7 @@ def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
         case "reinforceplusplus":
             settings["algorithm.gamma"] = foreign[f"{ARGS}.gamma"]
         case "on_policy_distill" | "jsd":
-            settings |= distillation.read_distillation(foreign, advantage)
+            settings |= read_distillation(foreign, advantage)
     return settings
 
 
@@ -171,3 +380,386 @@ def entropy(foreign: ForeignValues) -> Mapping[str, Any]:
             "model did not sample; write entropy_loss_fn: mix.",
         )
     return {"algorithm.entropy_coef": coef}
+
+
+def _without_duplicates(foreign: ForeignValues) -> str | None:
+    if foreign[f"{ARGS}.std_threshold"] is None:
+        return "advantage_fn_args.std_threshold is null, so no group is left out"
+    return presets.only_advantages("grpo")(foreign)
+
+
+def _held_by_itself(foreign: ForeignValues) -> str | None:
+    return {
+        "dpo": "algorithm_type is dpo, whose loss already includes the reference model",
+        "sft": "algorithm_type is sft, which has no KL term",
+        "cpt": "algorithm_type is cpt, which has no KL term",
+    }.get(presets.algorithm_type(foreign))
+
+
+def _no_entropy(foreign: ForeignValues) -> str | None:
+    key = "algorithm.entropy_loss_fn_args.entropy_coef"
+    return None if foreign[key] else f"{key} is 0"
+
+
+def _no_kl(key: str) -> Any:
+    def inactive(foreign: ForeignValues) -> str | None:
+        name = presets.option(
+            foreign, key, presets.preset(foreign).kl_loss if key == "kl_loss_fn" else "none"
+        )
+        return _held_by_itself(foreign) or (f"{key} is none" if name == "none" else None)
+
+    return inactive
+
+
+TYPE: tuple[KeyMapping, ...] = (
+    mapped(
+        "algorithm.algorithm_type",
+        "ppo",
+        "algorithm.type",
+        read=algorithm,
+        value_type=one_of(*presets.PRESETS),
+        note="cpt, continued pretraining, is sft on the column data.train.text",
+    ),
+    mapped(
+        "algorithm.repeat_times",
+        None,
+        "algorithm.rollouts_per_task",
+        read=algorithm,
+        value_type=nullable(INTEGER),
+        inactive=presets.only_sampled,
+        note="by algorithm_type: multi_step_grpo, gigpo, m2po, mix, mix_chord, on_policy_distill and jsd 8, ppo and "
+        "raft 1, the others 2",
+    ),
+)
+FUNCTIONS: tuple[KeyMapping, ...] = (
+    sample_strategy.STRATEGY,
+    mapped(
+        "algorithm.advantage_fn",
+        None,
+        "algorithm.type",
+        read=algorithm,
+        value_type=nullable(one_of(*(name for name in presets.ADVANTAGES if name != "raft"))),
+        inactive=presets.only_sampled,
+        note="default by algorithm_type; another value selects the algorithm with these advantages; ppo has a critic",
+    ),
+    mapped(
+        "algorithm.kl_penalty_fn",
+        None,
+        "algorithm.kl_reward",
+        "algorithm.kl_reward.estimator",
+        read=kl,
+        value_type=nullable(one_of(*KL)),
+        inactive=_held_by_itself,
+        note="null means none",
+    ),
+    mapped(
+        "algorithm.kl_loss_fn",
+        None,
+        "algorithm.kl_loss",
+        "algorithm.kl_loss.estimator",
+        "algorithm.kl_loss.weight_by_ratio",
+        "algorithm.kl_loss.max_ratio",
+        read=kl,
+        value_type=nullable(one_of(*KL_LOSS)),
+        inactive=_held_by_itself,
+        note="null means k2, except under sft; corrected_k3: k3 times the ratio, which is at most 2",
+    ),
+    mapped(
+        "algorithm.entropy_loss_fn",
+        None,
+        "algorithm.entropy_coef",
+        read=entropy,
+        value_type=nullable(one_of("default", "mix", "none")),
+        inactive=any_inactive(presets.only_sampled, _no_entropy),
+    ),
+)
+ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
+    mapped(MIXED, 0.1, "algorithm.mu", read=algorithm, inactive=presets.only_types("mix")),
+    *(
+        mapped(f"{MIXED}_{name}", default, field, read=algorithm, inactive=presets.only_types("mix_chord"))
+        for name, default, field in (
+            ("peak", 0.1, "algorithm.mu"),
+            ("valley", 0.1, "algorithm.mu_schedule.final"),
+            ("warmup_steps", 0, "algorithm.mu_schedule.warmup_steps"),
+            ("decay_steps", 0, "algorithm.mu_schedule.decay_steps"),
+        )
+    ),
+    mapped(
+        "algorithm.policy_loss_fn_args.enable_phi_function",
+        True,
+        "algorithm.expert_weight",
+        read=algorithm,
+        inactive=presets.only_types("mix_chord"),
+    ),
+    mapped(
+        f"{ARGS}.std_normalize",
+        None,
+        "algorithm.divide_by_std",
+        read=algorithm,
+        value_type=nullable(BOOLEAN),
+        inactive=presets.only_advantages("rec"),
+        note="null means false",
+    ),
+    mapped(
+        f"{ARGS}.std_cal_level",
+        "group",
+        "algorithm.std_over",
+        read=algorithm,
+        value_type=one_of("group", "batch", "none"),
+        inactive=presets.only_advantages("grpo", *OF_STEPS),
+        note="none is cod's",
+    ),
+    mapped(
+        f"{ARGS}.std_threshold",
+        None,
+        "algorithm.min_reward_std",
+        read=algorithm,
+        value_type=nullable(NUMBER),
+        inactive=presets.only_advantages("grpo", *OF_STEPS),
+        note="a step trains on the groups that are left; Trinity fills the batch from later ones",
+    ),
+    mapped(
+        f"{ARGS}.duplicate_experiences",
+        False,
+        "algorithm.repeat_groups",
+        read=algorithm,
+        value_type=nullable(BOOLEAN),
+        inactive=_without_duplicates,
+    ),
+    mapped(
+        f"{ARGS}.enable_step_norm",
+        False,
+        "algorithm.divide_by_sequences",
+        read=algorithm,
+        inactive=presets.only_advantages(*OF_STEPS),
+    ),
+    mapped(
+        f"{ARGS}.baseline_shift",
+        -0.1,
+        "algorithm.baseline_shift",
+        read=algorithm,
+        inactive=presets.only_advantages("asymre"),
+    ),
+    *(
+        refused(f"{ARGS}.{name}", default, why, supported=only(default, None))
+        for name, default, why in (
+            (
+                "rank_penalty",
+                None,
+                "it lowers the rewards in the baseline by the rank of a response's mean log-prob within its group "
+                "(arXiv 2506.02355), which Strop's advantages do not read; remove it",
+            ),
+            ("drop", None, "all rollouts of a group are trained on; remove it"),
+        )
+    ),
+    mapped(
+        "algorithm.policy_loss_fn_args.beta",
+        0.1,
+        "algorithm.beta",
+        read=algorithm,
+        inactive=presets.only_types("dpo"),
+    ),
+    mapped(
+        "algorithm.policy_loss_fn_args.label_smoothing",
+        0.0,
+        "algorithm.label_smoothing",
+        read=algorithm,
+        inactive=presets.only_types("dpo"),
+    ),
+    mapped(
+        f"{ARGS}.epsilon",
+        1e-6,
+        "algorithm.std_epsilon",
+        read=algorithm,
+        inactive=presets.only_advantages("grpo", *OF_STEPS, "rec", "gigpo", *presets.ENTROPY_FILTERS),
+    ),
+    mapped(
+        f"{ARGS}.mu",
+        2.5,
+        "algorithm.entropy_filter.deviations",
+        "algorithm.entropy_filter.center",
+        read=algorithm,
+        inactive=presets.only_advantages(*presets.ENTROPY_FILTERS),
+        note="clipv: 8.5 if not set",
+    ),
+    mapped(
+        f"{ARGS}.max_frac",
+        1e-4,
+        "algorithm.entropy_filter.max_fraction",
+        read=algorithm,
+        inactive=presets.only_advantages("clipv"),
+    ),
+    *(
+        refused(
+            f"{ARGS}.{name}",
+            default,
+            "the causal advantages of cod read the rewards of the tasks of a whole trajectory, which only the "
+            "workflow of its authors gives; write false, or a workflow and `algorithm.type: custom` in a run file",
+            supported=only(default),
+            inactive=presets.only_advantages("cod"),
+        )
+        for name, default in (("iterative_hint_e2e_causal", False), ("red_weight_adaptive_temp", False))
+    ),
+    *(
+        no_effect(f"{ARGS}.{name}", UNSET, "only iterative_hint_e2e_causal reads it", value_type=ANY)
+        for name in (
+            *("e2e_causal_returns_style", "e2e_causal_returns_window", "e2e_causal_returns_gamma"),
+            *(
+                "e2e_causal_baseline",
+                "mask_format_issue_exp",
+                "red_weight_temp",
+                "red_weight_adaptive_version",
+            ),
+            *("red_weight_adaptive_level", "red_weight_adv_shift"),
+        )
+    ),
+    mapped(
+        f"{ARGS}.omega",
+        1.0,
+        "algorithm.turn_weight",
+        read=algorithm,
+        inactive=presets.only_advantages("gigpo"),
+    ),
+    mapped(
+        f"{ARGS}.fnorm",
+        "none",
+        "algorithm.divide_by_std",
+        "algorithm.states_over",
+        read=algorithm,
+        value_type=one_of("none", "std"),
+        inactive=presets.only_advantages("gigpo"),
+        note="gigpo compares the turns of a step that begin in the same state: states_over is step",
+    ),
+    *(
+        refused(
+            f"{ARGS}.{name}",
+            default,
+            "the workflow gives each experience the state before it under `env_state_hash` of its `info`, and "
+            "the step's reward under `step_reward`; write these names",
+            supported=only(default),
+            inactive=presets.only_advantages("gigpo"),
+        )
+        for name, default in (("step_reward_key", "step_reward"), ("env_state_hash_key", "env_state_hash"))
+    ),
+    mapped(
+        f"{ARGS}.gamma",
+        1.0,
+        "algorithm.gamma",
+        read=algorithm,
+        inactive=presets.only_advantages("ppo", "reinforceplusplus", "gigpo"),
+    ),
+    mapped(f"{ARGS}.lam", 1.0, "algorithm.lam", read=algorithm, inactive=presets.only_advantages("ppo")),
+    mapped(
+        f"{ARGS}.opmd_baseline",
+        "mean",
+        "algorithm.baseline",
+        read=algorithm,
+        value_type=one_of("mean", "logavgexp"),
+        inactive=presets.only_advantages("opmd"),
+    ),
+    mapped(
+        f"{ARGS}.tau", 1.0, "algorithm.baseline.tau", read=algorithm, inactive=presets.only_advantages("opmd")
+    ),
+    *_distillation_rows(algorithm),
+    refused(f"{ARGS}.*", UNSET, "unknown argument of the advantage function; remove it", supported=never),
+    mapped(
+        "algorithm.kl_penalty_fn_args.kl_coef",
+        0.001,
+        "algorithm.kl_reward.coef",
+        read=kl,
+        inactive=_no_kl("kl_penalty_fn"),
+    ),
+    mapped(
+        "algorithm.kl_loss_fn_args.kl_coef",
+        0.001,
+        "algorithm.kl_loss.coef",
+        read=kl,
+        inactive=_no_kl("kl_loss_fn"),
+    ),
+    *not_on_page(
+        *(
+            refused(
+                f"algorithm.{name}_args.adaptive",
+                False,
+                "Trinity's adaptive coefficient ends with an error; write false",
+                supported=only(False),
+                inactive=_no_kl(name),
+            )
+            for name in ("kl_penalty_fn", "kl_loss_fn")
+        )
+    ),
+    mapped(
+        "algorithm.entropy_loss_fn_args.entropy_coef",
+        0.0,
+        "algorithm.entropy_coef",
+        read=entropy,
+        inactive=presets.only_sampled,
+    ),
+)
+
+
+def _is_bypass(foreign: ForeignValues, value: Any) -> bool:
+    """Whether a section `rollout_correction` says no more than the default."""
+    return value is True
+
+
+_SCHEDULES = nullable(one_of("constant", "cosine"))
+OPTIMIZER: tuple[KeyMapping, ...] = (
+    newer_row("algorithm.optimizer.lr", 1e-6, "0.4"),
+    newer_row("algorithm.optimizer.lr_warmup_steps", -1, "0.4", value_type=nullable(INTEGER)),
+    newer_row("algorithm.optimizer.lr_warmup_steps_ratio", 0.0, "0.4"),
+    newer_row("algorithm.optimizer.min_lr_ratio", 0.0, "0.4", value_type=nullable(NUMBER)),
+    newer_row("algorithm.optimizer.lr_scheduler_type", "constant", "0.5", value_type=_SCHEDULES),
+    newer_row(
+        "algorithm.optimizer.warmup_style",
+        None,
+        "0.4",
+        value_type=_SCHEDULES,
+        deprecated="write algorithm.optimizer.lr_scheduler_type",
+    ),
+    newer_row("algorithm.optimizer.betas", [0.9, 0.999], "0.4", value_type=NUMBER_LIST),
+    newer_row("algorithm.optimizer.weight_decay", 0.01, "0.4"),
+    newer_row("algorithm.optimizer.clip_grad", 1.0, "0.4"),
+    *(
+        replace(newer_row(f"algorithm.optimizer.{name}", default, "0.4", value_type=ANY), until="0.4")
+        for name, default in (("lr_warmup_init", 0.0), ("lr_decay_style", "constant"), ("min_lr", 0.0))
+    ),
+    replace(
+        newer_row("algorithm.optimizer.lr_decay_steps", None, "0.4", value_type=nullable(INTEGER)),
+        until="0.4",
+    ),
+    *versions(
+        refused(
+            "algorithm.optimizer.optimizer_type",
+            "adam",
+            "Trinity's FSDP trainers use AdamW; write adam",
+            supported=only("adam", "adamw", None),
+        ),
+        since="0.4",
+    ),
+)
+RATIOS: tuple[KeyMapping, ...] = versions(
+    mapped(
+        "algorithm.bypass_old_logprobs",
+        True,
+        "algorithm.old_policy",
+        read=algorithm,
+        inactive=only_sampled,
+        note="false recomputes the log-probs of the old policy before each step",
+    ),
+    refused(
+        "algorithm.rollout_correction.*",
+        UNSET,
+        "Trinity 0.6 reads it and corrects nothing; write trainer.trainer_config.algorithm.rollout_correction, which "
+        "0.5 applies, or remove it",
+        supported=_is_bypass,
+    ),
+    refused(
+        "algorithm.enable_router_replay",
+        False,
+        "Strop's sampler records no routes of experts; write false",
+        value_type=BOOLEAN,
+    ),
+    since="0.6",
+)
+ROWS = (*TYPE, *FUNCTIONS, *OPTIMIZER, *RATIOS, *ARGUMENTS, *policy_loss.ROWS)

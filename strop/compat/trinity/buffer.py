@@ -1,33 +1,123 @@
-"""Ledger rows of Trinity's `buffer` section, with the converters of batch sizes and duration."""
+"""Ledger rows of Trinity's `buffer` section: batch sizes, duration and the experience buffer, which has rollouts or the
+offline data of sft, cpt and dpo."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import ceil
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    UNSET,
     ForeignValues,
+    InactiveCheck,
     KeyMapping,
+    also_inactive,
+    always,
     any_inactive,
     mapped,
+    no_effect,
+    no_effects,
     not_on_page,
+    placement,
+    unless,
     unstated_defaults,
     written_by,
 )
-from strop.compat.ledger.value_types import INTEGER, nullable
-from strop.compat.trinity import experience_buffer, sample_strategy, taskset_rows
-from strop.compat.trinity.buffer_writer import write_batches, write_duration
-from strop.compat.trinity.packaged_workflows import TRAINS_ON_VERDICTS
+from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
+from strop.compat.trinity import formats, sample_strategy, synchronizer, tasksets
+from strop.compat.trinity.formats import EXPERIENCE, write_answer_columns, write_columns, write_source
+from strop.compat.trinity.model import template
 from strop.compat.trinity.presets import (
     MIXED,
     advantage,
     algorithm_type,
     is_offline,
+    only_offline,
     only_sampled,
     only_types,
     repeat_times,
 )
+from strop.compat.trinity.workflows import TRAINS_ON_VERDICTS
+from strop.config.schema import Run
+from strop.config.schema.algorithm import OfflineAlgorithmConfig, SftConfig
+from strop.config.schema.buffer import (
+    DEFAULT_BUFFER_NAME,
+    FileBufferConfig,
+    PriorityBufferConfig,
+    QueueBufferConfig,
+    SqlBufferConfig,
+)
+from strop.config.schema.group_baselines import MixConfig
+from strop.config.schema.preference import DpoConfig
+from strop.config.step_arithmetic import to_steps
+
+
+def write_batches(run: Run) -> Mapping[str, Any]:
+    """Write the tasks per step (rows under sft, cpt and dpo), the rollouts of an update where a step has several, and
+    the fraction of expert data."""
+    step, update = run.trainer.tasks_per_step, run.trainer.tasks_per_update
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+        return {"buffer.train_batch_size": step}
+    values: dict[str, Any] = {"buffer.batch_size": step}
+    if isinstance(run.algorithm, MixConfig):
+        values["algorithm.sample_strategy_args.expert_data_ratio"] = run.algorithm.expert_fraction
+    elif update is not None and update < step and step % update == 0:
+        values["buffer.train_batch_size"] = update * run.algorithm.rollouts_per_task
+    return values
+
+
+def write_duration(run: Run) -> Mapping[str, Any]:
+    """Write the duration in steps or epochs; a duration in updates must be a whole number of steps."""
+    length = to_steps(run, run.trainer.duration)
+    keys = {"steps": "buffer.total_steps", "epochs": "buffer.total_epochs"}
+    if length is None or length.unit not in keys:
+        return {}
+    return {keys[length.unit]: length.count}
+
+
+def write_offline_data(run: Run) -> Mapping[str, Any]:
+    """Write the training data of sft, cpt and dpo, which Trinity has in the experience buffer."""
+    if isinstance(run.algorithm, SftConfig) and run.data.train.text is not None:
+        text = {"prompt_type": "plaintext", "prompt_key": run.data.train.text}
+        written = {f"{EXPERIENCE}.format.{key}": value for key, value in text.items()}
+        return {f"{EXPERIENCE}.storage_type": "file", **write_source(EXPERIENCE, run.data.train), **written}
+    if isinstance(run.algorithm, SftConfig):
+        return {f"{EXPERIENCE}.storage_type": "file", **write_answer_columns(EXPERIENCE, run.data.train)}
+    if not isinstance(run.algorithm, DpoConfig):
+        return {}
+    train, form = run.data.train, f"{EXPERIENCE}.format"
+    values = {f"{EXPERIENCE}.storage_type": "file", **write_columns(EXPERIENCE, train)}
+    return {**values, f"{form}.chosen_key": train.chosen, f"{form}.rejected_key": train.rejected}
+
+
+def write_storage(run: Run) -> Mapping[str, Any]:
+    """Write the experience buffer of rollouts."""
+    buffer = run.buffer
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+        return {}
+    values: dict[str, Any] = {f"{EXPERIENCE}.max_read_timeout": buffer.read_timeout_seconds}
+    match buffer:
+        case FileBufferConfig():
+            return {**values, f"{EXPERIENCE}.storage_type": "file", f"{EXPERIENCE}.path": buffer.path}
+        case SqlBufferConfig():
+            values |= {f"{EXPERIENCE}.storage_type": "sql", f"{EXPERIENCE}.path": buffer.url}
+            values[f"{EXPERIENCE}.name"] = buffer.name
+        case QueueBufferConfig() | PriorityBufferConfig():
+            values[f"{EXPERIENCE}.path"] = buffer.backup
+            values[f"{EXPERIENCE}.name"] = None if buffer.name == DEFAULT_BUFFER_NAME else buffer.name
+    if isinstance(buffer, PriorityBufferConfig):
+        values[f"{EXPERIENCE}.use_priority_queue"] = True
+        values[f"{EXPERIENCE}.reuse_cooldown_time"] = buffer.reuse_cooldown_seconds
+        at = f"{EXPERIENCE}.replay_buffer"
+        values[f"{at}.priority_fn_args.decay"] = buffer.use_penalty
+        if buffer.max_uses is not None:
+            values[f"{at}.priority_fn"] = "decay_limit_randomization"
+            values[f"{at}.priority_fn_args.use_count_limit"] = buffer.max_uses
+            values[f"{at}.priority_fn_args.sigma"] = buffer.noise
+    return {**values, f"{EXPERIENCE}.capacity": buffer.capacity_groups}
+
 
 _EXPERT_FRACTION = "algorithm.sample_strategy_args.expert_data_ratio"
 
@@ -151,14 +241,362 @@ _SIZES = (
         note="takes precedence over total_epochs",
     ),
 )
+
+
+@written_by(write_storage)
+def storage(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the buffer between explorer and trainer."""
+    if is_offline(foreign):
+        return {}
+    settings: dict[str, Any] = {
+        "buffer.read_timeout_seconds": foreign[f"{EXPERIENCE}.max_read_timeout"],
+        "buffer.on_timeout": "train",
+    }
+    path, groups = foreign[f"{EXPERIENCE}.path"] or None, foreign[f"{EXPERIENCE}.capacity"]
+    groups = synchronizer.buffer_capacity(foreign) if groups is None else groups
+    capacity = {} if groups is None else {"buffer.capacity_groups": groups}
+    name = foreign[f"{EXPERIENCE}.name"] or None
+    match _storage_kind(foreign, path):
+        case "file":
+            folder = {} if path is None else {"buffer.path": path}
+            return {**settings, "buffer.type": "file", **folder}
+        case "sql":
+            url = None if path is None else formats.database_url(path)
+            return {
+                **settings,
+                "buffer.type": "sql",
+                "buffer.url": url,
+                **({} if url is None or _is_absolute(url) else {"buffer.relative_to": "working_directory"}),
+                "buffer.name": name,
+                **capacity,
+            }
+    backup = None if path is None else path.removeprefix("sqlite:///")
+    settings |= {"buffer.backup": backup, **capacity, **({} if name is None else {"buffer.name": name})}
+    if not synchronizer.uses_priority_queue(foreign):
+        return {**settings, "buffer.type": "queue"}
+    cooldown = foreign[f"{EXPERIENCE}.replay_buffer.reuse_cooldown_time"]
+    cooldown = foreign[f"{EXPERIENCE}.reuse_cooldown_time"] if cooldown is None else cooldown
+    cooldown = cooldown if synchronizer.is_distributed(foreign) else None
+    return {
+        **settings,
+        "buffer.type": "priority",
+        "buffer.reuse_cooldown_seconds": cooldown,
+        **_priority_rule(foreign),
+    }
+
+
+def _is_absolute(url: str) -> bool:
+    """Whether a database is one of a server, or a file with an absolute path."""
+    return not url.startswith("sqlite:///") or url.startswith(("sqlite:////", "sqlite:///~"))
+
+
+def _priority_rule(foreign: ForeignValues) -> dict[str, Any]:
+    """The priority of `replay_buffer`: version minus decay times uses; one of its functions adds noise and a
+    maximum number of uses."""
+    at = f"{EXPERIENCE}.replay_buffer"
+    earlier = foreign[f"{EXPERIENCE}.replay_buffer_kwargs.decay"]
+    settings = {"buffer.use_penalty": foreign[f"{at}.priority_fn_args.decay"] if earlier is None else earlier}
+    if foreign[f"{at}.priority_fn"] == "decay_limit_randomization":
+        settings["buffer.max_uses"] = foreign[f"{at}.priority_fn_args.use_count_limit"]
+        settings["buffer.noise"] = foreign[f"{at}.priority_fn_args.sigma"]
+    return settings
+
+
+def _storage_kind(foreign: ForeignValues, path: str | None) -> str:
+    """The storage type of the buffer. A queue becomes a database where explorer and trainer are started
+    separately."""
+    kind = storage_type(foreign)
+    if kind != "queue" or not synchronizer.is_distributed(foreign):
+        return kind
+    if synchronizer.uses_priority_queue(foreign) and synchronizer.is_single_role(foreign):
+        raise foreign.error_for(
+            f"{EXPERIENCE}.use_priority_queue",
+            f"{EXPERIENCE}.use_priority_queue is True, but a priority queue is supported only in mode both. "
+            f"In mode {foreign['mode']}, explorer and trainer exchange rollouts through a database: remove "
+            "use_priority_queue, or write mode: both.",
+        )
+    in_database = path is not None and path.startswith("postgres")
+    return "sql" if synchronizer.is_single_role(foreign) or in_database else "queue"
+
+
+def storage_type(foreign: ForeignValues) -> str:
+    """The storage type that is set, or the default of the algorithm type."""
+    written = foreign[f"{EXPERIENCE}.storage_type"]
+    return str(written or ("file" if is_offline(foreign) else "queue"))
+
+
+_COLUMNS = {"sft": formats.answer_columns, "cpt": formats.text_columns, "dpo": formats.pair_columns}
+"""Columns of the training data of each type that has no rollouts."""
+
+
+@written_by(write_offline_data)
+def offline_data(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the training data of sft, cpt and dpo, which Trinity has in the experience buffer."""
+    if not is_offline(foreign):
+        return {}
+    columns = _COLUMNS[algorithm_type(foreign)](foreign, EXPERIENCE)
+    settings = {**formats.row_source(foreign, EXPERIENCE), **columns}
+    return {f"data.train.{name}": value for name, value in settings.items()}
+
+
+def _offline_rows(at: str, read: Any, field: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
+    """Rows of the subset and the split of offline data."""
+    text = partial(mapped, read=read, value_type=nullable(STRING))
+    return (
+        text(f"{at}.subset_name", None, f"{field}.subset", inactive=inactive),
+        text(f"{at}.split", None, f"{field}.split", inactive=inactive, note="ignored for a single file"),
+    )
+
+
+_queue = any_inactive(
+    only_sampled,
+    lambda foreign: None if storage_type(foreign) == "queue" else f"storage_type is {storage_type(foreign)}",
+)
+_priority = any_inactive(
+    _queue,
+    lambda foreign: None if synchronizer.uses_priority_queue(foreign) else "the buffer is no priority queue",
+)
+_reused = any_inactive(
+    _priority,
+    lambda foreign: (
+        None
+        if synchronizer.is_distributed(foreign)
+        else "explorer and trainer alternate, and each step trains on the rollouts it has just sampled"
+    ),
+)
+_limited = any_inactive(
+    _priority, unless(f"{EXPERIENCE}.replay_buffer.priority_fn", "decay_limit_randomization")
+)
+_dpo, _sft, _of_answers = only_types("dpo"), only_types("sft"), only_types("sft", "dpo")
+_OF_TEXT = [f"{EXPERIENCE}.format.{name}" for name in ("prompt_type", "prompt_key", "messages_key")]
+"""Keys of the format that also count for plain text."""
+_TRAIN = "data.train"
+_EXPERIENCE_BUFFER: tuple[KeyMapping, ...] = (
+    placement(
+        f"{EXPERIENCE}.name",
+        None,
+        "the queue's actor name on a cluster; the table name for an sql buffer or offline data in a database",
+        supported=always,
+        value_type=nullable(STRING),
+        fields=("buffer.name",),
+        read=storage,
+    ),
+    mapped(
+        f"{EXPERIENCE}.storage_type",
+        None,
+        "buffer.type",
+        read=storage,
+        value_type=nullable(one_of("queue", "sql", "file")),
+        note="null means queue, or file under sft, cpt and dpo; a queue becomes a database where explorer and trainer "
+        "are started separately",
+    ),
+    mapped(
+        f"{EXPERIENCE}.path",
+        None,
+        "buffer.backup",
+        "buffer.url",
+        "buffer.path",
+        "data.train.path",
+        read=storage,
+        value_type=nullable(STRING),
+        note="under sft, cpt and dpo, the data; else the backup of a queue, a database, or a folder; a relative "
+        "path of a database is relative to the working directory, as in Trinity; a queue's backup, which belongs "
+        "to the run, and a folder are in the run folder",
+    ),
+    *_offline_rows(EXPERIENCE, offline_data, _TRAIN, only_offline),
+    *(
+        also_inactive(row, any_inactive(only_offline, *([] if row.key in _OF_TEXT else [_of_answers])))
+        for row in formats.format_rows(EXPERIENCE, offline_data, _TRAIN, answer="response")
+    ),
+    *(
+        mapped(
+            f"{EXPERIENCE}.format.{side}_key",
+            None,
+            f"{_TRAIN}.{side}",
+            read=offline_data,
+            value_type=nullable(STRING),
+            inactive=_dpo,
+            note=f"null means {side}",
+        )
+        for side in ("chosen", "rejected")
+    ),
+    formats.turns_row(EXPERIENCE, offline_data, _TRAIN, _sft),
+    mapped(
+        f"{EXPERIENCE}.format.chat_template",
+        None,
+        "data.chat_template",
+        read=template,
+        value_type=nullable(STRING),
+        inactive=only_offline,
+        note="Jinja; null means model.custom_chat_template",
+    ),
+    mapped(
+        f"{EXPERIENCE}.max_read_timeout",
+        1800,
+        "buffer.read_timeout_seconds",
+        "buffer.on_timeout",
+        read=storage,
+        value_type=NUMBER,
+        inactive=only_sampled,
+        note="an incomplete batch is trained on; for a batch without a group the trainer waits once more",
+    ),
+    mapped(
+        f"{EXPERIENCE}.use_priority_queue",
+        False,
+        "buffer.type",
+        read=storage,
+        value_type=BOOLEAN,
+        inactive=_queue,
+    ),
+    mapped(
+        f"{EXPERIENCE}.reuse_cooldown_time",
+        None,
+        "buffer.reuse_cooldown_seconds",
+        read=storage,
+        value_type=nullable(NUMBER),
+        inactive=_reused,
+        note="null means that each is trained on once",
+    ),
+)
+_REPLAY: tuple[KeyMapping, ...] = not_on_page(
+    mapped(
+        f"{EXPERIENCE}.format.image_key",
+        None,
+        f"{_TRAIN}.images",
+        read=offline_data,
+        value_type=nullable(STRING),
+        inactive=only_offline,
+        note="images without a marker <image> stand at the start of the prompt",
+    ),
+    mapped(
+        f"{EXPERIENCE}.replay_buffer_kwargs.decay",
+        None,
+        "buffer.use_penalty",
+        read=storage,
+        value_type=nullable(NUMBER),
+        inactive=_priority,
+        note="0.3's name of replay_buffer.priority_fn_args.decay",
+    ),
+    mapped(
+        f"{EXPERIENCE}.replay_buffer_kwargs.priority_fn",
+        "linear_decay",
+        "buffer.use_penalty",
+        read=storage,
+        value_type=one_of("linear_decay"),
+        inactive=_priority,
+    ),
+    mapped(
+        f"{EXPERIENCE}.capacity",
+        None,
+        "buffer.capacity_groups",
+        read=storage,
+        value_type=nullable(INTEGER),
+        inactive=any_inactive(
+            only_sampled, lambda foreign: "storage_type is file" if storage_type(foreign) == "file" else None
+        ),
+        note="counts groups, the rollouts of one task; null means 4096",
+    ),
+    mapped(
+        f"{EXPERIENCE}.replay_buffer.enable",
+        False,
+        "buffer.type",
+        read=storage,
+        inactive=_queue,
+        note="the same as use_priority_queue of earlier versions",
+    ),
+    mapped(
+        f"{EXPERIENCE}.replay_buffer.reuse_cooldown_time",
+        None,
+        "buffer.reuse_cooldown_seconds",
+        read=storage,
+        value_type=nullable(NUMBER),
+        inactive=_reused,
+        note="null means that each is trained on once",
+    ),
+    mapped(
+        f"{EXPERIENCE}.replay_buffer.priority_fn",
+        "linear_decay",
+        "buffer.max_uses",
+        read=storage,
+        value_type=one_of("linear_decay", "decay_limit_randomization"),
+        inactive=_priority,
+    ),
+    mapped(
+        f"{EXPERIENCE}.replay_buffer.priority_fn_args.decay",
+        2.0,
+        "buffer.use_penalty",
+        read=storage,
+        inactive=_priority,
+    ),
+    *(
+        mapped(
+            f"{EXPERIENCE}.replay_buffer.priority_fn_args.{name}",
+            default,
+            field,
+            read=storage,
+            value_type=value_type,
+            inactive=_limited,
+        )
+        for name, default, field, value_type in (
+            ("use_count_limit", 3, "buffer.max_uses", INTEGER),
+            ("sigma", 0.0, "buffer.noise", NUMBER),
+        )
+    ),
+    no_effect(
+        f"{EXPERIENCE}.enable_progress_bar", False, "data are read without a progress bar", value_type=BOOLEAN
+    ),
+    no_effect(
+        f"{EXPERIENCE}.format.reply_prefix",
+        None,
+        "only workflows read it; responses that are given have none",
+        value_type=nullable(STRING),
+    ),
+    *(
+        no_effect(
+            f"{EXPERIENCE}.{name}", default, "a database is read with Strop's own retries", value_type=ANY
+        )
+        for name, default in (("max_retry_times", 3), ("max_retry_interval", 1))
+    ),
+    *(
+        no_effect(f"{EXPERIENCE}.{name}", UNSET, "Trinity sets it itself", value_type=ANY)
+        for name in (
+            "schema_type",
+            "index",
+            "batch_size",
+            "tokenizer_path",
+            "total_epochs",
+            "total_steps",
+            "ray_namespace",
+        )
+    ),
+    placement(
+        f"{EXPERIENCE}.wrap_in_ray",
+        True,
+        "a queue is always an actor on a cluster",
+        supported=always,
+        value_type=BOOLEAN,
+    ),
+)
+_OF_TASKSETS = (
+    *(
+        "data_selector.*",
+        "default_workflow_type",
+        "default_eval_workflow_type",
+        "default_reward_fn_type",
+        "is_eval",
+    ),
+    *("mm_data_kwargs", "repeat_times", "rollout_args.*", "workflow_args", "reward_fn_args"),
+    *("format.workflow_key", "format.reward_fn_key", "format.video_key"),
+)
+"""Keys of a storage that the experience buffer does not use."""
 ROWS: tuple[KeyMapping, ...] = (
     *unstated_defaults(*_SIZES),
-    *taskset_rows.ROWS,
-    *experience_buffer.ROWS,
+    *tasksets.ROWS,
+    *_EXPERIENCE_BUFFER,
     *sample_strategy.ROWS,
-    taskset_rows.WORKFLOW,
-    taskset_rows.REWARD,
-    *taskset_rows.DEFAULTS,
+    tasksets.WORKFLOW,
+    tasksets.REWARD,
+    *tasksets.DEFAULTS,
     *not_on_page(
         mapped(
             _EXPERT_FRACTION,
@@ -169,16 +607,14 @@ ROWS: tuple[KeyMapping, ...] = (
             note="fraction of train_batch_size; without train_batch_size, fraction of all sequences of a step",
         )
     ),
-    *experience_buffer.ARGUMENTS,
+    *_REPLAY,
+    *not_on_page(
+        *no_effects(
+            "buffer",
+            ("explorer_output.*", "tokenizer_path", "pad_token_id", "cache_dir"),
+            "Trinity sets it itself",
+        ),
+        *no_effects(EXPERIENCE, _OF_TASKSETS, "the experience buffer does not use it"),
+    ),
     *sample_strategy.ARGUMENTS,
-)
-(TOTAL_STEPS,) = unstated_defaults(
-    mapped(
-        "trainer.total_steps",
-        None,
-        "trainer.duration",
-        read=duration,
-        value_type=nullable(INTEGER),
-        note="takes precedence over buffer.total_steps and buffer.total_epochs",
-    )
 )

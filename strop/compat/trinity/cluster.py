@@ -12,6 +12,8 @@ from strop.compat.ledger.key_mapping import (
     KeyMapping,
     SupportCheck,
     always,
+    no_effects,
+    not_on_page,
     only,
     placement,
     unstated_defaults,
@@ -19,9 +21,9 @@ from strop.compat.ledger.key_mapping import (
     written_by,
 )
 from strop.compat.ledger.placement_notes import ONE_MACHINE
-from strop.compat.ledger.value_types import STRING, nullable
+from strop.compat.ledger.value_types import BOOLEAN, STRING, nullable
+from strop.compat.trinity.inference_model import gpus_per_engine
 from strop.compat.trinity.presets import is_offline
-from strop.compat.trinity.serving_engine import gpus_per_engine
 from strop.compat.verl.gpus import one_gpu
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayClusterConfig
@@ -132,67 +134,71 @@ def _cluster_row(
     )
 
 
-def name_row(role: str) -> KeyMapping:
-    """The row of `explorer.name` or `trainer.name`."""
-    return _cluster_row(
-        f"{role}.name",
-        role,
-        "the actor's name on a cluster",
-        f"cluster.{role}_name",
-        supported=always,
-        inactive=_no_actors(role),
-    )
-
-
-NAMESPACE = _cluster_row(
-    _NAMESPACE,
-    None,
-    f"requests a Ray cluster; with --here, {ONE_MACHINE}, without actors",
-    "cluster.namespace",
-    supported=_requests_nothing(_NAMESPACE),
-    value_type=nullable(STRING),
-)
-TIMELINE = _cluster_row(
-    _TIMELINE,
-    False,
-    f"requests a Ray cluster; with --here, {ONE_MACHINE}, without Ray's timeline",
-    "cluster.timeline",
-    supported=_requests_nothing(_TIMELINE),
-)
-BY_NODE = _cluster_row(
-    _BY_NODE,
-    False,
-    f"requests a Ray cluster; with --here, {ONE_MACHINE}, which logs to the console",
-    "cluster.logs_by_node",
-    supported=_requests_nothing(_BY_NODE),
-)
-_RAY = versions(
-    placement(
-        "cluster.ray_address",
-        "auto",
-        "the environment variable RAY_ADDRESS is used",
-        supported=only("auto"),
-        value_type=STRING,
+ROWS = (
+    *unstated_defaults(
+        _cluster_row(
+            _NODES,
+            1,
+            f"more than one requests a running Ray cluster; with --here, {ONE_MACHINE}",
+            "cluster.type",
+            "cluster.address",
+            "cluster.nodes",
+            supported=lambda foreign, value: bool(value == 1),
+        ),
+        _cluster_row(
+            _GPUS,
+            8,
+            "more than one requests a Ray cluster, where the trainer has a rank on each GPU that the rollout "
+            f"engines do not use; with --here, {ONE_MACHINE}'s GPU, or on its CPU if there is no GPU",
+            "cluster.gpus_per_node",
+            "trainer.engine",
+            supported=lambda foreign, value: value == 0 or one_gpu(foreign, value),
+        ),
+        *(
+            _cluster_row(
+                f"{role}.name",
+                role,
+                "the actor's name on a cluster",
+                f"cluster.{role}_name",
+                supported=always,
+                inactive=_no_actors(role),
+            )
+            for role in _ROLES
+        ),
     ),
-    since="0.4",
-)
-ROWS = _RAY + unstated_defaults(
-    _cluster_row(
-        _NODES,
-        1,
-        f"more than one requests a running Ray cluster; with --here, {ONE_MACHINE}",
-        "cluster.type",
-        "cluster.address",
-        "cluster.nodes",
-        supported=lambda foreign, value: bool(value == 1),
+    *(
+        _cluster_row(
+            key,
+            default,
+            f"requests a Ray cluster; with --here, {ONE_MACHINE}, {without}",
+            field,
+            supported=_requests_nothing(key),
+            value_type=value_type,
+        )
+        for key, default, without, field, value_type in (
+            (_NAMESPACE, None, "without actors", "cluster.namespace", nullable(STRING)),
+            (_TIMELINE, False, "without Ray's timeline", "cluster.timeline", BOOLEAN),
+            (_BY_NODE, False, "which logs to the console", "cluster.logs_by_node", BOOLEAN),
+        )
     ),
-    _cluster_row(
-        _GPUS,
-        8,
-        "more than one requests a Ray cluster, where the trainer has a rank on each GPU that the rollout "
-        f"engines do not use; with --here, {ONE_MACHINE}'s GPU, or on its CPU if there is no GPU",
-        "cluster.gpus_per_node",
-        "trainer.engine",
-        supported=lambda foreign, value: value == 0 or one_gpu(foreign, value),
+    *versions(
+        placement(
+            "cluster.ray_address",
+            "auto",
+            "the environment variable RAY_ADDRESS is used",
+            supported=only("auto"),
+            value_type=STRING,
+        ),
+        since="0.4",
+    ),
+    *not_on_page(
+        *no_effects(
+            "cluster",
+            (
+                *(f"{role}_gpu_num" for role in ("total", "rollout", "auxiliary_model", *_ROLES)),
+                *("trainer_node_num", "trainer_gpu_num_per_node"),
+            ),
+            "Trinity sets it itself",
+        )
     ),
 )

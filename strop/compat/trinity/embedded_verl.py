@@ -1,5 +1,4 @@
-"""Ledger rows and converters of verl's keys inside Trinity's `trainer.trainer_config`, adapted from verl's
-ledger."""
+"""verl's keys inside Trinity's `trainer.trainer_config`, adapted from verl's ledger: values, converters and rows."""
 
 from __future__ import annotations
 
@@ -18,8 +17,11 @@ from strop.compat.ledger.key_mapping import (
     also_inactive,
     not_on_page,
     versions,
+    written_by,
 )
+from strop.compat.trinity.cluster import cluster_ranks, uses_cluster
 from strop.compat.trinity.presets import without_critic
+from strop.compat.verl import layout as verl
 from strop.compat.verl.ppo_trainer import LEDGER as VERL
 from strop.config.schema import Run
 from strop.errors import ConfigError
@@ -240,3 +242,62 @@ def remaining_rows(sections: Sequence[str], known: Collection[str]) -> tuple[Key
                 default = default.replace("${", "${" + PREFIX)
             found.append(replace(verl_row(row.key, default), since="0.5" if row.since else ""))
     return not_on_page(*found)
+
+
+def write_layout(run: Run) -> Mapping[str, Any]:
+    """Write the layout of the trainer's ranks."""
+    converter = embedded_converter(verl.layout)
+    assert isinstance(converter, KeyConverter)
+    return converter.write(run)
+
+
+@written_by(write_layout)
+def layout(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the layout of the trainer's ranks on a cluster; nothing where a single process trains."""
+    if not uses_cluster(foreign):
+        return {}
+    ranks = cluster_ranks(foreign)
+    found: Mapping[str, Any] = for_embedded(verl.layout_of_ranks)(foreign, ranks)
+    return found
+
+
+STRATEGIES = ("actor_rollout_ref.actor.strategy", "critic.strategy", "trainer.trainer_strategy")
+"""Keys that select the trainer's engine."""
+
+
+def with_ranks(row: KeyMapping) -> KeyMapping:
+    """The row of a key that the trainer's ranks on a cluster honor; any other row itself."""
+    inside = row.key.removeprefix(PREFIX)
+    key = NEWER_KEYS.get(row.key, inside)
+    if inside in STRATEGIES or inside.endswith(".megatron.*"):
+        return _with_fsdp2(row)
+    if not row.fields or not row.fields[0].startswith("trainer.engine.") or row.supported is None:
+        return row
+    native = row.supported
+
+    def warn(foreign: ForeignValues) -> str | None:
+        return verl.STANDS_IN[key] if uses_cluster(foreign) and foreign[row.key] != row.default else None
+
+    return replace(
+        row,
+        read=layout,
+        supported=lambda foreign, value: uses_cluster(foreign) or native(foreign, value),
+        warn=warn if key in verl.STANDS_IN else None,
+    )
+
+
+def _with_fsdp2(row: KeyMapping) -> KeyMapping:
+    """The row of a trainer's engine or of its own settings, in whose place FSDP2 trains on a cluster."""
+    native = row.supported
+    if native is None:
+        return row
+
+    def warn(foreign: ForeignValues) -> str | None:
+        value = foreign[row.key]
+        if not uses_cluster(foreign) or (native(foreign, value) and value == row.default):
+            return None
+        return "without effect: FSDP2 trains on the trainer's ranks"
+
+    return replace(
+        row, supported=lambda foreign, value: uses_cluster(foreign) or native(foreign, value), warn=warn
+    )

@@ -1,4 +1,4 @@
-"""Ledger rows and converters of Trinity's `format` sections: the columns of tasks and offline data."""
+"""Ledger rows, reading and writing of Trinity's storages: the location of rows and their `format`, the columns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 from strop.compat.ledger.key_mapping import ForeignValues, InactiveCheck, KeyMapping, mapped, not_on_page
 from strop.compat.ledger.value_types import BOOLEAN, STRING, nullable, one_of
 from strop.config.data_files import data_file_name
+from strop.config.schema.data import TasksetConfig
 
 _SYSTEM, _PREFIX = "buffer.explorer_input.system_prompt", "buffer.explorer_input.reply_prefix"
 _DATABASES = ("sqlite:///", "postgresql://", "postgres://")
-
-
 PIPELINE_INPUTS = "data_processor.task_pipeline.inputs"
 
 
@@ -32,7 +31,7 @@ def row_source(foreign: ForeignValues, at: str) -> dict[str, Any]:
             "sql.",
         )
     if storage == "sql":
-        return table(foreign, at)
+        return table_source(foreign, at)
     split = None if data_file_name(path) else foreign[f"{at}.split"] or "train"
     return {"path": path, "split": split, "subset": foreign[f"{at}.subset_name"]}
 
@@ -58,9 +57,9 @@ def _pipeline_inputs(foreign: ForeignValues) -> list[str]:
     return [inputs] if isinstance(inputs, str) else list(inputs or [])
 
 
-def table(foreign: ForeignValues, at: str) -> dict[str, Any]:
+def table_source(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The location of rows in a database table."""
-    return {"path": database(_path(foreign, at)), "table": foreign[f"{at}.name"]}
+    return {"path": database_url(_path(foreign, at)), "table": foreign[f"{at}.name"]}
 
 
 def _path(foreign: ForeignValues, at: str) -> str:
@@ -72,7 +71,7 @@ def _path(foreign: ForeignValues, at: str) -> str:
     return str(path)
 
 
-def database(path: str) -> str:
+def database_url(path: str) -> str:
     """The URL of a database; a plain path is a SQLite file."""
     return path if path.startswith(_DATABASES) else f"sqlite:///{path}"
 
@@ -164,7 +163,7 @@ def _system(foreign: ForeignValues, at: str) -> str | None:
     return foreign[_SYSTEM] if at.startswith("buffer.explorer_input") else None
 
 
-def rows(at: str, read: Any, field: str, *, answer: str) -> tuple[KeyMapping, ...]:
+def format_rows(at: str, read: Any, field: str, *, answer: str) -> tuple[KeyMapping, ...]:
     """Rows of a `format` section; `answer` is the run-file field that `response_key` decides."""
     form = f"{at}.format"
     text = partial(mapped, read=read, value_type=nullable(STRING))
@@ -225,3 +224,49 @@ def _only(at: str, *, plain: bool) -> Callable[[ForeignValues], str | None]:
         return f"{at} has {'messages' if plain else 'plaintext'}"
 
     return inactive
+
+
+TASKSET = "buffer.explorer_input.taskset"
+EVAL = "buffer.explorer_input.eval_tasksets"
+EXPERIENCE = "buffer.trainer_input.experience_buffer"
+AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
+
+
+def write_source(at: str, taskset: TasksetConfig) -> dict[str, Any]:
+    if taskset.table is not None:
+        return {f"{at}.storage_type": "sql", f"{at}.path": taskset.path, f"{at}.name": taskset.table}
+    return {f"{at}.path": taskset.path, f"{at}.split": taskset.split, f"{at}.subset_name": taskset.subset}
+
+
+def write_columns(at: str, taskset: TasksetConfig) -> dict[str, Any]:
+    """The columns of a taskset. Strop treats message and text columns alike; both are written as text
+    columns."""
+    return {
+        **write_source(at, taskset),
+        f"{at}.format.prompt_key": taskset.prompt,
+        f"{at}.format.response_key": taskset.answer,
+        f"{at}.format.system_prompt": taskset.system,
+        f"{at}.format.system_prompt_key": taskset.system_column,
+        f"{at}.format.tools_key": taskset.tools,
+        **({f"{at}.format.image_key": taskset.images} if taskset.images else {}),
+        f"{at}.format.reply_prefix": taskset.reply_prefix or None,
+    }
+
+
+def write_answer_columns(at: str, taskset: TasksetConfig) -> dict[str, Any]:
+    """The columns of demonstrations: prompt and response, or a whole conversation."""
+    values = {**write_columns(at, taskset), f"{at}.format.response_key": taskset.response}
+    conversation = taskset.prompt == "prompt" and taskset.response in ("messages", "message")
+    if not (conversation or taskset.trained_turns == "last"):
+        return values
+    form = f"{at}.format"
+    plain = (f"{form}.prompt_key", f"{form}.response_key", f"{form}.system_prompt")
+    return {
+        **{key: value for key, value in values.items() if key not in plain},
+        f"{form}.prompt_type": "messages",
+        f"{form}.messages_key": taskset.response,
+        f"{form}.enable_concatenated_multi_turn": taskset.trained_turns == "all",
+    }
+
+
+INPUT = "buffer.explorer_input"

@@ -1,42 +1,70 @@
-"""Ledger rows of Trinity's global keys and its `monitor`, `trainer`, `service`, `data_processor` and `log`
-sections."""
+"""Ledger rows of Trinity's top-level keys (names, folder, `mode`, `stages`) and of its `monitor` and `log` sections."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    UNSET,
     ForeignValues,
+    InactiveCheck,
     KeyMapping,
     mapped,
+    never,
     no_effect,
     not_on_page,
-    only,
-    placement,
+    refused,
     unless,
     unstated_defaults,
     versions,
     written_by,
 )
-from strop.compat.ledger.value_types import BOOLEAN, MAPPING, STRING, nullable, one_of
-from strop.compat.trinity import cluster, later_keys, monitor_secrets
-from strop.compat.trinity.data_processor import ROWS as DATA_PROCESSOR
-from strop.compat.trinity.stages import ROWS as STAGES
-from strop.compat.trinity.topology import MODE
-from strop.compat.verl.trainer import every, frequency
+from strop.compat.ledger.value_types import ANY, BOOLEAN, MAPPING, STRING, nullable, one_of
+from strop.compat.trinity.presets import algorithm_type, is_offline
+from strop.compat.trinity.synchronizer import is_single_role
+from strop.config.environment_values import remember_secret
+from strop.config.load.config_tree import ConfigTree, KeyPath, Source, to_plain
+from strop.config.names import check_file_name
 from strop.config.paths import existing_path
 from strop.config.schema import Run
+from strop.config.schema.algorithm import OfflineAlgorithmConfig
+from strop.config.suggest import did_you_mean
+from strop.errors import ConfigError, FaultKind, config_error
 
-_TRACKERS = ("wandb", "mlflow", "swanlab")
-_MONITOR_ARGS = {
-    "base_url": "record.wandb.base_url",
-    "uri": "record.mlflow.tracking_uri",
-    "workspace": "record.swanlab.workspace",
-    "mode": "record.swanlab.mode",
-}
+
+def write_mode(run: Run) -> Mapping[str, Any]:
+    """Write the mode; offline algorithms have no explorer, so Trinity's mode for them is train."""
+    is_offline_run = isinstance(run.algorithm, OfflineAlgorithmConfig) and run.mode == "both"
+    return {"mode": "train" if is_offline_run else run.mode}
+
+
+@written_by(write_mode)
+def mode(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the mode. sft, cpt and dpo have no explorer; other algorithms may run explorer or trainer alone; bench
+    evaluates checkpoints."""
+    name = foreign["mode"]
+    if name == "bench":
+        return {"mode": name, "bench.initial_model": foreign["explorer.eval_on_startup"]}
+    if is_offline(foreign):
+        if name != "train":
+            raise foreign.error_for(
+                "mode",
+                f"mode is {name}, but {algorithm_type(foreign)} trains on offline data without an explorer. "
+                "Write mode: train.",
+            )
+        return {}
+    if is_single_role(foreign) and not foreign["continue_from_checkpoint"]:
+        raise foreign.error_for(
+            "continue_from_checkpoint",
+            f"continue_from_checkpoint is false, but in mode {name} explorer and trainer find each other by "
+            "the run's name. Leave it true; for a new run, write another name in both files.",
+        )
+    return {"mode": name}
 
 
 def write_folder(run: Run) -> Mapping[str, Any]:
@@ -66,84 +94,21 @@ def folder(foreign: ForeignValues) -> Mapping[str, Any]:
     return settings
 
 
-def write_monitors(run: Run) -> Mapping[str, Any]:
-    """Write the monitor, of which Trinity has one; the console is always on."""
-    named = [name for name in run.record.monitors if name in _TRACKERS]
-    kind = named[0] if named else "tensorboard" if "tensorboard" in run.record.monitors else None
-    values: dict[str, Any] = {"monitor.monitor_type": kind}
-    for name, field in _MONITOR_ARGS.items():
-        _, section, key = field.split(".")
-        if section == kind:
-            values[f"monitor.monitor_args.{name}"] = getattr(getattr(run.record, section), key)
-    return values
-
-
-@written_by(write_monitors)
-def monitors(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the monitor and its arguments; the console is always on, and TensorBoard's files are in the folder of
-    Trinity's page."""
-    kind = foreign["monitor.monitor_type"]
-    settings: dict[str, Any] = {
-        "record.monitors": ["console", kind],
-        "record.tensorboard": "monitor/tensorboard",
-    }
-    for name, field in _MONITOR_ARGS.items():
-        value = foreign[f"monitor.monitor_args.{name}"]
-        if field.split(".")[1] == kind and value is not None:
-            settings[field] = value
-    if kind in ("wandb", "swanlab") and foreign["group"]:
-        settings[f"record.{kind}.group"] = foreign["group"]
-    return settings
-
-
-def write_checkpointing(run: Run) -> Mapping[str, Any]:
-    """The checkpoint interval in steps; 0 saves only at the end."""
-    often = frequency(run, run.checkpoint.every)
-    return {"trainer.save_interval": 0 if often == -1 else often}
-
-
-@written_by(write_checkpointing)
-def checkpointing(foreign: ForeignValues) -> Mapping[str, Any]:
-    """The checkpoint interval in steps; 0 saves only at the end."""
-    return {"checkpoint.every": every(foreign["trainer.save_interval"])}
-
-
-_SAVE_STRATEGIES = {"unrestricted": "all"} | {f"single_{one}": one for one in ("thread", "process", "node")}
-
-
-def write_save_concurrency(run: Run) -> Mapping[str, Any]:
-    """Write the save concurrency under Trinity's name."""
-    foreign_names = {name: foreign_name for foreign_name, name in _SAVE_STRATEGIES.items()}
-    return {"trainer.save_strategy": foreign_names[run.checkpoint.save_concurrency]}
-
-
-@written_by(write_save_concurrency)
-def save_concurrency(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read which ranks save a checkpoint concurrently."""
-    return {"checkpoint.save_concurrency": _SAVE_STRATEGIES[foreign["trainer.save_strategy"]]}
-
-
-def _argument_rows(*names: str) -> tuple[KeyMapping, ...]:
-    """Rows of a monitor's arguments."""
-    return tuple(
-        mapped(
-            f"monitor.monitor_args.{name}",
-            None,
-            _MONITOR_ARGS[name],
-            read=monitors,
-            value_type=nullable(STRING),
-            inactive=unless("monitor.monitor_type", _MONITOR_ARGS[name].split(".")[1]),
-        )
-        for name in names
-    )
-
-
+_NO_SUGGESTIONS = "Strop suggests no changes of a configuration"
 GLOBAL = (
     *unstated_defaults(
         mapped("project", "Trinity-RFT", "project", read=folder),
         mapped("name", "rft", "name", read=folder),
     ),
-    MODE,
+    mapped(
+        "mode",
+        "both",
+        "mode",
+        "bench.initial_model",
+        read=mode,
+        value_type=one_of("both", "train", "explore", "bench"),
+        note="train under sft, cpt and dpo; bench evaluates all checkpoints of the run",
+    ),
     mapped(
         "checkpoint_root_dir",
         "${oc.env:TRINITY_CHECKPOINT_ROOT_DIR,./checkpoints}",
@@ -159,37 +124,135 @@ GLOBAL = (
         read=folder,
         note="false starts a new run, named <name>_<timestamp> if the folder is not empty",
     ),
-    cluster.NAMESPACE,
+    *not_on_page(no_effect("checkpoint_job_dir", UNSET, "Trinity sets it itself", value_type=ANY)),
     *versions(
         mapped("group", "", "output", "project", read=folder, note="a folder between project and name"),
-        no_effect(
-            "ignore_validator_suggestions",
-            False,
-            "Strop suggests no changes of a configuration",
-            value_type=BOOLEAN,
-        ),
-        no_effect(
-            "ignore_suggestions", False, "Strop suggests no changes of a configuration", value_type=BOOLEAN
-        ),
+        no_effect("ignore_validator_suggestions", False, _NO_SUGGESTIONS, value_type=BOOLEAN),
+        no_effect("ignore_suggestions", False, _NO_SUGGESTIONS, value_type=BOOLEAN),
         since="0.3",
     ),
+    *versions(
+        refused(
+            "cod.*",
+            UNSET,
+            "tasks are packed for the workflows of connect-the-dots, which belong to Trinity's research code and keep "
+            "their state over the tasks of a pack; Strop gives a workflow one task at a time; remove it",
+            supported=never,
+        ),
+        since="0.6",
+    ),
 )
+_TYPE, _ARGS = "monitor.monitor_type", "monitor.monitor_args"
+_TRACKERS = ("wandb", "mlflow", "swanlab")
+_MONITOR_ARGS = {
+    "base_url": "record.wandb.base_url",
+    "uri": "record.mlflow.tracking_uri",
+    "workspace": "record.swanlab.workspace",
+    "mode": "record.swanlab.mode",
+}
+"""Field of each argument, by its section that of one monitor."""
+
+
+def write_monitors(run: Run) -> Mapping[str, Any]:
+    """Write the monitor, of which Trinity has one; the console is always on."""
+    named = [name for name in run.record.monitors if name in _TRACKERS]
+    kind = named[0] if named else "tensorboard" if "tensorboard" in run.record.monitors else None
+    values: dict[str, Any] = {_TYPE: kind}
+    for name, field in _MONITOR_ARGS.items():
+        _, section, key = field.split(".")
+        if section == kind:
+            values[f"{_ARGS}.{name}"] = getattr(getattr(run.record, section), key)
+    return values
+
+
+@written_by(write_monitors)
+def monitors(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the monitor and its arguments; the console is always on, and TensorBoard's files are in the folder of
+    Trinity's documentation."""
+    kind = foreign[_TYPE]
+    settings: dict[str, Any] = {
+        "record.monitors": ["console", kind],
+        "record.tensorboard": "monitor/tensorboard",
+    }
+    for name, field in _MONITOR_ARGS.items():
+        value = foreign[f"{_ARGS}.{name}"]
+        if field.split(".")[1] == kind and value is not None:
+            settings[field] = value
+    if kind in ("wandb", "swanlab") and foreign["group"]:
+        settings[f"record.{kind}.group"] = foreign["group"]
+    return settings
+
+
+_VARIABLES = {
+    "api_key": {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"},
+    "username": {"mlflow": "MLFLOW_TRACKING_USERNAME"},
+    "password": {"mlflow": "MLFLOW_TRACKING_PASSWORD"},
+}
+"""Environment variable of each argument, by monitor."""
+
+
+def _in_file(name: str) -> InactiveCheck:
+    """Notice for a secret that a file holds, and no environment variable."""
+
+    def notice(foreign: ForeignValues) -> str | None:
+        variable, value = _VARIABLES[name][foreign[_TYPE]], foreign[f"{_ARGS}.{name}"]
+        if not value or value == os.environ.get(variable):
+            return None
+        return (
+            f"a secret does not belong in a file, and the run's own files do not get it; set the environment variable "
+            f"{variable} instead, and remove the key"
+        )
+
+    return notice
+
+
+def monitor_environment(foreign: ForeignValues) -> Mapping[str, str]:
+    """The environment variables of the monitor's secrets, which this process prints by their names from now on."""
+    found = {
+        variables[foreign[_TYPE]]: str(foreign[f"{_ARGS}.{name}"])
+        for name, variables in _VARIABLES.items()
+        if foreign[_TYPE] in variables and foreign[f"{_ARGS}.{name}"]
+    }
+    for variable, value in found.items():
+        if not variable.endswith("USERNAME"):
+            remember_secret(variable, value)
+    return found
+
+
+def _argument_row(name: str) -> KeyMapping:
+    field = _MONITOR_ARGS[name]
+    inactive = unless(_TYPE, field.split(".")[1])
+    return mapped(
+        f"{_ARGS}.{name}", None, field, read=monitors, value_type=nullable(STRING), inactive=inactive
+    )
+
+
 MONITOR = (
     *unstated_defaults(
         mapped(
-            "monitor.monitor_type",
+            _TYPE,
             "tensorboard",
             "record.monitors",
             "record.tensorboard",
             read=monitors,
             value_type=one_of("tensorboard", *_TRACKERS),
         ),
-        mapped("monitor.monitor_args", None, note="by monitor_type", value_type=nullable(MAPPING)),
+        mapped(_ARGS, None, note="by monitor_type", value_type=nullable(MAPPING)),
     ),
-    *_argument_rows("base_url", "uri"),
-    *not_on_page(*_argument_rows("workspace", "mode")),
-    *monitor_secrets.ROWS,
-    cluster.TIMELINE,
+    *map(_argument_row, ("base_url", "uri")),
+    *not_on_page(*map(_argument_row, ("workspace", "mode"))),
+    *(
+        mapped(
+            f"{_ARGS}.{name}",
+            None,
+            note=f"the run gets it as {' or '.join(variables.values())}",
+            value_type=nullable(STRING),
+            inactive=unless(_TYPE, *variables),
+            warn=_in_file(name),
+        )
+        for name, variables in _VARIABLES.items()
+    ),
+    *not_on_page(no_effect("monitor.cache_dir", UNSET, "Trinity sets it itself", value_type=ANY)),
     *versions(
         no_effect(
             "monitor.detailed_stats", False, "evaluations always have all statistics", value_type=BOOLEAN
@@ -197,36 +260,107 @@ MONITOR = (
         since="0.4",
     ),
 )
-TRAINER = (
-    *unstated_defaults(
-        cluster.name_row("trainer"),
-        placement(
-            "trainer.trainer_type",
-            "verl",
-            "Strop's trainer, configured with verl's keys",
-            supported=only("verl"),
-            value_type=one_of("verl", "tinker"),
-        ),
-        mapped("trainer.save_interval", 0, "checkpoint.every", read=checkpointing, note="counts steps"),
-    ),
-    *later_keys.TRAINER,
-)
-SAVE_STRATEGY = mapped(
-    "trainer.save_strategy",
-    "unrestricted",
-    "checkpoint.save_concurrency",
-    read=save_concurrency,
-    value_type=one_of(*_SAVE_STRATEGIES),
-    note="which ranks save a checkpoint concurrently",
-)
-REST = (
-    *DATA_PROCESSOR,
+LOG = (
     no_effect(
         "log.level",
         "INFO",
         "a run prints all messages to the console",
         value_type=one_of("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     ),
-    cluster.BY_NODE,
-    *STAGES,
+    *not_on_page(no_effect("log.save_dir", UNSET, "Trinity sets it itself", value_type=ANY)),
+)
+_STAGES = "stages"
+_SECTIONS = ("mode", "algorithm", "buffer", "explorer", "trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class TrinityStage:
+    """The configuration of one stage, as a file of its own."""
+
+    name: str
+    tree: ConfigTree
+
+    def start_from(self, before: str, model: Path) -> None:
+        """Start from the final model of the previous stage."""
+        source = Source("stage", f"the model of stage {before}")
+        self.tree.set(("model", "model_path"), str(model), source)
+
+
+def split_stages(tree: ConfigTree) -> list[TrinityStage]:
+    """The stages in order; an empty list for a file without stages. An unknown key of a stage is a fault of its
+    tree. Raises ConfigError for a stage without a valid name."""
+    written = tree.values.get(_STAGES) or []
+    where = tree.source((_STAGES,)) or tree.sources.get((_STAGES,))
+    if not isinstance(written, list) or not all(isinstance(stage, dict) for stage in written):
+        raise ConfigError(
+            f"{where}: {_STAGES} must be a list of stages, each with a stage_name; got {written!r}."
+        )
+    for index, stage in enumerate(written):
+        _check_stage(tree, index, stage, [other.get("stage_name") for other in written[:index]])
+    return [_stage(tree, index, stage) for index, stage in enumerate(written)]
+
+
+def _check_stage(tree: ConfigTree, index: int, stage: dict[str, Any], before: list[Any]) -> None:
+    name, place = stage.get("stage_name"), f"{tree.sources[(_STAGES, str(index))]}: {_STAGES}.{index}"
+    try:
+        check_file_name(name)
+    except ValueError as error:
+        raise config_error([*tree.faults, *ConfigError(f"{place}.stage_name: {error}.").faults]) from None
+    if name in before:
+        raise ConfigError(
+            f"{place}.stage_name: {name!r} is already the name of another stage; write another name."
+        )
+    for key in stage:
+        if key not in ("stage_name", *_SECTIONS):
+            where = tree.sources[(_STAGES, str(index), key)]
+            tree.add_fault(
+                FaultKind.UNKNOWN_KEY,
+                f"{where}: a stage has no key {key}{did_you_mean(key, _SECTIONS)} It has stage_name, "
+                f"{', '.join(_SECTIONS)}; write all other keys outside {_STAGES}, for the whole file.",
+            )
+
+
+def _stage(tree: ConfigTree, index: int, written: dict[str, Any]) -> TrinityStage:
+    above = (_STAGES, str(index))
+    rest = {key: value for key, value in tree.values.items() if key != _STAGES}
+    stage_tree = ConfigTree(
+        to_plain(rest),
+        {keys: source for keys, source in tree.sources.items() if keys[:1] != (_STAGES,)},
+        list(tree.faults),
+        set(tree.faulty),
+    )
+    sections = {key: value for key, value in written.items() if key in _SECTIONS and value is not None}
+    for key, value in sections.items():
+        stage_tree.set((key,), to_plain(value), tree.sources[(*above, key)])
+        for inside, source in _inside(tree, (*above, key)):
+            stage_tree.sources[(key, *inside)] = source
+    inherits = "trainer" not in sections and stage_tree.has(("trainer", "total_steps"))
+    if inherits and "total_steps" in sections.get("buffer", {}):
+        stage_tree.delete(
+            ("trainer", "total_steps")
+        )  # the stage's own length comes before one that it inherits
+    name = str(written["stage_name"])
+    stage_tree.set(
+        ("name",), f"{stage_tree.get(('name',)) or 'rft'}-{name}", tree.sources[(*above, "stage_name")]
+    )
+    return TrinityStage(name, stage_tree)
+
+
+def _inside(tree: ConfigTree, above: KeyPath) -> Iterator[tuple[KeyPath, Source]]:
+    for keys, source in tree.sources.items():
+        if keys[: len(above)] == above and len(keys) > len(above):
+            yield keys[len(above) :], source
+
+
+STAGES = (
+    mapped(
+        "stages.0.stage_name",
+        UNSET,
+        value_type=STRING,
+        note="unique; the stage's run is <name>-<stage_name> and starts from the model of the previous stage",
+    ),
+    *(
+        mapped(f"stages.0.{name}", UNSET, value_type=ANY, note="replaces the file's own section or value")
+        for name in ("mode", "algorithm.*", "buffer.*", "explorer.*", "trainer.*")
+    ),
 )

@@ -19,9 +19,26 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.ledger.value_types import ANY, NUMBER, nullable, one_of
 from strop.compat.trinity import presets
-from strop.compat.trinity.algorithm_writer import write_policy_loss
+from strop.compat.trinity.presets import PRESETS, algorithm_type_of
+from strop.config.schema import Run
+from strop.config.schema.algorithm import SftConfig
+from strop.config.schema.policy_loss import (
+    CispoLossConfig,
+    ClippedLossConfig,
+    GpgLossConfig,
+    GspoLossConfig,
+    ImportanceSamplingLossConfig,
+    M2poLossConfig,
+    OpmdLossConfig,
+    RecLossConfig,
+    SapoLossConfig,
+    SppoLossConfig,
+    ToprLossConfig,
+)
+from strop.config.schema.preference import PreferenceConfig, UnpairedConfig
+from strop.config.schema.reward_modeling import RewardModelingConfig
 
-_ARGS = "algorithm.policy_loss_fn_args"
+LOSS_ARGS = "algorithm.policy_loss_fn_args"
 _SELECTABLE = ("ppo", "gspo", "opmd", "cispo", "topr", "sppo", "rec", "sapo", "importance_sampling", "m2po")
 """Losses that are compatible with all advantage functions."""
 TOKEN_WEIGHTS = {"sft": "none", "sft_is": "p", "sft_phi": "p_one_minus_p"}
@@ -35,7 +52,7 @@ _clipped = presets.only_losses(*_CLIPPED)
 
 
 def _cispo(foreign: ForeignValues) -> dict[str, Any]:
-    low, high = foreign[f"{_ARGS}.clip_range_low"], foreign[f"{_ARGS}.clip_range_high"]
+    low, high = foreign[f"{LOSS_ARGS}.clip_range_low"], foreign[f"{LOSS_ARGS}.clip_range_high"]
     return {
         "type": "cispo",
         "clip_low": None if low is None or low >= 1 else low,
@@ -48,38 +65,114 @@ def _rec(foreign: ForeignValues) -> dict[str, Any]:
     return {
         "type": "rec",
         "clipping": {"one-side": "one_side", "two-side": "two_sides"}.get(
-            foreign[f"{_ARGS}.clip_mode"], foreign[f"{_ARGS}.clip_mode"]
+            foreign[f"{LOSS_ARGS}.clip_mode"], foreign[f"{LOSS_ARGS}.clip_mode"]
         ),
-        "clip_low": foreign[f"{_ARGS}.epsilon_low"],
-        "clip_high": foreign[f"{_ARGS}.epsilon_high"],
-        "ring_low": foreign[f"{_ARGS}.epsilon_low_prime"],
-        "ring_high": foreign[f"{_ARGS}.epsilon_high_prime"],
+        "clip_low": foreign[f"{LOSS_ARGS}.epsilon_low"],
+        "clip_high": foreign[f"{LOSS_ARGS}.epsilon_high"],
+        "ring_low": foreign[f"{LOSS_ARGS}.epsilon_low_prime"],
+        "ring_high": foreign[f"{LOSS_ARGS}.epsilon_high_prime"],
         "weight": {"importance_sampling": "ratio"}.get(
-            foreign[f"{_ARGS}.weight"], foreign[f"{_ARGS}.weight"]
+            foreign[f"{LOSS_ARGS}.weight"], foreign[f"{LOSS_ARGS}.weight"]
         ),
-        "temperature": foreign[f"{_ARGS}.temp"],
-        "regularizer": foreign[f"{_ARGS}.regularizer"].replace("-", "_"),
-        "regularizer_coef": foreign[f"{_ARGS}.regularizer_coef"],
+        "temperature": foreign[f"{LOSS_ARGS}.temp"],
+        "regularizer": foreign[f"{LOSS_ARGS}.regularizer"].replace("-", "_"),
+        "regularizer_coef": foreign[f"{LOSS_ARGS}.regularizer_coef"],
     }
 
 
 def _sapo(foreign: ForeignValues) -> dict[str, Any]:
-    taus = {name: foreign[f"{_ARGS}.{name}"] for name in ("tau_pos", "tau_neg")}
+    taus = {name: foreign[f"{LOSS_ARGS}.{name}"] for name in ("tau_pos", "tau_neg")}
     return {"type": "sapo", "gate": "weight", **taus}
 
 
 _UNCLIPPED: Mapping[str, Callable[[ForeignValues], dict[str, Any]]] = {
-    "opmd": lambda foreign: {"type": "opmd", "tau": foreign[f"{_ARGS}.tau"]},
+    "opmd": lambda foreign: {"type": "opmd", "tau": foreign[f"{LOSS_ARGS}.tau"]},
     "sft": lambda foreign: {"type": "gpg"},
     "cispo": _cispo,
-    "topr": lambda foreign: {"type": "topr", "threshold": foreign[f"{_ARGS}.advantage_threshold"]},
-    "sppo": lambda foreign: {"type": "sppo", "clip": foreign[f"{_ARGS}.epsilon"]},
+    "topr": lambda foreign: {"type": "topr", "threshold": foreign[f"{LOSS_ARGS}.advantage_threshold"]},
+    "sppo": lambda foreign: {"type": "sppo", "clip": foreign[f"{LOSS_ARGS}.epsilon"]},
     "rec": _rec,
     "sapo": _sapo,
     "importance_sampling": lambda foreign: {"type": "importance_sampling"},
-    "m2po": lambda foreign: {"type": "m2po", "max_second_moment": foreign[f"{_ARGS}.m2_threshold"]},
+    "m2po": lambda foreign: {"type": "m2po", "max_second_moment": foreign[f"{LOSS_ARGS}.m2_threshold"]},
 }
 """Fields of the losses without PPO's clipped ratio."""
+
+
+def _write_off_policy(loss: ToprLossConfig | SppoLossConfig | RecLossConfig) -> dict[str, Any]:
+    match loss:
+        case ToprLossConfig():
+            return {f"{LOSS_ARGS}.advantage_threshold": loss.threshold}
+        case SppoLossConfig():
+            return {f"{LOSS_ARGS}.epsilon": loss.clip}
+    names = {
+        "one_side": "one-side",
+        "two_sides": "two-side",
+        "ratio": "importance_sampling",
+        "forward_kl": "forward-kl",
+    }
+    values = {
+        "epsilon_low": loss.clip_low,
+        "epsilon_high": loss.clip_high,
+        "epsilon_low_prime": loss.ring_low,
+        "epsilon_high_prime": loss.ring_high,
+        "clip_mode": names.get(loss.clipping, loss.clipping),
+        "weight": names.get(loss.weight, loss.weight),
+        "temp": loss.temperature,
+        "regularizer": names.get(loss.regularizer, loss.regularizer),
+        "regularizer_coef": loss.regularizer_coef,
+    }
+    return {f"{LOSS_ARGS}.{name}": value for name, value in values.items()}
+
+
+def _write_token_weight(section: SftConfig) -> dict[str, Any]:
+    return {"algorithm.policy_loss_fn": {"p": "sft_is", "p_one_minus_p": "sft_phi"}[section.token_weight]}
+
+
+def write_policy_loss(run: Run) -> Mapping[str, Any]:
+    """Write the policy loss where it differs from the type's own, its clip bounds, and the aggregation."""
+    if isinstance(run.algorithm, SftConfig):
+        return {} if run.algorithm.token_weight == "none" else _write_token_weight(run.algorithm)
+    if isinstance(run.algorithm, PreferenceConfig | UnpairedConfig | RewardModelingConfig):
+        return {}
+    kind, loss = algorithm_type_of(run.algorithm), run.algorithm.policy_loss
+    values: dict[str, Any] = {f"{LOSS_ARGS}.loss_agg_mode": run.algorithm.aggregation}
+    match loss:
+        case OpmdLossConfig():
+            name = "opmd"
+            values[f"{LOSS_ARGS}.tau"] = loss.tau
+        case CispoLossConfig():
+            name = "cispo"
+            low = 1.0 if loss.clip_low is None else loss.clip_low
+            values |= {f"{LOSS_ARGS}.clip_range_low": low, f"{LOSS_ARGS}.clip_range_high": loss.clip_high}
+        case ToprLossConfig() | SppoLossConfig() | RecLossConfig():
+            name = loss.type
+            values |= _write_off_policy(loss)
+        case SapoLossConfig():
+            name = "sapo"
+            values |= {f"{LOSS_ARGS}.tau_pos": loss.tau_pos, f"{LOSS_ARGS}.tau_neg": loss.tau_neg}
+        case ImportanceSamplingLossConfig():
+            name = "importance_sampling"
+        case M2poLossConfig():
+            name = "m2po"
+            values[f"{LOSS_ARGS}.m2_threshold"] = loss.max_second_moment
+        case GspoLossConfig() | ClippedLossConfig():
+            name = "gspo" if isinstance(loss, GspoLossConfig) else "ppo"
+            both = loss.clip_low == loss.clip_high and name == "ppo"
+            bounds = {"": loss.clip_low} if both else {"_low": loss.clip_low, "_high": loss.clip_high}
+            values |= {f"{LOSS_ARGS}.clip_range{side}": bound for side, bound in bounds.items()}
+        case _:
+            name = "ppo"
+    if isinstance(loss, ClippedLossConfig):
+        values[f"{LOSS_ARGS}.clip_ratio_c"] = loss.dual_clip
+    own = PRESETS[kind].loss
+    if own == "sft" and isinstance(loss, GpgLossConfig):
+        name = own
+    if own not in ("mix", "mix_chord"):
+        values["algorithm.policy_loss_fn"] = None if name == own else name
+    if name != "gspo" and run.algorithm.aggregation == "token-mean":
+        values[f"{LOSS_ARGS}.loss_agg_mode"] = None
+    return values
 
 
 @written_by(write_policy_loss)
@@ -99,7 +192,7 @@ def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
     }
     if loss == "gspo":
         return {**settings, f"{at}.type": "gspo"}
-    return {**settings, f"{at}.type": "clip", f"{at}.dual_clip": foreign[f"{_ARGS}.clip_ratio_c"]}
+    return {**settings, f"{at}.type": "clip", f"{at}.dual_clip": foreign[f"{LOSS_ARGS}.clip_ratio_c"]}
 
 
 def check_loss(foreign: ForeignValues) -> None:
@@ -117,14 +210,14 @@ def check_loss(foreign: ForeignValues) -> None:
 
 
 def _clip_range(foreign: ForeignValues, loss: str, side: str) -> float:
-    bound, default = foreign[f"{_ARGS}.clip_range_{side}"], foreign[f"{_ARGS}.clip_range"]
-    if bound is None and loss == "gspo" and not foreign.is_set(f"{_ARGS}.clip_range"):
+    bound, default = foreign[f"{LOSS_ARGS}.clip_range_{side}"], foreign[f"{LOSS_ARGS}.clip_range"]
+    if bound is None and loss == "gspo" and not foreign.is_set(f"{LOSS_ARGS}.clip_range"):
         return _GSPO_CLIP[side]
     return float(default if bound is None else bound)
 
 
 def _aggregation(foreign: ForeignValues, loss: str) -> str:
-    aggregation = foreign["algorithm.loss_agg_mode"] or foreign[f"{_ARGS}.loss_agg_mode"]
+    aggregation = foreign["algorithm.loss_agg_mode"] or foreign[f"{LOSS_ARGS}.loss_agg_mode"]
     default = "seq-mean-token-mean" if loss == "gspo" else "token-mean"
     return default if aggregation is None else str(aggregation)
 
@@ -145,7 +238,7 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
         "with sft",
     ),
     mapped(
-        f"{_ARGS}.clip_range",
+        f"{LOSS_ARGS}.clip_range",
         0.2,
         "algorithm.policy_loss.clip_low",
         "algorithm.policy_loss.clip_high",
@@ -155,7 +248,7 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
     ),
     *(
         mapped(
-            f"{_ARGS}.clip_range_{side}",
+            f"{LOSS_ARGS}.clip_range_{side}",
             None,
             f"algorithm.policy_loss.clip_{side}",
             read=policy_loss,
@@ -166,7 +259,7 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
         for side in ("low", "high")
     ),
     mapped(
-        f"{_ARGS}.clip_ratio_c",
+        f"{LOSS_ARGS}.clip_ratio_c",
         None,
         "algorithm.policy_loss.dual_clip",
         read=policy_loss,
@@ -175,14 +268,14 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
         note="null means no dual clipping",
     ),
     mapped(
-        f"{_ARGS}.tau",
+        f"{LOSS_ARGS}.tau",
         1.0,
         "algorithm.policy_loss.tau",
         read=policy_loss,
         inactive=presets.only_losses("opmd"),
     ),
     mapped(
-        f"{_ARGS}.loss_agg_mode",
+        f"{LOSS_ARGS}.loss_agg_mode",
         None,
         "algorithm.aggregation",
         read=policy_loss,
@@ -192,7 +285,7 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
     ),
     *(
         refused(
-            f"{_ARGS}.{name}",
+            f"{LOSS_ARGS}.{name}",
             default,
             "the loss of demonstrations is always averaged over tokens; leave it at its default",
             supported=_token_mean,
@@ -206,7 +299,7 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
     ),
     *(
         placement(
-            f"{_ARGS}.{name}",
+            f"{LOSS_ARGS}.{name}",
             UNSET,
             "each part of the loss is normalized by its own count",
             supported=always,
@@ -222,33 +315,33 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
         )
     ),
     mapped(
-        f"{_ARGS}.m2_threshold",
+        f"{LOSS_ARGS}.m2_threshold",
         0.04,
         "algorithm.policy_loss.max_second_moment",
         read=policy_loss,
         inactive=presets.only_losses("m2po"),
     ),
     refused(
-        f"{_ARGS}.log_ratio_clip",
+        f"{LOSS_ARGS}.log_ratio_clip",
         _BOUND,
         "log-ratios are bounded to 20 in every loss; write 20, or remove it",
         inactive=presets.only_losses("m2po"),
     ),
     refused(
-        f"{_ARGS}.cutoff_prob",
+        f"{LOSS_ARGS}.cutoff_prob",
         1.0,
         "the probability of demonstrations is not bounded; write 1, or remove it",
         inactive=presets.only_losses("sft_phi"),
     ),
     mapped(
-        f"{_ARGS}.advantage_threshold",
+        f"{LOSS_ARGS}.advantage_threshold",
         0.0,
         "algorithm.policy_loss.threshold",
         read=policy_loss,
         inactive=presets.only_losses("topr"),
     ),
     mapped(
-        f"{_ARGS}.epsilon",
+        f"{LOSS_ARGS}.epsilon",
         0.3,
         "algorithm.policy_loss.clip",
         read=policy_loss,
@@ -256,7 +349,7 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
     ),
     *(
         mapped(
-            f"{_ARGS}.{name}",
+            f"{LOSS_ARGS}.{name}",
             default,
             f"algorithm.policy_loss.{name}",
             read=policy_loss,
@@ -267,7 +360,7 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
     ),
     *(
         mapped(
-            f"{_ARGS}.{name}",
+            f"{LOSS_ARGS}.{name}",
             default,
             f"algorithm.policy_loss.{field}",
             read=policy_loss,
@@ -300,5 +393,5 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
         True,
         "the loss of demonstrations is always averaged over tokens; leave it at its default",
     ),
-    refused(f"{_ARGS}.*", UNSET, "unknown argument of the policy loss; remove it", supported=never),
+    refused(f"{LOSS_ARGS}.*", UNSET, "unknown argument of the policy loss; remove it", supported=never),
 )

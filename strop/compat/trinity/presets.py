@@ -1,4 +1,4 @@
-"""Presets of Trinity's `algorithm_type`: the default functions of each type, and the functions a
+"""Presets of Trinity's `algorithm_type`: the default functions of each type, and the functions that a
 configuration selects."""
 
 from __future__ import annotations
@@ -6,6 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strop.compat.ledger.key_mapping import ForeignValues, InactiveCheck
+from strop.config.schema.algorithm import DistillationOnlyConfig, RolloutAlgorithmConfig
+from strop.config.schema.distillation import SampledJsdConfig
+from strop.config.schema.group_baselines import MixConfig
+from strop.errors import ConfigError
 
 _OFFLINE = ("sft", "cpt", "dpo")
 SUPERVISED = ("sft", "cpt")
@@ -164,3 +168,20 @@ def only_offline(foreign: ForeignValues) -> str | None:
 
 without_critic = only_advantages("ppo")
 """Check that finds the critic's keys inactive where the run has no critic."""
+ADVANTAGE_NAMES = {name: foreign_name for foreign_name, name in reversed(list(ADVANTAGES.items()))}
+
+
+def algorithm_type_of(algorithm: RolloutAlgorithmConfig) -> str:
+    """The closest `algorithm_type`. Raises ConfigError where Trinity does not have the algorithm."""
+    if isinstance(algorithm, MixConfig):
+        is_chord = algorithm.mu_schedule is not None or algorithm.expert_weight != "none"
+        return "mix_chord" if is_chord else "mix"
+    if algorithm.type not in ADVANTAGE_NAMES:
+        raise ConfigError(
+            f"algorithm.type {algorithm.type} is none of {', '.join(ADVANTAGE_NAMES)}, mix, sft and dpo."
+        )
+    name = ADVANTAGE_NAMES[algorithm.type]
+    if isinstance(algorithm, DistillationOnlyConfig):
+        reward = algorithm.distillation.reward
+        return "jsd" if reward is not None and isinstance(reward.divergence, SampledJsdConfig) else name
+    return name if name in PRESETS else "grpo"

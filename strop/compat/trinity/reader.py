@@ -6,24 +6,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from strop.compat.ledger.key_mapping import mapped
 from strop.compat.ledger.overrides import config_tree_from_overrides
 from strop.compat.ledger.reader import read_dialect
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.compat.ledger.value_types import MAPPING, STRING, nullable
 from strop.compat.trinity import (
-    algorithm_rows,
+    algorithm,
     buffer,
     cluster,
+    data_processor,
     explorer,
     general,
+    inference_model,
     model,
-    set_by_trinity,
-    topology,
+    synchronizer,
+    trainer,
     trainer_config,
 )
-from strop.compat.trinity.monitor_secrets import monitor_environment
-from strop.compat.trinity.stages import split_stages
+from strop.compat.trinity.general import monitor_environment, split_stages
 from strop.config.load.config_tree import ConfigTree, iter_values, split_key
 from strop.config.load.interpolation import resolve_interpolations
 from strop.config.load.loader import LoadedRun
@@ -38,34 +37,27 @@ LEDGER = Ledger(
     "trinity",
     (
         *general.GLOBAL,
-        *algorithm_rows.ROWS,
+        *algorithm.ROWS,
         *general.MONITOR,
-        *model.MODEL,
+        *model.ROWS,
         *cluster.ROWS,
         *buffer.ROWS,
-        *explorer.EXPLORER,
-        *topology.ROWS,
-        *general.TRAINER,
-        buffer.TOTAL_STEPS,
-        general.SAVE_STRATEGY,
-        mapped(_CONFIG, None, note="verl's keys; each has a row of its own", value_type=nullable(MAPPING)),
-        mapped(_PATH, "", note="path of a file with the keys of trainer_config", value_type=nullable(STRING)),
-        *general.REST,
+        *explorer.ROWS,
+        *inference_model.ROLLOUT_MODEL,
+        *inference_model.AUXILIARY_MODELS,
+        *synchronizer.ROWS,
+        *trainer.ROWS,
+        *data_processor.ROWS,
+        *general.LOG,
+        *general.STAGES,
         *trainer_config.ROWS,
-        *set_by_trinity.ROWS,
-        *set_by_trinity.LATER,
-        *explorer.LATER,
     ),
     converts_text=True,
 )
 
 
 def read_trinity(
-    path: Path,
-    overrides: Sequence[str] = (),
-    *,
-    here: bool = False,
-    key_owner: KeyOwnerHint = no_key_owner,
+    path: Path, overrides: Sequence[str] = (), *, here: bool = False, key_owner: KeyOwnerHint = no_key_owner
 ) -> LoadedRun:
     """Read a Trinity-RFT file.
 

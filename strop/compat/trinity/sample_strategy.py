@@ -1,5 +1,5 @@
-"""Ledger rows of Trinity's sample strategies and of the auxiliary buffers with demonstrations that some
-strategies read."""
+"""Ledger rows of Trinity's sample strategies and of the auxiliary buffers with demonstrations that some strategies
+read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,38 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, MAPPING, NUMBER, STRING, nullable, one_of
 from strop.compat.trinity import formats
-from strop.compat.trinity.buffer_writer import AUXILIARY, write_auxiliary, write_batch_selection
+from strop.compat.trinity.formats import AUXILIARY, write_answer_columns
 from strop.compat.trinity.presets import MIXED, algorithm_type, is_offline, option, preset
+from strop.config.schema import Run
+from strop.config.schema.batch_selection import StalenessSelectionConfig, WarmupSelectionConfig
+
+
+def write_auxiliary(run: Run) -> Mapping[str, Any]:
+    """Write the demonstrations that a sample strategy reads, each dataset under its name."""
+    values: dict[str, Any] = {}
+    for dataset in run.data.demonstrations:
+        values |= write_answer_columns(f"{AUXILIARY}.{dataset.name}", dataset)
+        values["algorithm.sample_strategy_args.sft_dataset_name"] = dataset.name
+    return values
+
+
+def write_batch_selection(run: Run) -> Mapping[str, Any]:
+    """Write the sample strategy where it differs from the type's own."""
+    args = "algorithm.sample_strategy_args"
+    match run.trainer.batch_selection:
+        case WarmupSelectionConfig(steps=steps):
+            return {
+                "algorithm.sample_strategy": "warmup",
+                "buffer.trainer_input.sft_warmup_steps": int(steps.count),
+            }
+        case StalenessSelectionConfig(max_staleness=oldest):
+            return {
+                "algorithm.sample_strategy": "staleness_control",
+                f"{args}.max_staleness": int(oldest.count) + 1,
+            }
+        case _:
+            return {}
+
 
 _ARGS = "algorithm.sample_strategy_args"
 _NAME = f"{_ARGS}.sft_dataset_name"
@@ -167,7 +197,7 @@ def _rows(at: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
             inactive=formats.single_file(at),
             note="ignored for a single file",
         ),
-        *formats.rows(at, auxiliary_data, field, answer="response"),
+        *formats.format_rows(at, auxiliary_data, field, answer="response"),
         formats.turns_row(at, auxiliary_data, field, inactive),
         refused(
             f"{at}.format.chat_template",

@@ -1,23 +1,220 @@
-"""Reading of Trinity's `buffer.explorer_input`: training and evaluation tasksets, their workflows and rewards."""
+"""Trinity's `buffer.explorer_input`: training and evaluation tasksets, their order, workflows and rewards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from strop.compat.ledger.key_mapping import ForeignValues, written_by
-from strop.compat.trinity import formats, rewards, workflows
-from strop.compat.trinity.buffer_writer import EVAL, TASKSET, write_tasks
-from strop.compat.trinity.presets import is_later, is_offline
-from strop.compat.trinity.selectors import read_selector
-from strop.compat.trinity.workflows import INPUT
+from strop.compat.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    InactiveCheck,
+    KeyMapping,
+    also_inactive,
+    always,
+    mapped,
+    no_effect,
+    no_effects,
+    not_on_page,
+    only,
+    placement,
+    refused,
+    unless,
+    written_by,
+)
+from strop.compat.ledger.value_types import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    MAPPING,
+    MAPPING_LIST,
+    NUMBER,
+    STRING,
+    STRING_LIST,
+    nullable,
+    one_of,
+)
+from strop.compat.trinity import formats, workflows
+from strop.compat.trinity.formats import EVAL, INPUT, TASKSET, write_columns
+from strop.compat.trinity.presets import is_later, is_offline, only_sampled, repeat_times
+from strop.compat.trinity.workflows import (
+    reward_name,
+    write_overlong_penalty,
+    write_unscored_workflow,
+    write_workflow,
+)
+from strop.config.schema import Run
+from strop.config.schema.algorithm import DistillationOnlyConfig, OfflineAlgorithmConfig
 from strop.config.schema.reward import RewardFunctionConfig
+from strop.config.schema.rollout import SamplingConfig
+from strop.config.schema.task_order import ColumnOrderConfig, DifficultyOrderConfig
+
+
+def write_tasks(run: Run) -> Mapping[str, Any]:
+    """Write the training taskset, the evaluation tasksets that are sampled, and their workflows and
+    rewards."""
+    values: dict[str, Any] = {}
+    evaluated = [taskset for taskset in run.data.eval if taskset.is_sampled]
+    sampled = not isinstance(run.algorithm, OfflineAlgorithmConfig)
+    if sampled:
+        values |= write_columns(TASKSET, run.data.train) | _write_sampling(TASKSET, run.rollout.sampling)
+        values |= write_selector(run, f"{TASKSET}.task_selector")
+        if run.data.queue is not None:
+            values[f"{TASKSET}.storage_type"] = "queue"
+        if run.data.overlong == "left":
+            values["model.enable_prompt_truncation"] = True
+    samplings = [*([run.rollout.sampling] if sampled else []), *(taskset.sampling for taskset in evaluated)]
+    if samplings:
+        values["model.min_response_tokens"] = samplings[0].min_response_tokens
+    for index, taskset in enumerate(evaluated):
+        at = f"{EVAL}.{index}"
+        values |= write_columns(at, taskset) | _write_sampling(at, taskset.sampling)
+        workflow = write_workflow(at, taskset.workflow or run.rollout.workflow)
+        values |= workflow if taskset.workflow else {f"{at}.workflow_args": workflow[f"{at}.workflow_args"]}
+        values |= {f"{at}.name": taskset.name, f"{at}.repeat_times": taskset.rollouts_per_task}
+    main = write_workflow(TASKSET, run.rollout.workflow)
+    if isinstance(run.algorithm, DistillationOnlyConfig) and run.reward.is_empty:
+        main |= write_unscored_workflow(TASKSET, run.rollout.workflow, run.algorithm.distillation.temperature)
+    values["buffer.default_workflow_type"] = main[f"{TASKSET}.default_workflow_type"]
+    if sampled:
+        values[f"{TASKSET}.workflow_args"] = main[f"{TASKSET}.workflow_args"]
+    if run.reward.functions:
+        name, args = reward_name(run.reward.functions)
+        if name == "math_boxed_reward" and (main[f"{TASKSET}.workflow_args"] or {}).get("with_think"):
+            args = {"with_think": False, **args}
+        if (
+            name == "math_dapo_reward"
+        ):  # has the rules of this run in a file with a key of later versions than 0.3
+            values["algorithm.bypass_old_logprobs"] = True
+            penalty = getattr(run.algorithm, "overlong_penalty", None)
+            args |= {} if penalty is None else write_overlong_penalty(penalty)
+        values["buffer.default_reward_fn_type"] = name
+        if sampled:
+            values[f"{TASKSET}.reward_fn_args"] = args or None
+    own = run.rollout.workflow.args if run.rollout.workflow.name == "trinity" else {}
+    if own.get("reward_fn"):
+        values["buffer.default_reward_fn_type"] = own["reward_fn"]
+    if own.get("reward_fn_args") and sampled:
+        values[f"{TASKSET}.reward_fn_args"] = own["reward_fn_args"]
+    for index, taskset in enumerate(evaluated):
+        scored = run.reward if taskset.reward is None else taskset.reward
+        workflow = (taskset.workflow or run.rollout.workflow).args
+        if workflow.get("reward_fn_args"):
+            values[f"{EVAL}.{index}.reward_fn_args"] = workflow["reward_fn_args"]
+        if scored.functions:
+            name, args = reward_name(scored.functions)
+            values[f"{EVAL}.{index}.reward_fn_args"] = args or None
+            if taskset.reward is not None:
+                values[f"{EVAL}.{index}.default_reward_fn_type"] = name
+    return values
+
+
+def _write_sampling(at: str, sampling: SamplingConfig) -> dict[str, Any]:
+    return {
+        f"{at}.rollout_args.temperature": sampling.temperature,
+        f"{at}.rollout_args.top_p": None if sampling.top_p == 1 else sampling.top_p,
+        f"{at}.rollout_args.top_k": sampling.top_k or None,
+    }
+
+
+SECTIONS = ("task_selector", "data_selector")
+"""Both names of the section with the order of the tasks."""
+EASY_TO_HARD = "offline_easy2hard"
+"""Selector that sorts the tasks by a column, the largest value first."""
+DIFFICULTY_BASED = "difficulty_based"
+"""Selector that estimates the pass rates of the tasks, and takes those near a target."""
+SELECTORS = ("sequential", "shuffle", "random", EASY_TO_HARD, DIFFICULTY_BASED)
+"""Names of the orders of the tasks."""
+OPERATORS = "data_processor.experience_pipeline.operators"
+PASS_RATES = "pass_rate_calculator"
+"""Operator of the experience pipeline that gives a selector the pass rates."""
+_KWARGS: Mapping[str, tuple[str, Any]] = {
+    "m": ("counts_per_group", 16),
+    "lamb": ("forgetting", 0.2),
+    "rho": ("interpolation_weight", 0.2),
+    "adaptive_rho": ("halve_weight", False),
+    "target_reward": ("target", 1.0),
+    "tau": ("temperature", 1.0),
+    "do_sample": ("thompson_sampling", False),
+}
+"""Field of `data.order` and Trinity's default for each argument of the selector `difficulty_based`."""
+
+
+def read_selector(foreign: ForeignValues, taskset: str) -> dict[str, Any]:
+    """The order of the tasks of a file. Trinity reads the rows in their order, unless a selector says otherwise."""
+    sections = [f"{taskset}.{name}" for name in SECTIONS]
+    section = next((at for at in sections if foreign[f"{at}.selector_type"]), sections[-1])
+    kind = foreign[f"{section}.selector_type"]
+    if kind == DIFFICULTY_BASED:
+        order = _difficulty(foreign, section)
+    elif kind == EASY_TO_HARD:
+        column = _columns(
+            foreign, section, 1, f"{EASY_TO_HARD} sorts by one; write one, or sort the file and write"
+        )
+        order = {"type": "column", "column": column[0], "descending": True}
+    else:
+        return {"data.shuffle": kind in ("shuffle", "random")}
+    return {"data.shuffle": False, **{f"data.order.{name}": value for name, value in order.items()}}
+
+
+def write_selector(run: Run, at: str) -> dict[str, Any]:
+    """Write the selector `at` of the run's order; an ascending order by a column has none."""
+    order = run.data.order
+    match order:
+        case ColumnOrderConfig(descending=True) if not (order.values or run.data.shuffle):
+            return {f"{at}.selector_type": EASY_TO_HARD, f"{at}.feature_keys": [order.column]}
+        case DifficultyOrderConfig():
+            return {
+                f"{at}.selector_type": DIFFICULTY_BASED,
+                f"{at}.feature_keys": [*order.columns],
+                f"{at}.kwargs": {name: getattr(order, field) for name, (field, _) in _KWARGS.items()},
+            }
+        case _:
+            return {f"{at}.selector_type": "shuffle" if run.data.shuffle else None}
+
+
+def _columns(foreign: ForeignValues, section: str, count: int, instead: str) -> list[str]:
+    columns: list[str] = foreign[f"{section}.feature_keys"]
+    if len(columns) != count:
+        raise foreign.error_for(
+            f"{section}.feature_keys",
+            f"{section}.feature_keys has {len(columns)} columns, and {instead} selector_type: sequential.",
+        )
+    return columns
+
+
+def _difficulty(foreign: ForeignValues, section: str) -> dict[str, Any]:
+    instead = f"{DIFFICULTY_BASED} interpolates between the pass rates of two models; write two columns, or"
+    columns = _columns(foreign, section, 2, instead)
+    kwargs = foreign[f"{section}.kwargs"] or {}
+    unknown = [name for name in kwargs if name not in _KWARGS]
+    if unknown:
+        raise foreign.error_for(
+            f"{section}.kwargs",
+            f"{section}.kwargs has {', '.join(unknown)}; {DIFFICULTY_BASED} has {', '.join(_KWARGS)}.",
+        )
+    operators = [operator.get("name") for operator in (foreign[OPERATORS] or {}).values()]
+    if PASS_RATES not in operators:
+        raise foreign.error_for(
+            f"{section}.selector_type",
+            f"{section}.selector_type is {DIFFICULTY_BASED}, whose estimates Trinity updates only by the operator "
+            f"{PASS_RATES}; add `- name: {PASS_RATES}` to {OPERATORS}, or write selector_type: random.",
+        )
+    if operators[0] != PASS_RATES:
+        raise foreign.error_for(
+            OPERATORS,
+            f"{OPERATORS} has {PASS_RATES} after {operators[0]}, and Strop takes the pass rates before all operators; "
+            "write it first.",
+        )
+    values = {field: kwargs.get(name, default) for name, (field, default) in _KWARGS.items()}
+    return {"type": "difficulty", "columns": columns, **values}
 
 
 @written_by(write_tasks)
 def tasks(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the training and evaluation tasksets with their workflows and rewards."""
-    settings: dict[str, Any] = _order(foreign)
+    settings: dict[str, Any] = _task_order(foreign)
     evaluated = foreign[EVAL] or {}
     places = [f"{EVAL}.{index}" for index in evaluated]
     if not is_offline(foreign):
@@ -27,7 +224,7 @@ def tasks(foreign: ForeignValues) -> Mapping[str, Any]:
         settings |= _queue(foreign)
         settings |= {"data.images.unmarked": "start"} if foreign[f"{TASKSET}.format.image_key"] else {}
         settings |= {f"rollout.sampling.{name}": v for name, v in _sampling(foreign, TASKSET).items()}
-        settings |= rewards.overlong_penalty(
+        settings |= workflows.overlong_penalty(
             foreign, _function(foreign, TASKSET), foreign[f"{TASKSET}.reward_fn_args"] or {}
         )
         if foreign.is_set("model.enable_prompt_truncation"):
@@ -44,7 +241,7 @@ def _trains_on_nothing(foreign: ForeignValues) -> bool:
     return foreign["mode"] == "bench" and not foreign[f"{TASKSET}.path"]
 
 
-def _order(foreign: ForeignValues) -> dict[str, Any]:
+def _task_order(foreign: ForeignValues) -> dict[str, Any]:
     if is_offline(foreign) or _is_queue(foreign):
         return {"data.shuffle": False}
     return read_selector(foreign, TASKSET)
@@ -70,14 +267,14 @@ def _measured(foreign: ForeignValues, index: str, first: str) -> dict[str, Any]:
     """The fields of one evaluation taskset. `first` is the taskset whose workflow and reward are the
     run's."""
     at = f"{EVAL}.{index}"
-    workflow, reward = _workflow(foreign, at), _reward(foreign, at)
+    workflow, reward = _workflow(foreign, at), _whole_reward(foreign, at)
     return {
         **_taskset(foreign, at),
         "name": foreign[f"{at}.name"] or f"eval{index}",
         "rollouts_per_task": 1 if (repeats := _repeats(foreign, at)) is None else repeats,
         "sampling": _sampling(foreign, at),
         "workflow": None if workflow == _workflow(foreign, first) else workflow,
-        "reward": None if reward == _reward(foreign, first) else {"functions": reward},
+        "reward": None if reward == _whole_reward(foreign, first) else {"functions": reward},
     }
 
 
@@ -86,7 +283,7 @@ def _workflow(foreign: ForeignValues, at: str) -> dict[str, Any]:
 
 
 def _taskset(foreign: ForeignValues, at: str) -> dict[str, Any]:
-    place = formats.table if at == TASKSET and _is_queue(foreign) else formats.row_source
+    place = formats.table_source if at == TASKSET and _is_queue(foreign) else formats.row_source
     columns = formats.task_columns(foreign, at)
     if _workflow(foreign, at)["name"] == "trinity" and foreign[f"{at}.format.response_key"] is None:
         columns["answer"] = None
@@ -116,7 +313,7 @@ def _repeats(foreign: ForeignValues, at: str) -> int | None:
     return count if repeats is None else repeats
 
 
-def _reward(foreign: ForeignValues, at: str) -> list[dict[str, Any]]:
+def _whole_reward(foreign: ForeignValues, at: str) -> list[dict[str, Any]]:
     """The reward functions of a taskset, complete, for comparison with those of another."""
     return [RewardFunctionConfig(**function).model_dump() for function in _written(foreign, at)]
 
@@ -132,12 +329,324 @@ def _written(foreign: ForeignValues, at: str) -> list[dict[str, Any]]:
     if name is None:
         raise foreign.error_for(
             "buffer.default_reward_fn_type",
-            f"write default_reward_fn_type: one of {', '.join(rewards.REWARDS)}, or file.py:function.",
+            f"write default_reward_fn_type: one of {', '.join(workflows.REWARDS)}, or file.py:function.",
         )
-    return rewards.reward_functions(name, args, boxed_with_think=with_think, later=is_later(foreign))
+    return workflows.reward_functions(name, args, boxed_with_think=with_think, later=is_later(foreign))
 
 
 def _function(foreign: ForeignValues, at: str) -> str | None:
     """The taskset's own reward function, or the default of all tasksets."""
     keys = (at, INPUT, "buffer")
     return next(filter(None, (foreign[f"{key}.default_reward_fn_type"] for key in keys)), None)
+
+
+_SET_BY_TRINITY = (
+    "index",
+    "is_eval",
+    "batch_size",
+    "total_epochs",
+    "total_steps",
+    "ray_namespace",
+    "capacity",
+)
+_UNUSED = (
+    *(
+        "format.chosen_key",
+        "format.rejected_key",
+        "format.enable_concatenated_multi_turn",
+        "format.chat_template",
+    ),
+    *(
+        "format.enable_thinking",
+        "max_read_timeout",
+        "mm_data_kwargs",
+        "replay_buffer_kwargs",
+        "replay_buffer",
+    ),
+    *("reuse_cooldown_time", "schema_type", "use_priority_queue", "wrap_in_ray", "tokenizer_path"),
+)
+"""Keys of a storage that a taskset does not use."""
+_OWN_RETRIES = "a database is read with Strop's own retries"
+_text = partial(mapped, read=tasks, value_type=nullable(STRING))
+
+
+def _drawn(foreign: ForeignValues) -> str | None:
+    kinds = {foreign[f"{TASKSET}.{name}.selector_type"] for name in SECTIONS}
+    if "random" in kinds:
+        return "Strop draws each task once in an epoch, in a random order"
+    if DIFFICULTY_BASED in kinds:
+        return "Strop updates the estimates after each step, not once per sync_interval, and keeps them in checkpoints"
+    return None
+
+
+def _in_order(foreign: ForeignValues) -> str:
+    return "evaluations read all tasks in their order"
+
+
+def _without_columns(section: str) -> InactiveCheck:
+    """Check that finds the columns of a selector inactive where it reads none."""
+    return unless(f"{section}.selector_type", EASY_TO_HARD, DIFFICULTY_BASED)
+
+
+def _overwritten(foreign: ForeignValues) -> str | None:
+    return f"Trinity overwrites it by algorithm.repeat_times, which is {repeat_times(foreign)}"
+
+
+def _taskset_rows(at: str, field: str, sampling: str, repeat: str) -> tuple[KeyMapping, ...]:
+    """The rows of the taskset at the key `at`. `field`, `sampling` and `repeat` are the run-file fields of its
+    rows, its sampling parameters and its number of rollouts per task."""
+    is_trained = field == "data.train"
+    workflow = "rollout.workflow" if is_trained else f"{field}.workflow"
+    function = "reward.functions.0" if is_trained else f"{field}.reward.functions.0"
+    return (
+        *_source_rows(at, field, is_trained),
+        mapped(
+            f"{at}.repeat_times",
+            None,
+            repeat,
+            read=tasks,
+            value_type=nullable(INTEGER),
+            inactive=_overwritten if is_trained else None,
+        ),
+        *formats.format_rows(at, tasks, field, answer="answer"),
+        mapped(
+            f"{at}.rollout_args.temperature",
+            None,
+            f"{sampling}.temperature",
+            read=tasks,
+            value_type=nullable(NUMBER),
+            note="null means 1.0",
+        ),
+        workflows.type_row(at, workflow, tasks),
+        _text(f"{at}.default_reward_fn_type", None, f"{function}.function"),
+        workflows.args_row(at, workflow, tasks),
+        *formats.prefix_row(at, tasks, field),
+        *not_on_page(
+            no_effect(
+                f"{at}.enable_progress_bar",
+                False,
+                "tasks are read without a progress bar",
+                value_type=nullable(BOOLEAN),
+            ),
+            mapped(
+                f"{at}.default_eval_workflow_type",
+                None,
+                workflow,
+                read=tasks,
+                value_type=nullable(STRING),
+                inactive=(lambda foreign: "the taskset is trained on") if is_trained else None,
+            ),
+            *_column_rows(at, field, is_trained),
+            *_order_rows(at, is_trained),
+            no_effect(f"{at}.max_retry_times", 3, _OWN_RETRIES, value_type=ANY),
+            no_effect(f"{at}.max_retry_interval", 1, _OWN_RETRIES, value_type=ANY),
+            *no_effects(at, _SET_BY_TRINITY, "Trinity sets it itself"),
+            *_rollout_rows(at, sampling, repeat),
+            mapped(
+                f"{at}.reward_fn_args",
+                None,
+                f"{function}.args",
+                read=tasks,
+                value_type=nullable(MAPPING),
+                note="keyword arguments of the reward function",
+            ),
+        ),
+    )
+
+
+def _source_rows(at: str, field: str, is_trained: bool) -> tuple[KeyMapping, ...]:
+    """The location of the taskset's rows."""
+    return (
+        _text(
+            f"{at}.name",
+            None,
+            f"{field}.table",
+            inactive=unless(f"{at}.storage_type", "sql", "queue"),
+            note="the table name for tasks in a database",
+        )
+        if is_trained
+        else _text(
+            f"{at}.name",
+            None,
+            f"{field}.name",
+            f"{field}.table",
+            note="also the table name for tasks in a database",
+        ),
+        mapped(
+            f"{at}.storage_type",
+            None,
+            f"{field}.path",
+            *(("data.queue",) if is_trained else ()),
+            read=tasks,
+            value_type=nullable(one_of("file", "sql", "queue")),
+            note="sql is a table of a SQLite or PostgreSQL database; queue is a table that other processes fill during "
+            "the run",
+        ),
+        _text(f"{at}.path", None, f"{field}.path"),
+        _text(f"{at}.subset_name", None, f"{field}.subset"),
+        _text(
+            f"{at}.split",
+            None,
+            f"{field}.split",
+            inactive=formats.single_file(at),
+            note="ignored for a single file",
+        ),
+    )
+
+
+def _column_rows(at: str, field: str, is_trained: bool) -> tuple[KeyMapping, ...]:
+    """The columns of `format` that the page does not have."""
+    return (
+        _text(
+            f"{at}.format.image_key",
+            None,
+            f"{field}.images",
+            *(("data.images.unmarked",) if is_trained else ()),
+            note="images without a marker <image> stand at the start of the prompt",
+        ),
+        *(
+            refused(f"{at}.format.{name}", default, why, supported=only(None, ""))
+            for name, default, why in (
+                ("video_key", None, "Strop trains on text and images; remove it"),
+                ("workflow_key", "", "a taskset has one workflow; write one taskset for each"),
+                ("reward_fn_key", "", "a taskset has one reward; write one that chooses by the row"),
+            )
+        ),
+    )
+
+
+def _order_rows(at: str, is_trained: bool) -> tuple[KeyMapping, ...]:
+    """The order of the tasks."""
+    return (
+        *(
+            mapped(
+                f"{at}.{section}.selector_type",
+                None,
+                "data.shuffle",
+                "data.order",
+                read=tasks,
+                value_type=nullable(one_of(*SELECTORS)),
+                warn=_drawn,
+                inactive=None if is_trained else _in_order,
+                note="sequential; shuffle and random give each epoch an order of its own; offline_easy2hard sorts by "
+                "the column of feature_keys, the largest value first; difficulty_based is data.order: {type: "
+                "difficulty}",
+            )
+            for section in SECTIONS
+        ),
+        *(
+            mapped(
+                f"{at}.{section}.feature_keys",
+                [],
+                "data.order.column",
+                "data.order.columns",
+                read=tasks,
+                value_type=STRING_LIST,
+                inactive=_without_columns(f"{at}.{section}") if is_trained else _in_order,
+            )
+            for section in SECTIONS
+        ),
+        *(
+            mapped(
+                f"{at}.{section}.kwargs",
+                {},
+                "data.order",
+                read=tasks,
+                value_type=nullable(MAPPING),
+                inactive=unless(f"{at}.{section}.selector_type", DIFFICULTY_BASED)
+                if is_trained
+                else _in_order,
+                note="m, lamb, rho, adaptive_rho, target_reward, tau and do_sample of difficulty_based",
+            )
+            for section in SECTIONS
+        ),
+        *(
+            no_effect(f"{at}.{section}.seed", UNSET, "an order is drawn from the run's seed", value_type=ANY)
+            for section in SECTIONS
+        ),
+    )
+
+
+def _rollout_rows(at: str, sampling: str, repeat: str) -> tuple[KeyMapping, ...]:
+    """The keys of `rollout_args` that the page does not have."""
+    return (
+        refused(
+            f"{at}.rollout_args.max_tokens",
+            None,
+            "write model.max_response_tokens, with the same value",
+            supported=lambda foreign, value: value in (None, foreign["model.max_response_tokens"]),
+        ),
+        mapped(
+            f"{at}.rollout_args.top_p", None, f"{sampling}.top_p", read=tasks, value_type=nullable(NUMBER)
+        ),
+        mapped(
+            f"{at}.rollout_args.top_k", None, f"{sampling}.top_k", read=tasks, value_type=nullable(INTEGER)
+        ),
+        placement(
+            f"{at}.rollout_args.logprobs",
+            None,
+            "log-probs are always recorded",
+            supported=always,
+            value_type=ANY,
+        ),
+        mapped(
+            f"{at}.rollout_args.n",
+            None,
+            repeat,
+            read=tasks,
+            value_type=nullable(INTEGER),
+            inactive=_overwritten if at == TASKSET else None,
+            note="older name of repeat_times",
+        ),
+    )
+
+
+ROWS: tuple[KeyMapping, ...] = (
+    *(
+        also_inactive(row, only_sampled)
+        for row in _taskset_rows(TASKSET, "data.train", "rollout.sampling", "algorithm.rollouts_per_task")
+    ),
+    mapped(EVAL, None, "data.eval", read=tasks, value_type=nullable(MAPPING_LIST)),
+    *_taskset_rows(f"{EVAL}.0", "data.eval.0", "data.eval.0.sampling", "data.eval.0.rollouts_per_task"),
+    *not_on_page(
+        *no_effects(TASKSET, _UNUSED, "a taskset does not use it"),
+        *no_effects(f"{EVAL}.0", _UNUSED, "a taskset does not use it"),
+    ),
+)
+REWARD = mapped(
+    "buffer.default_reward_fn_type",
+    None,
+    "reward.functions.0.function",
+    read=tasks,
+    value_type=nullable(STRING),
+    note=f"{', '.join(workflows.REWARDS)}, or file.py:function",
+)
+WORKFLOW = workflows.type_row("buffer", "rollout.workflow", tasks)
+DEFAULTS = not_on_page(
+    workflows.type_row(INPUT, "rollout.workflow", tasks),
+    mapped(
+        f"{INPUT}.default_eval_workflow_type",
+        None,
+        "data.eval.0.workflow",
+        read=tasks,
+        value_type=nullable(STRING),
+        note="of evaluation tasksets without their own",
+    ),
+    mapped(
+        f"{INPUT}.default_reward_fn_type",
+        None,
+        "reward.functions.0.function",
+        read=tasks,
+        value_type=nullable(STRING),
+    ),
+    _text(f"{INPUT}.system_prompt", None, "data.train.system"),
+    _text(f"{INPUT}.reply_prefix", None, "data.train.reply_prefix"),
+    refused(
+        f"{INPUT}.tasksets",
+        [],
+        "each item has a workflow, a reward and a selector of its own, and a run of Strop has one of each; write one "
+        "taskset and convert: a list under data.train of the run file is a mixture (`strop help data`), whose reward "
+        "may depend on the data source",
+        supported=lambda foreign, value: not value,
+    ),
+)

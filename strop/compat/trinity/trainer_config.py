@@ -1,33 +1,126 @@
-"""Ledger rows of Trinity's `trainer.trainer_config`, in the page's order: defaults of the page, meaning as in
-verl."""
+"""Ledger rows of Trinity's `trainer.trainer_config`: verl's keys with the defaults of Trinity's documentation."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
+    KeyConverter,
     KeyMapping,
+    also_inactive,
     always,
     mapped,
     no_effect,
+    no_effects,
     not_on_page,
     only,
     placement,
     refused,
     same_as,
+    versions,
+    written_by,
 )
 from strop.compat.ledger.placement_notes import NO_SHARDS, OWN_KERNELS, TRAINER_MICRO_BATCHES
 from strop.compat.ledger.value_types import ANY, INTEGER, MAPPING, NUMBER, nullable
-from strop.compat.trinity import corrections, critic
 from strop.compat.trinity.algorithm import algorithm
-from strop.compat.trinity.embedded_verl import PREFIX, embedded_converter, remaining_rows, verl_row
-from strop.compat.trinity.layout import with_ranks
-from strop.compat.trinity.presets import only_sampled, without_critic
+from strop.compat.trinity.embedded_verl import (
+    PREFIX,
+    embedded_converter,
+    remaining_rows,
+    verl_row,
+    with_ranks,
+)
+from strop.compat.trinity.presets import is_offline, only_sampled, without_critic
+from strop.compat.verl.critic_converters import critic
 from strop.compat.verl.model import override_config
+from strop.compat.verl.rollout_correction import correction
+from strop.config.schema import Run
 
+_CORRECTION = "algorithm.rollout_correction"
+_READ_ELSEWHERE = ("bypass_mode", "loss_type")
+"""Keys that the converter of the algorithm reads and writes, and those that Trinity does not read."""
+
+
+def write_corrections(run: Run) -> Mapping[str, Any]:
+    """Write importance weights and rejection."""
+    converter = embedded_converter(correction)
+    assert isinstance(converter, KeyConverter)
+    kept = {f"{PREFIX}{_CORRECTION}.{name}" for name in _READ_ELSEWHERE}
+    return {key: value for key, value in converter.write(run).items() if key not in kept}
+
+
+@written_by(write_corrections)
+def corrections(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read importance weights and rejection; none without rollouts."""
+    if is_offline(foreign):
+        return {}
+    found = embedded_converter(correction)(foreign)
+    return {field: value for field, value in found.items() if field != "algorithm.old_policy"}
+
+
+def _correction_row(name: str, default: Any) -> KeyMapping:
+    return also_inactive(replace(verl_row(f"{_CORRECTION}.{name}", default), read=corrections), only_sampled)
+
+
+_CORRECTIONS: tuple[KeyMapping, ...] = not_on_page(
+    *versions(
+        _correction_row("rollout_is", None),
+        _correction_row("rollout_is_threshold", 2.0),
+        _correction_row("rollout_is_batch_normalize", False),
+        _correction_row("rollout_rs", None),
+        _correction_row("rollout_rs_threshold", None),
+        _correction_row("rollout_rs_threshold_lower", None),
+        _correction_row("rollout_token_veto_threshold", None),
+        no_effect(
+            f"{PREFIX}{_CORRECTION}.loss_type", "ppo_clip", "Trinity's key is algorithm.policy_loss_fn"
+        ),
+        since="0.5",
+    )
+)
+_PREFIXED_ACTOR = f"{PREFIX}actor_rollout_ref.actor"
+TOTAL_STEPS = "Trinity overwrites it; write trainer.total_steps"
+_CRITIC = (
+    verl_row("critic.strategy", f"${{{_PREFIXED_ACTOR}.strategy}}"),
+    verl_row("critic.optim.lr", 1e-5),
+    verl_row("critic.optim.lr_warmup_steps_ratio", 0.0),
+    replace(verl_row("critic.optim.min_lr_ratio", None), value_type=nullable(NUMBER)),
+    verl_row("critic.optim.warmup_style", "constant"),
+    no_effect(f"{PREFIX}critic.optim.total_training_steps", -1, TOTAL_STEPS, value_type=ANY),
+    mapped(
+        f"{PREFIX}critic.model.override_config",
+        {},
+        "algorithm.critic.model.override",
+        read=embedded_converter(critic),
+        value_type=MAPPING,
+        inactive=without_critic,
+    ),
+    verl_row("critic.model.external_lib", f"${{{PREFIX}actor_rollout_ref.model.external_lib}}"),
+    verl_row("critic.model.enable_gradient_checkpointing", True),
+    verl_row("critic.model.use_remove_padding", False),
+    verl_row("critic.model.fsdp_config.param_offload", False),
+    verl_row("critic.model.fsdp_config.optimizer_offload", False),
+    verl_row("critic.model.fsdp_config.wrap_policy.min_num_params", 0),
+    verl_row("critic.model.fsdp_config.fsdp_size", -1),
+    replace(
+        verl_row("actor_rollout_ref.actor.fsdp_config.forward_prefetch", False),
+        key=f"{PREFIX}critic.model.fsdp_config.forward_prefetch",
+        inactive=without_critic,
+    ),
+    verl_row("critic.ppo_micro_batch_size_per_gpu", 8),
+    verl_row("critic.forward_micro_batch_size_per_gpu", f"${{{PREFIX}critic.ppo_micro_batch_size_per_gpu}}"),
+    verl_row("critic.use_dynamic_bsz", f"${{{_PREFIXED_ACTOR}.use_dynamic_bsz}}"),
+    verl_row("critic.ppo_max_token_len_per_gpu", 32768),
+    verl_row("critic.forward_max_token_len_per_gpu", f"${{{PREFIX}critic.ppo_max_token_len_per_gpu}}"),
+    verl_row("critic.ulysses_sequence_parallel_size", 1),
+    verl_row("critic.ppo_epochs", f"${{{_PREFIXED_ACTOR}.ppo_epochs}}"),
+    verl_row("critic.shuffle", f"${{{_PREFIXED_ACTOR}.shuffle}}"),
+    verl_row("critic.grad_clip", 1.0),
+    verl_row("critic.cliprange_value", 0.5),
+)
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
 _REF = "actor_rollout_ref.ref"
@@ -82,7 +175,7 @@ _PAGE: tuple[KeyMapping, ...] = (
     verl_row(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0.0),
     replace(verl_row(f"{_ACTOR}.optim.min_lr_ratio", None), value_type=nullable(NUMBER)),
     verl_row(f"{_ACTOR}.optim.warmup_style", "constant"),
-    no_effect(f"{PREFIX}{_ACTOR}.optim.total_training_steps", -1, critic.TOTAL_STEPS, value_type=ANY),
+    no_effect(f"{PREFIX}{_ACTOR}.optim.total_training_steps", -1, TOTAL_STEPS, value_type=ANY),
     verl_row(f"{_ACTOR}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap", None),
     verl_row(f"{_ACTOR}.fsdp_config.wrap_policy.min_num_params", 0),
     verl_row(f"{_ACTOR}.fsdp_config.param_offload", False),
@@ -117,7 +210,7 @@ _PAGE: tuple[KeyMapping, ...] = (
         _CHUNKS,
     ),
     _placement_row(f"{_REF}.entropy_checkpointing", f"${{{PREFIX}{_ACTOR}.entropy_checkpointing}}", _CHUNKS),
-    *critic.ROWS,
+    *_CRITIC,
     verl_row("trainer.balance_batch", True),
     no_effect(
         f"{PREFIX}trainer.total_training_steps",
@@ -211,6 +304,62 @@ _MEGATRON = not_on_page(
     replace(verl_row(f"{_ACTOR}.optim.lr_decay_style", "constant"), note="Trinity's default is constant"),
     replace(verl_row("critic.optim.lr_decay_style", "constant"), note="Trinity's default is constant"),
 )
+_UNREAD = "Trinity's trainer does not read it"
+_OVERWRITTEN = {
+    "project_name": "project",
+    "group_name": "group",
+    "experiment_name": "name",
+    "logger": "monitor.monitor_type",
+    "nnodes": "cluster.node_num",
+    "n_gpus_per_node": "cluster.gpu_per_node",
+    "save_freq": "trainer.save_interval",
+    "test_freq": "explorer.eval_interval",
+    "sync_freq": "synchronizer.sync_interval",
+    "total_epochs": "buffer.total_epochs",
+    "default_local_dir": "checkpoint_root_dir",
+    "val_before_train": "explorer.eval_on_startup",
+    "sft_warmup_steps": "buffer.trainer_input.sft_warmup_steps",
+}
+"""Keys of verl's trainer, each with Trinity's key that takes its place."""
+_UNUSED = not_on_page(
+    *no_effects(
+        PREFIX.rstrip("."),
+        (
+            *("data.*", "buffer.*", "synchronizer.*", "global_profiler.*", "enable_preview"),
+            *("custom_reward_function.*", "reward_model.*", "reward.*"),
+            *(
+                f"actor_rollout_ref.{name}"
+                for name in ("rollout.*", "synchronizer.*", "explorer_name", "nccl_timeout")
+            ),
+            f"{_REF}.checkpoint.*",
+            *("trainer.val_generations_to_log_to_wandb", "trainer.training_rollout_mode"),
+            *("trainer.enable_exp_buffer", "trainer.device"),
+        ),
+        _UNREAD,
+    ),
+    *no_effects(f"{PREFIX}{_MODEL}", ("rope_scaling", "rope_theta"), "Trinity's keys are in model"),
+    *no_effects(
+        f"{PREFIX}actor_rollout_ref",
+        ("actor.fix_actor_microbatch_loss_scale", "ref.use_prefix_grouper"),
+        "the loss is normalized over the whole update, and a group's prompt is always computed once",
+    ),
+    *(
+        no_effect(f"{PREFIX}trainer.{name}", UNSET, f"Trinity's key is {key}", value_type=ANY)
+        for name, key in _OVERWRITTEN.items()
+    ),
+    *(
+        no_effect(f"{PREFIX}algorithm.{name}", UNSET, f"Trinity's key is algorithm.{key}", value_type=ANY)
+        for name, key in (
+            ("adv_estimator", "advantage_fn"),
+            ("norm_adv_by_std_in_grpo", "advantage_fn_args"),
+            ("use_kl_in_reward", "kl_penalty_fn"),
+            ("gamma", "advantage_fn_args.gamma"),
+            ("lam", "advantage_fn_args.lam"),
+            ("kl_penalty", "kl_penalty_fn"),
+            ("kl_ctrl.*", "kl_penalty_fn_args"),
+        )
+    ),
+)
 _SCHEDULES = tuple(
     replace(
         verl_row(f"{section}.optim.warmup_style", None),
@@ -227,6 +376,7 @@ _OTHERS = remaining_rows(
     (f"{_ACTOR}.", f"{_MODEL}.", f"{_REF}.", "critic."),
     {row.key for row in (*_PAGE, *_ELSEWHERE, *_MEGATRON)} | _TRUNCATED,
 )
-ROWS = tuple(
-    map(with_ranks, (*_PAGE, *_ELSEWHERE, *_MEGATRON, *not_on_page(*_SCHEDULES), *_OTHERS, *corrections.ROWS))
+ROWS = (
+    *map(with_ranks, (*_PAGE, *_ELSEWHERE, *_MEGATRON, *not_on_page(*_SCHEDULES), *_OTHERS, *_CORRECTIONS)),
+    *_UNUSED,
 )

@@ -1,21 +1,20 @@
-"""Ledger rows and converters of Trinity's workflows, and of the explorer's rollout limits, retries and
-environment."""
+"""Trinity's workflows and reward functions as those of a run, and back."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, mapped, unstated_defaults, written_by
-from strop.compat.ledger.value_types import INTEGER, MAPPING, NUMBER, STRING, nullable
+from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, mapped
+from strop.compat.ledger.value_types import MAPPING, STRING, nullable
 from strop.compat.trinity import formats
-from strop.compat.trinity.packaged_workflows import PACKAGED
-from strop.config.schema import Run
+from strop.compat.trinity.formats import INPUT
+from strop.config.schema.policy_gradient import OverlongPenaltyConfig
+from strop.config.schema.reward import RewardFunctionConfig
 from strop.config.schema.workflow import WorkflowConfig
 
-INPUT = "buffer.explorer_input"
 R1_PROMPT = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
     "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
@@ -35,6 +34,38 @@ _BOXED = ("math_boxed_workflow", "math_eval_workflow", _DISTILL_MATH)
 _MATH = (_TAGGED, *_BOXED)
 _PLAIN = ("simple_workflow", _DISTILL)
 _WITH_IMAGES = "simple_mm_workflow"
+PACKAGED: Mapping[str, str] = {
+    "math_rm_workflow": "the package rm-gallery, for its reward",
+    "math_ruler_workflow": "an auxiliary model, which compares the responses of a group",
+    "math_trainable_ruler_workflow": "",
+    "math_based_model_workflow": "",
+    "rubric_judge_workflow": "an auxiliary model, which judges",
+    "rubric_judge_openai_workflow": "the API of a judge",
+    "tool_call_workflow": "",
+    "toolcall_workflow": "",
+    "sudoku_workflow": "",
+    "thinking_budget_workflow": "",
+    "agentscope_workflow_adapter": "the package agentscope",
+    "agentscope_workflow_adapter_v1": "the package agentscope",
+    "agentscope_react_workflow": "the package agentscope",
+    "as_react_workflow": "the package agentscope",
+    "agentscope_react_math_workflow": "the package agentscope",
+    "agentscopev0_react_math_workflow": "the package agentscope",
+    "agentscope_reactv2_math_workflow": "the package agentscope",
+    "agentscope_v1_react_search_workflow": "the package agentscope",
+    "email_search_workflow": "the package agentscope, and a database of emails",
+    "bcp_simple_react_workflow": "a search index of BrowseComp-Plus",
+    "alfworld_workflow": "the package alfworld",
+    "alfworld_workflow_v2": "the package alfworld",
+    "step_wise_alfworld_workflow": "the package alfworld",
+    "RAFT_alfworld_workflow": "the package alfworld",
+    "RAFT_reflect_alfworld_workflow": "the package alfworld",
+    "frozen_lake_workflow": "the package gymnasium",
+    "sciworld_workflow": "the package scienceworld, and Java",
+    "webshop_workflow": "the package web_agent_site of WebShop",
+    "intercode_sql_workflow": "the package intercode",
+}
+"""Needs of each workflow besides trinity-rft. A configuration with one is read; `--check` says what is missing."""
 _KNOWN = (*_PLAIN, *_MATH, _WITH_IMAGES, *PACKAGED)
 _MISSPELLING = 0.85
 """Similarity from which on an unknown name is a known one, misspelled."""
@@ -189,41 +220,6 @@ def write_unscored_workflow(at: str, workflow: WorkflowConfig, temperature: floa
     return {f"{at}.default_workflow_type": _DISTILL, f"{at}.workflow_args": args or None}
 
 
-def write_rollout_limits(run: Run) -> Mapping[str, Any]:
-    """The time limit, retries and environment variables of rollouts."""
-    return {
-        "explorer.max_timeout": run.rollout.timeout_seconds,
-        "explorer.max_retry_times": run.rollout.retries,
-        "explorer.env_vars": run.rollout.env,
-    }
-
-
-@written_by(write_rollout_limits)
-def rollout_limits(foreign: ForeignValues) -> Mapping[str, Any]:
-    """The time limit, retries and environment variables of rollouts."""
-    limit = foreign["explorer.max_timeout"]
-    environment = {name: str(value) for name, value in (foreign["explorer.env_vars"] or {}).items()}
-    return {
-        **({} if limit is None else {"rollout.timeout_seconds": limit}),
-        "rollout.retries": foreign["explorer.max_retry_times"],
-        "rollout.env": environment,
-    }
-
-
-ROLLOUT_LIMITS: tuple[KeyMapping, ...] = unstated_defaults(
-    mapped(
-        "explorer.max_timeout",
-        None,
-        "rollout.timeout_seconds",
-        read=rollout_limits,
-        value_type=nullable(NUMBER),
-        note="null means 3600, because all rollouts of a step start at once and waiting counts",
-    ),
-    mapped("explorer.max_retry_times", 2, "rollout.retries", read=rollout_limits, value_type=INTEGER),
-    mapped("explorer.env_vars", {}, "rollout.env", read=rollout_limits, value_type=nullable(MAPPING)),
-)
-
-
 def type_row(at: str, field: str, read: Any) -> KeyMapping:
     """Row of a taskset's `default_workflow_type`."""
     return mapped(
@@ -241,3 +237,103 @@ def type_row(at: str, field: str, read: Any) -> KeyMapping:
 def args_row(at: str, field: str, read: Any) -> KeyMapping:
     """Row of a taskset's `workflow_args`."""
     return mapped(f"{at}.workflow_args", None, f"{field}.args", read=read, value_type=nullable(MAPPING))
+
+
+TRAINS_ON_VERDICTS = ("math_trainable_ruler_workflow",)
+"""Workflows whose experiences are the rollouts of a task and the replies in which the model judged them."""
+
+
+def package_fault(name: str) -> str | None:
+    """Why a workflow of Trinity's package cannot run; None for any other name."""
+    if name not in PACKAGED:
+        return None
+    needs = f", which needs {PACKAGED[name]}" if PACKAGED[name] else ""
+    return (
+        f"rollout.workflow trinity: {name} is a class of the package trinity-rft{needs}. Strop has none of its files: "
+        "copy the file of the class and name it as file.py:Class, or write its episode for Strop, as a class with "
+        "`async def run(self, task, chat)`."
+    )
+
+
+_BOXED_REWARD = RewardFunctionConfig(function="trinity_math_boxed", name="accuracy")
+REWARDS: Mapping[str, tuple[RewardFunctionConfig, ...]] = {
+    "math_reward": (
+        RewardFunctionConfig(function="trinity_math", name="accuracy"),
+        RewardFunctionConfig(function="format", weight=0.1, args={"method": "ending", "wrong": -1.0}),
+    ),
+    "math_boxed_reward": (_BOXED_REWARD,),
+    "math_dapo_reward": (RewardFunctionConfig(function="trinity_math_dapo", name="accuracy"),),
+    "accuracy_reward": (RewardFunctionConfig(function="trinity_accuracy", name="accuracy"),),
+    "format_reward": (RewardFunctionConfig(function="trinity_format"),),
+    "countdown_reward": (RewardFunctionConfig(function="trinity_countdown"),),
+}
+"""Parts of each reward, with the extraction rules, values and metric names of Trinity 0.6. In 0.3, math_dapo_reward had
+the rules of math_boxed_reward."""
+THINKING = RewardFunctionConfig(
+    function="format", name="think", weight=0.1, args={"method": "think", "right": 0.0, "wrong": -1.0}
+)
+"""Penalty of a response without one pair of think tags."""
+_OVERLONG = ("enable_overlong_penalty", "penalty_factor", "max_response_length", "cache_length")
+_WAITING = {"rm_gallery_reward": "trinity.common.rewards.reward_fn.RMGalleryFn"}
+"""Rewards of Trinity that need its package."""
+
+
+def reward_functions(
+    name: str, args: Mapping[str, Any], *, boxed_with_think: bool = False, later: bool = True
+) -> list[dict[str, Any]]:
+    """The parts of a reward by its name in Trinity, or the user's own function."""
+    if name == "math_dapo_reward":
+        args = {key: value for key, value in args.items() if key not in _OVERLONG}
+    parts = REWARDS.get(name) or (RewardFunctionConfig(function=_WAITING.get(name, name)),)
+    if name == "math_dapo_reward" and not later:
+        parts = (_BOXED_REWARD,)
+    if name == "math_boxed_reward":
+        with_think = bool(args.get("with_think", boxed_with_think))
+        coef = float(args.get("format_score_coef") or 0.1)
+        args = {key: value for key, value in args.items() if key not in ("with_think", "format_score_coef")}
+        if with_think:
+            penalty = THINKING.model_copy(update={"weight": coef})
+            parts = (*parts, penalty)
+    listed = [part.model_dump(exclude_defaults=True) for part in parts]
+    if args:
+        listed[0]["args"] = {**listed[0].get("args", {}), **args}
+    return listed
+
+
+def overlong_penalty(foreign: ForeignValues, name: str | None, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The soft penalty of long responses, which Trinity's `math_dapo_reward` has among its arguments."""
+    if name != "math_dapo_reward" or not args.get("enable_overlong_penalty"):
+        return {}
+    return {
+        "algorithm.overlong_penalty": {
+            "buffer_tokens": args.get("cache_length", 4096),
+            "factor": args.get("penalty_factor", 1.0),
+        }
+    }
+
+
+def write_overlong_penalty(penalty: OverlongPenaltyConfig) -> dict[str, Any]:
+    """The penalty as arguments of `math_dapo_reward`."""
+    return {
+        "enable_overlong_penalty": True,
+        "penalty_factor": penalty.factor,
+        "cache_length": penalty.buffer_tokens,
+    }
+
+
+def reward_name(functions: Sequence[RewardFunctionConfig]) -> tuple[str, dict[str, Any]]:
+    """Trinity's name of a run's reward and its arguments; the first function where Trinity has no such reward."""
+    for name, parts in REWARDS.items():
+        if tuple(functions) == parts:
+            return name, {}
+    first, rest = functions[0], tuple(functions[1:])
+    for name, (part, *others) in REWARDS.items():
+        if (
+            tuple(others) == rest
+            and part.function == first.function
+            and part.args.items() <= first.args.items()
+        ):
+            return name, {key: value for key, value in first.args.items() if part.args.get(key) != value}
+    if rest and first == _BOXED_REWARD and rest[0].name == THINKING.name:
+        return "math_boxed_reward", {"with_think": True, "format_score_coef": rest[0].weight}
+    return first.function, dict(first.args)

@@ -14,7 +14,7 @@ from strop.compat.trinity.interface.modules import WORKFLOWS, provide_workflow_m
 from strop.compat.trinity.interface.result import to_result
 from strop.compat.trinity.interface.rewards import load_reward_fn
 from strop.compat.trinity.interface.task import FormatConfig, TrinityGenerationConfig, TrinityTask
-from strop.compat.trinity.packaged_workflows import package_fault
+from strop.compat.trinity.workflows import package_fault
 from strop.config.suggest import did_you_mean
 from strop.config.user_code import ImportPath
 from strop.errors import ConfigError

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from strop.compat.trinity.rewards import REWARDS, reward_functions
+from strop.compat.trinity.workflows import REWARDS, reward_functions
 from strop.config.user_code import ImportPath, construct
 from strop.errors import RewardError
 from strop.provided_modules import provide_modules

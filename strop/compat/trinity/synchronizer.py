@@ -1,5 +1,4 @@
-"""Ledger rows of Trinity's `mode` and `synchronizer`: the roles of a process and the weight
-synchronization."""
+"""Ledger rows of Trinity's `synchronizer` section, and the processes of explorer and trainer that it connects."""
 
 from __future__ import annotations
 
@@ -7,22 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    UNSET,
     ForeignValues,
     KeyMapping,
     always,
     any_inactive,
     mapped,
     no_effect,
+    no_effects,
     not_on_page,
     placement,
+    refused,
     unstated_defaults,
+    versions,
     written_by,
 )
-from strop.compat.ledger.value_types import BOOLEAN, INTEGER, NUMBER, nullable, one_of
+from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, nullable, one_of
 from strop.compat.trinity.cluster import uses_cluster
-from strop.compat.trinity.presets import algorithm_type, is_offline, only_sampled
+from strop.compat.trinity.presets import is_offline, only_sampled
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.buffer import PriorityBufferConfig
 from strop.config.schema.synchronizer import (
     BoundedStyleConfig,
@@ -80,39 +82,6 @@ def buffer_capacity(foreign: ForeignValues) -> int | None:
     return needed if is_distributed(foreign) and needed > _DEFAULT_CAPACITY else None
 
 
-def write_mode(run: Run) -> Mapping[str, Any]:
-    """Write the mode; offline algorithms have no explorer, so Trinity's mode for them is train."""
-    return {
-        "mode": "train"
-        if isinstance(run.algorithm, OfflineAlgorithmConfig) and run.mode == "both"
-        else run.mode
-    }
-
-
-@written_by(write_mode)
-def mode(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the mode. sft, cpt and dpo have no explorer; other algorithms may run explorer or trainer alone; bench
-    evaluates checkpoints."""
-    name = foreign["mode"]
-    if name == "bench":
-        return {"mode": name, "bench.initial_model": foreign["explorer.eval_on_startup"]}
-    if is_offline(foreign):
-        if name != "train":
-            raise foreign.error_for(
-                "mode",
-                f"mode is {name}, but {algorithm_type(foreign)} trains on offline data without an explorer. "
-                "Write mode: train.",
-            )
-        return {}
-    if is_single_role(foreign) and not foreign["continue_from_checkpoint"]:
-        raise foreign.error_for(
-            "continue_from_checkpoint",
-            f"continue_from_checkpoint is false, but in mode {name} explorer and trainer find each other by "
-            "the run's name. Leave it true; for a new run, write another name in both files.",
-        )
-    return {"mode": name}
-
-
 def write_synchronizer(run: Run) -> Mapping[str, Any]:
     """Write the synchronizer; a single process that alternates needs none of the keys."""
     section = run.synchronizer
@@ -165,15 +134,6 @@ def _not_fixed(foreign: ForeignValues) -> str | None:
     return None if sync_style(foreign) == "fixed" else f"sync_style is {sync_style(foreign)}"
 
 
-MODE = mapped(
-    "mode",
-    "both",
-    "mode",
-    "bench.initial_model",
-    read=mode,
-    value_type=one_of("both", "train", "explore", "bench"),
-    note="train under sft, cpt and dpo; bench evaluates all checkpoints of the run",
-)
 ROWS: tuple[KeyMapping, ...] = (
     *unstated_defaults(
         placement(
@@ -232,5 +192,19 @@ ROWS: tuple[KeyMapping, ...] = (
             "a separate explorer always waits for the first weights",
             value_type=BOOLEAN,
         ),
+        *no_effects("synchronizer", ("explorer_world_size", "ray_namespace"), "Trinity sets it itself"),
+    ),
+    *versions(
+        no_effect("synchronizer.group_name", UNSET, "the group of processes has no name", value_type=ANY),
+        *(
+            refused(
+                f"synchronizer.{role}_sync_interval",
+                None,
+                "explorer and trainer synchronize at the same steps; write synchronizer.sync_interval",
+                supported=lambda foreign, value: value in (None, foreign["synchronizer.sync_interval"]),
+            )
+            for role in ("explorer", "trainer")
+        ),
+        since="0.6",
     ),
 )
