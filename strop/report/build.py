@@ -106,14 +106,14 @@ def subject_of(data: RunData) -> str:
         return ""
     algorithm = str(run.get("algorithm", {}).get("type", "grpo")).upper()
     part = f"LoRA adapter of rank {lora.get('rank')} on" if lora else "all weights of"
-    train = run.get("data", {}).get("train", {})
+    train = run.get("data", {}).get("train") or {}
     paths = [_data_path(each) for each in (train if isinstance(train, list) else [train])]
     return _ENVIRONMENT.sub(r"$\1", f"{algorithm}, {part} {model}, on {', '.join(paths)}.")
 
 
 def _data_path(dataset: Any) -> str:
     """Path of a dataset, which is a section or a path; several are joined."""
-    path = dataset.get("path", "") if isinstance(dataset, dict) else dataset
+    path = (dataset.get("path") or "") if isinstance(dataset, dict) else dataset
     return path if isinstance(path, str) else ", ".join(map(str, path))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from strop.errors import RunFolderError
+from strop.printable import encodable
 from strop.runs.formatting import format_number, format_time
 from strop.workers.atomic_write import atomic_write
 
@@ -28,7 +29,7 @@ def render_page(name: str, **values: Any) -> str:
 def write_page(path: Path, page: str) -> None:
     """Write a page; readers see the old page or the new one. Raises `RunFolderError`."""
     try:
-        atomic_write(path, page)
+        atomic_write(path, encodable(page))
     except OSError as error:
         raise RunFolderError(
             f"The report {path} cannot be written: {error.strerror or error}. The other files of the run are "

@@ -8,13 +8,56 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from strop.config.load.schema_faults import first_fault
+from strop.config.load.yaml_parser import parse_yaml
 from strop.errors import RunFolderError
 from strop.runs.folder import RunFolder
 from strop.runs.metrics_file import MetricsRow, merge_rows, read_metrics
 from strop.runs.rollout_file import is_readable
 from strop.runs.sessions import read_sessions
 from strop.workers.regular_file import is_regular, read_regular
+
+
+class _Part(BaseModel):
+    """A part of a run file: types of the values that are read again."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Taskset(_Part):
+    path: str | list[str] | None = None
+
+
+class _Data(_Part):
+    train: _Taskset | list[_Taskset | str] | str | None = None
+
+
+class _Model(_Part):
+    path: str | None = None
+    tokenizer: str | None = None
+    lora: dict[str, Any] | None = None
+
+
+class _Algorithm(_Part):
+    type: str = ""
+
+
+class _Trainer(_Part):
+    optimizer: dict[str, Any] = {}
+
+
+class _Record(_Part):
+    eval_answers: int = 0
+
+
+class _RunFile(_Part):
+    model: _Model = _Model()
+    data: _Data = _Data()
+    algorithm: _Algorithm = _Algorithm()
+    trainer: _Trainer = _Trainer()
+    record: _Record = _Record()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +84,15 @@ class RunData:
     def configuration(self) -> dict[str, Any]:
         """Parse the resolved run file; empty if there is none."""
         try:
-            return yaml.safe_load(self.run_file) or {}
-        except yaml.YAMLError as error:
+            _, values = parse_yaml(self.run_file)
+            _RunFile.model_validate(values or {})
+        except (yaml.YAMLError, ValidationError) as error:
+            reason = first_fault(error) if isinstance(error, ValidationError) else "it is not YAML."
             raise RunFolderError(
-                f"{self.folder.run_file} is damaged: it is not YAML. Restore it from a checkpoint of the run, "
+                f"{self.folder.run_file} is damaged: {reason} Restore it from a checkpoint of the run, "
                 "checkpoints/step-*/run.yaml."
             ) from error
+        return values or {}
 
     def eval_files(self) -> dict[str, list[Path]]:
         """List the readable rollout files of each eval taskset, oldest first."""

@@ -92,7 +92,7 @@ def is_readable(path: Path) -> bool:
         return False
     try:
         pq.read_metadata(path)
-    except (OSError, pa.ArrowException):
+    except (OSError, UnicodeDecodeError, pa.ArrowException):
         return False
     return True
 
@@ -133,7 +133,7 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
         types = {field.name: field.type for field in SCHEMA}
         fields = [(field.name, types.get(field.name, field.type)) for field in table.schema]
         rows: list[dict[str, Any]] = table.cast(pa.schema(fields)).to_pylist()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise RunFolderError(
             f"{path} is not a file of rollouts ({' '.join(str(error).split()).rstrip('.')}). Move it away; the run's "
             "checkpoints do not depend on it."

@@ -214,7 +214,7 @@ def _read_index(path: Path, version: tuple[int, int], source: str) -> _IndexedFi
     """The small columns of a file; None if it cannot be read."""
     try:
         table = pq.read_table(path, columns=list(_COLUMNS))
-    except (OSError, pa.ArrowException):
+    except (OSError, UnicodeDecodeError, pa.ArrowException):
         return None
     return _IndexedFile(path, version, source, _index_columns(table))
 
@@ -291,5 +291,5 @@ def _read_places(path: Path, places: Sequence[int]) -> Iterator[tuple[int, dict[
                     rows = file.read_row_group(number).take([place - begin for place in inside])
                     yield from zip(inside, rows.to_pylist(), strict=True)
                 begin = end
-    except (OSError, pa.ArrowException):
+    except (OSError, UnicodeDecodeError, pa.ArrowException):
         return  # the file was deleted or replaced since the index was built

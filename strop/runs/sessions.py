@@ -29,15 +29,47 @@ def _require_time(stamp: str) -> str:
 _Time = Annotated[str, AfterValidator(_require_time)]
 
 
-class _Session(BaseModel):
-    """Types of the values of a session that are read again."""
+class _Part(BaseModel):
+    """A part of a session: types of the values that are read again."""
 
     model_config = ConfigDict(strict=True)
 
+
+class _Host(_Part):
+    name: str
+    system: str
+    cores: int | None
+    memory_gb: float
+    gpus: list[str]
+
+
+class _Git(_Part):
+    commit: str
+    modified: bool
+
+
+class _SetAside(_Part):
+    key: str
+    value: Any
+    instead: str
+
+
+class _Session(_Part):
+    """Types of the values of a session that are read again."""
+
     started: _Time
-    ended: _Time | None = None
-    outcome: SessionOutcome | None = None
-    message: str | None = None
+    ended: _Time | None
+    outcome: SessionOutcome | None
+    message: str | None
+    steps: int
+    from_step: int
+    command: str
+    notes: list[str]
+    set_aside: list[_SetAside]
+    python: str
+    packages: dict[str, str]
+    host: _Host
+    git: _Git = _Git(commit="", modified=False)
     checkpoint_step: int | None = None
     changed_afterwards: list[str] = []
 

@@ -12,7 +12,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
-from strop.printable import printable
+from strop.printable import encodable, printable
 from strop.runs.formatting import format_duration, format_number
 from strop.studio.access import base_path
 
@@ -49,7 +49,7 @@ def render(template: str, /, **values: Any) -> str:
 
 def html(template: str, /, **values: Any) -> HTMLResponse:
     """Response with the template `<template>.html.j2`."""
-    return HTMLResponse(render(template, **values))
+    return HTMLResponse(encodable(render(template, **values)))
 
 
 def url(path: str, **query: object) -> str:

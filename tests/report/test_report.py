@@ -166,6 +166,13 @@ def test_metrics_are_enough_for_a_report(tmp_path: Path) -> None:
     assert "Training reward" in page_of(tmp_path).text
 
 
+def test_a_report_has_no_half_of_a_surrogate_pair(tmp_path: Path, finished: Path) -> None:
+    """UTF-8 cannot encode it, and JSON can."""
+    text = (finished / "run.json").read_text()
+    (tmp_path / "run.json").write_text(text.replace('"command": "', '"command": "\\udfff'))
+    assert r"\udfff" in write_report(tmp_path).read_text()
+
+
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="not a run folder"):
         write_report(tmp_path)

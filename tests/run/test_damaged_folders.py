@@ -19,12 +19,15 @@ from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.resume import find_start
 from strop.runs.folder import RunFolder
 from strop.runs.metrics_file import read_metrics
-from strop.runs.rollout_file import read_rollouts
+from strop.runs.reader import RunData
+from strop.runs.rollout_file import is_readable, read_rollouts
 from strop.runs.sessions import read_sessions
 from strop.runs.training_examples import read_training_examples
 from tests.files import digest
 
 from .results import checkpoint, steps_of
+
+OLD_RUN = Path(__file__).parent / "old_run" / "runs" / "strop" / "old"
 
 
 @pytest.fixture
@@ -191,6 +194,62 @@ def test_values_of_another_type_are_refused_with_the_file(tmp_path, name, conten
         read_metrics(tmp_path / "metrics.jsonl")
         read_sessions(tmp_path)
         read_training_examples(tmp_path / "training_examples.jsonl")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"outcome": "lost"},
+        {"steps": {"of": 3}},
+        {"from_step": None},
+        {"host": "host"},
+        {"host": {"name": "host", "system": "Linux", "cores": 2, "memory_gb": 8.0, "gpus": 1}},
+        {"packages": ["torch"]},
+        {"notes": 7},
+        {"set_aside": ["trainer.engine"]},
+        {"git": {"commit": None, "modified": False}},
+    ],
+    ids=str,
+)
+def test_a_session_of_other_values_is_refused(tmp_path, changes):
+    content = json.loads((OLD_RUN / "run.json").read_text())
+    content["sessions"][0] |= changes
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    with pytest.raises(RunFolderError, match=r"run\.json is not a record of a run's sessions \(sessions\.0"):
+        read_sessions(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- 1",
+        "model: SmolLM2",
+        "model: {path: [1]}",
+        "model: {path: m, lora: 8}",
+        "data: {train: 7}",
+        "algorithm: [grpo]",
+        "trainer: {optimizer: adamw}",
+        "record: {eval_answers: many}",
+        "seed: !!int 9o",
+        f"seed: {'1' * 5000}",
+        "[" * 2000,
+        "b0: &b0 [x, x]\n" + "".join(f"b{n}: &b{n} [*b{n - 1}, *b{n - 1}]\n" for n in range(1, 60)),
+    ],
+    ids=range(12),
+)
+def test_a_run_file_of_other_values_is_refused_with_its_name(tmp_path, text):
+    data = RunData(RunFolder(tmp_path), [], [], text)
+    with pytest.raises(RunFolderError, match=r"run\.yaml is damaged: .* Restore it from a checkpoint"):
+        data.configuration()
+
+
+def test_a_parquet_file_with_damaged_names_is_no_file_of_rollouts(tmp_path):
+    path = tmp_path / "step-000001.parquet"
+    pq.write_table(pa.table({"task_id": [1]}), path)
+    path.write_bytes(path.read_bytes().replace(b"task_id", b"task\xffid"))
+    assert not is_readable(path)
+    with pytest.raises(RunFolderError, match="is not a file of rollouts"):
+        read_rollouts(path)
 
 
 def test_a_table_of_other_columns_is_no_file_of_rollouts(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -48,12 +49,17 @@ def field_at(keys: tuple[str, ...], values: Any) -> FieldInfo | None:
     return None
 
 
-def all_keys(kind: type[Section] = Run, above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield every dotted key of the run file, for all types of all unions; items of lists have no number."""
+@cache
+def all_keys(kind: type[Section] = Run) -> tuple[str, ...]:
+    """Return every dotted key of the run file, for all types of all unions; items of lists have no number."""
+    return tuple(dict.fromkeys(_all_keys(kind, ())))
+
+
+def _all_keys(kind: type[Section], above: tuple[str, ...]) -> Iterator[str]:
     for name, field in kind.model_fields.items():
         yield ".".join((*above, name))
         for inside in section_types(field.annotation):
-            yield from all_keys(inside, (*above, name))
+            yield from _all_keys(inside, (*above, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def open_parquet(place: DataPath) -> Iterator[Any]:
     with place.filesystem.open(place.path, "rb") as file:
         try:
             yield pq.ParquetFile(file)
-        except pa.ArrowException as error:
+        except (UnicodeDecodeError, pa.ArrowException) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise DataError(
                 f"{place.display_path} is not a complete Parquet file ({reason}). Perhaps it was cut short when it was "
