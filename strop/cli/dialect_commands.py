@@ -81,7 +81,7 @@ def sft(
     """Fine-tune as `python -m verl.trainer.fsdp_sft_trainer key=value ...` does."""
     from strop.compat.hydra.selection import ConfigSelection
     from strop.compat.key_owner import key_owner_hint
-    from strop.compat.verl.sft_trainer import read_verl_sft
+    from strop.compat.verl.sft_engine import read_verl_sft
 
     selection = ConfigSelection(config, config_name, config_path, config_dir)
     loaded = read_verl_sft(overrides or (), selection=selection, here=here, key_owner=key_owner_hint)

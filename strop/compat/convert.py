@@ -15,8 +15,8 @@ from strop.compat.trinity.reader import LEDGER as TRINITY
 from strop.compat.trl.reader import IDENTIFYING_KEYS
 from strop.compat.trl.reader import LEDGERS as TRL
 from strop.compat.verl.ppo_trainer import LEDGER as VERL
-from strop.compat.verl.sft_engine_trainer import LEDGER as VERL_SFT_ENGINE
-from strop.compat.verl.sft_trainer import LEDGER as VERL_SFT
+from strop.compat.verl.sft import LEDGER as VERL_SFT
+from strop.compat.verl.sft_engine import LEDGER as VERL_SFT_ENGINE
 from strop.config.explain.values import format_value
 from strop.config.load.job import Job
 from strop.config.load.loader import LoadedRun, load_values

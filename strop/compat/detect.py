@@ -14,7 +14,7 @@ from strop.compat.trinity.reader import read_trinity
 from strop.compat.trl.reader import IDENTIFYING_KEYS, TrlProgram, read_trl_file
 from strop.compat.trl.script.run import read_trl_script
 from strop.compat.verl.ppo_trainer import read_verl
-from strop.compat.verl.sft_trainer import read_verl_sft
+from strop.compat.verl.sft_engine import read_verl_sft
 from strop.config.aliases import KEY_ALIASES
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, iter_values
 from strop.config.load.job import Job

@@ -22,7 +22,7 @@ from strop.compat.hydra.selection import ConfigSelection
 from strop.compat.trinity.reader import read_trinity
 from strop.compat.trl.reader import find_program, read_trl_arguments
 from strop.compat.verl.ppo_trainer import read_verl
-from strop.compat.verl.sft_trainer import read_verl_sft
+from strop.compat.verl.sft_engine import read_verl_sft
 from strop.config.load.loader import LoadedRun
 from strop.config.units import Amount
 

@@ -79,9 +79,9 @@ def test_every_default_has_the_key_type(name: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["verl", "verl-eval", "verl-sft"])
-def test_verls_keys_and_defaults_are_those_of_the_page_in_its_order(dialect: str) -> None:
+def test_verls_keys_and_defaults_are_those_of_the_page(dialect: str) -> None:
     rows = [row for row in LEDGERS[dialect].rows if row.on_page and row.key != "critic.*"]  # only in prose
-    assert [row.key for row in rows] == list(page_copy(dialect))
+    assert sorted(row.key for row in rows) == sorted(page_copy(dialect))
     assert {row.key: row.default for row in rows if row.default is not UNSET} == page_copy(dialect)
     assert all(row.on_page == row.default_stated for row in LEDGERS[dialect].rows)
 

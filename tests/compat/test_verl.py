@@ -11,9 +11,8 @@ import yaml
 
 from strop.compat.hydra.selection import ConfigSelection
 from strop.compat.ledger.writer import write_dialect
-from strop.compat.verl.file_keys import NULL_IS_UNSET
-from strop.compat.verl.ppo_trainer import LEDGER, read_verl
-from strop.compat.verl.sft_trainer import read_verl_sft
+from strop.compat.verl.ppo_trainer import LEDGER, NULL_IS_UNSET, read_verl
+from strop.compat.verl.sft_engine import read_verl_sft
 from strop.config.load.config_tree import ConfigTree, Source, split_key
 from strop.config.load.loader import LoadedRun
 from strop.config.schema import Run

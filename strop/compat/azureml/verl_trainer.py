@@ -6,7 +6,7 @@ from strop.compat.azureml.component import ComponentInput
 from strop.compat.azureml.rft_trainer import ACTOR, MODEL, REF, ROLLOUT, model_input, parse_target_modules
 from strop.compat.azureml.verl_inputs import verl_component, verl_input
 from strop.compat.ledger.key_mapping import UNSET, only, placement
-from strop.compat.verl.algorithm_converters import ESTIMATORS
+from strop.compat.verl.algorithm import ESTIMATORS
 from strop.config.load.job import ComponentOutput
 
 _ENGINE = f"{ROLLOUT}.name"

@@ -341,6 +341,13 @@ def never(foreign: ForeignValues, value: Any) -> bool:
     return False
 
 
+def empty(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports null and what is empty, also a section of nulls."""
+    if isinstance(value, dict):
+        return all(empty(foreign, inner) for inner in value.values())
+    return value in (None, [])
+
+
 def in_effect(foreign: ForeignValues) -> str | None:
     """The `warn` of a placement row whose values are honored where they are supported: no notice."""
     return None

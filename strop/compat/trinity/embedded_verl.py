@@ -21,7 +21,7 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.trinity.cluster import cluster_ranks, uses_cluster
 from strop.compat.trinity.presets import without_critic
-from strop.compat.verl import layout as verl
+from strop.compat.verl import engine as verl
 from strop.compat.verl.ppo_trainer import LEDGER as VERL
 from strop.config.schema import Run
 from strop.errors import ConfigError

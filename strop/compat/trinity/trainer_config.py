@@ -35,7 +35,7 @@ from strop.compat.trinity.embedded_verl import (
     with_ranks,
 )
 from strop.compat.trinity.presets import is_offline, only_sampled, without_critic
-from strop.compat.verl.critic_converters import critic
+from strop.compat.verl.critic import critic
 from strop.compat.verl.model import override_config
 from strop.compat.verl.rollout_correction import correction
 from strop.config.schema import Run

@@ -2,60 +2,282 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from strop.compat.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    InactiveCheck,
+    KeyMapping,
     any_inactive,
     mapped,
     no_effect,
     not_on_page,
     only,
     placement,
+    placement_section,
+    refused,
+    same_as,
+    unless,
+    written_by,
 )
-from strop.compat.ledger.placement_notes import ONE_TRAINER
-from strop.compat.ledger.value_types import (
-    ANY,
-    BETAS,
-    INTEGER,
-    STRING,
-    STRING_OR_LIST,
-    nullable,
-    one_of,
+from strop.compat.ledger.placement_notes import (
+    NO_QUANTIZED_TRAINING,
+    NO_SHARDS,
+    ONE_TRAINER,
+    OWN_KERNELS,
+    TRAINER_MICRO_BATCHES,
 )
-from strop.compat.verl import layout, recomputation, router_loss, switches
-from strop.compat.verl.actor_converters import (
-    betas,
-    clipping,
-    entropy,
-    epochs,
-    kl_loss,
-    micro_batch,
-    precision,
-    schedule,
-)
-from strop.compat.verl.algorithm_converters import KL_LOSS
-from strop.compat.verl.checkpoint_contents import (
-    loaded_contents,
-    saved_contents,
-    without_extra,
-    without_optimizer,
-)
+from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
+from strop.compat.verl import engine, switches
+from strop.compat.verl.algorithm import KL_LOSS, KL_NAMES
 from strop.compat.verl.data import batches
-from strop.compat.verl.lr_schedule import OVERWRITTEN
-from strop.compat.verl.page_differences import clip_ratio_alone
-from strop.compat.verl.parallelism import megatron_parallelism_rows
-from strop.compat.verl.parameter_dtypes import PARAMETER_DTYPES, half_parameters
-from strop.compat.verl.policy_loss import ROWS as POLICY_LOSS
-from strop.compat.verl.policy_loss import bounds_inactive, policy_loss
+from strop.compat.verl.engine import (
+    NO_PROFILER,
+    PARAMETER_DTYPES,
+    default_only,
+    half_parameters,
+    megatron_parallelism_rows,
+    no_effect_section,
+    worker_rows,
+)
+from strop.compat.verl.model import RECOMPUTED, recomputation
+from strop.compat.verl.optim import clipping
+from strop.config.schema import Run
 
-ROWS = (
-    placement(
-        "actor_rollout_ref.actor.strategy",
-        "fsdp",
-        ONE_TRAINER,
-        value_type=STRING,
-        supported=only("fsdp", "fsdp2"),
+_ACTOR, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+
+
+def write_micro_batch(run: Run) -> Mapping[str, Any]:
+    """Write the micro-batch size with the per-GPU keys."""
+    actor, size = _ACTOR, run.trainer.microbatch
+    if size.unit == "tokens":
+        return {f"{actor}.use_dynamic_bsz": True, f"{actor}.ppo_max_token_len_per_gpu": size.count}
+    return {f"{actor}.use_dynamic_bsz": False, f"{actor}.ppo_micro_batch_size_per_gpu": size.count}
+
+
+@written_by(write_micro_batch)
+def micro_batch(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the micro-batch size of the actor."""
+    return {"trainer.microbatch": micro_batch_size(foreign, _ACTOR)}
+
+
+def micro_batch_size(foreign: ForeignValues, section: str) -> str:
+    """The micro-batch size of actor or critic: tokens for a dynamic batch size, else sequences.
+
+    The deprecated key counts the sequences of all GPUs. Raises ConfigError where it and its replacement are
+    set.
+    """
+    if foreign[f"{section}.use_dynamic_bsz"]:
+        return f"{foreign[f'{section}.ppo_max_token_len_per_gpu']} tokens"
+    everywhere = foreign[f"{section}.ppo_micro_batch_size"]
+    if everywhere is None:
+        return f"{foreign[f'{section}.ppo_micro_batch_size_per_gpu']} sequences"
+    each = f"{section}.ppo_micro_batch_size_per_gpu"
+    if foreign.is_set(each) and foreign[each] != everywhere:
+        raise foreign.error_for(
+            f"{section}.ppo_micro_batch_size",
+            f"{section}.ppo_micro_batch_size and {section}.ppo_micro_batch_size_per_gpu set the same option; "
+            "write only ppo_micro_batch_size_per_gpu.",
+        )
+    gpus = foreign["trainer.nnodes"] * foreign["trainer.n_gpus_per_node"]
+    return f"{max(1, everywhere // max(1, gpus))} sequences"
+
+
+def write_entropy(run: Run) -> Mapping[str, Any]:
+    """Write the coefficient of the entropy."""
+    return {f"{_ACTOR}.entropy_coeff": getattr(run.algorithm, "entropy_coef", None)}
+
+
+@written_by(write_entropy)
+def entropy(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the coefficient of the entropy."""
+    if switches.distillation_alone(foreign) or switches.spin_alone(foreign):
+        return {}
+    return {"algorithm.entropy_coef": foreign[f"{_ACTOR}.entropy_coeff"]}
+
+
+def write_epochs(run: Run) -> Mapping[str, Any]:
+    """Write the epochs over a step."""
+    return {f"{_ACTOR}.ppo_epochs": run.trainer.epochs_per_step}
+
+
+@written_by(write_epochs)
+def epochs(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the epochs over a step; verl's recipe SPIN has one."""
+    if switches.spin_alone(foreign):
+        return {}
+    return {"trainer.epochs_per_step": foreign[f"{_ACTOR}.ppo_epochs"]}
+
+
+def write_kl_loss(run: Run) -> Mapping[str, Any]:
+    """Write the switch and, where it is on, the coefficient and the estimator."""
+    actor, term = _ACTOR, getattr(run.algorithm, "kl_loss", None)
+    if term is None:
+        return {f"{actor}.use_kl_loss": False}
+    return {
+        f"{actor}.use_kl_loss": True,
+        f"{actor}.kl_loss_coef": term.coef,
+        f"{actor}.kl_loss_type": KL_NAMES.get(term.estimator, term.estimator),
+    }
+
+
+@written_by(write_kl_loss)
+def kl_loss(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the KL penalty in the loss, where it is on."""
+    if switches.kl_loss(foreign):
+        return {}
+    kind = foreign[f"{_ACTOR}.kl_loss_type"]
+    return {
+        "algorithm.kl_loss.estimator": KL_LOSS[kind],
+        "algorithm.kl_loss.coef": foreign[f"{_ACTOR}.kl_loss_coef"],
+    }
+
+
+_FSDP = f"{_ACTOR}.fsdp_config"
+
+
+def write_precision(run: Run) -> Mapping[str, Any]:
+    """Write the dtypes of the parameters and of the computation."""
+    names = {"float32": "fp32", "bfloat16": "bf16"}
+    compute = names.get(run.model.compute_dtype or run.model.dtype)
+    written = {f"{_FSDP}.model_dtype": names[run.model.dtype]}
+    return written if compute is None else written | {f"{_FSDP}.mixed_precision.param_dtype": compute}
+
+
+@written_by(write_precision)
+def precision(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the dtypes: by default verl computes in bfloat16, with parameters in float32."""
+    kinds = (foreign[f"{_FSDP}.{name}"] for name in ("model_dtype", "mixed_precision.param_dtype"))
+    dtype, compute = (PARAMETER_DTYPES[kind] for kind in kinds)
+    return {"model.dtype": dtype, "model.compute_dtype": compute}
+
+
+def write_checkpoint_contents(run: Run) -> Mapping[str, Any]:
+    """Write the saved and the loaded parts of a checkpoint."""
+    parts = {"model": True, "optimizer": run.checkpoint.save_optimizer, "extra": True}
+    parts["hf_model"] = run.checkpoint.export
+    at = f"{_ACTOR}.checkpoint"
+    saved = [name for name, kept in parts.items() if kept]
+    resumed = run.checkpoint.resume_optimizer or not run.checkpoint.save_optimizer
+    loaded = [name for name in saved if name != "hf_model" and (resumed or name != "optimizer")]
+    return {f"{at}.save_contents": saved} | ({} if resumed else {f"{at}.load_contents": loaded})
+
+
+@written_by(write_checkpoint_contents)
+def saved_contents(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the saved parts; Strop always saves the model and the random number generator states. Weights in Hugging
+    Face's format alone are a model, too."""
+    contents = foreign[f"{_ACTOR}.checkpoint.save_contents"]
+    known = ("model", "optimizer", "extra", "hf_model")
+    if not {"model", "hf_model"} & set(contents) or any(part not in known for part in contents):
+        raise foreign.error_for(
+            f"{_ACTOR}.checkpoint.save_contents",
+            f"save_contents is {contents}; the supported parts are {', '.join(known)}, and resuming requires "
+            "'model' or 'hf_model'.",
+        )
+    return {"checkpoint.save_optimizer": "optimizer" in contents, "checkpoint.export": "hf_model" in contents}
+
+
+@written_by(write_checkpoint_contents)
+def loaded_contents(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the loaded parts, which must have been saved; Strop always loads the model and the random number
+    generator states (see without_extra)."""
+    key = f"{_ACTOR}.checkpoint"
+    contents, kept = foreign[f"{key}.load_contents"], foreign[f"{key}.save_contents"]
+    lacking = [part for part in contents if part not in kept]
+    if lacking:
+        raise foreign.error_for(
+            f"{key}.load_contents",
+            f"load_contents has {', '.join(lacking)}, which save_contents does not have: {', '.join(kept)}.",
+        )
+    if "model" in kept and "model" not in contents:
+        raise foreign.error_for(
+            f"{key}.load_contents",
+            "load_contents has no model, which a resumed run always loads; add it. To start a new run from a model's "
+            "weights, write the model's folder as actor_rollout_ref.model.path.",
+        )
+    return {"checkpoint.resume_optimizer": "optimizer" in contents}
+
+
+def without_extra(foreign: ForeignValues) -> str | None:
+    """Notice for a resumed run that restores more than its configuration asks for."""
+    key = f"{_ACTOR}.checkpoint"
+    if "extra" in foreign[f"{key}.load_contents"] or "extra" not in foreign[f"{key}.save_contents"]:
+        return None
+    return (
+        "load_contents has no extra, and a resumed run restores it nevertheless: the state of the random numbers and "
+        "the position in the learning-rate schedule, which verl would start again"
+    )
+
+
+def without_optimizer(foreign: ForeignValues) -> str | None:
+    """Notice for a run whose checkpoints have no optimizer state."""
+    kept = "optimizer" in foreign[f"{_ACTOR}.checkpoint.save_contents"]
+    return None if kept else "without the optimizer state, a resumed run differs from an uninterrupted one"
+
+
+_OVERRIDE = f"{_ACTOR}.megatron.override_transformer_config"
+_AUX, _Z, _BALANCING = (
+    f"{_OVERRIDE}.{name}"
+    for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_load_balancing_type")
+)
+_BALANCED = ("aux_loss", "global_aux_loss")
+_SEQUENCE = "seq_aux_loss"
+
+
+def write_router_loss(run: Run) -> Mapping[str, Any]:
+    section = run.trainer.router_loss
+    if section is None or section.balance_over != "layer":
+        return {}
+    balanced = {_AUX: section.balance_coef, _BALANCING: "global_aux_loss"} if section.balance_coef else {}
+    return balanced | ({_Z: section.z_coef} if section.z_coef else {})
+
+
+@written_by(write_router_loss)
+def router_loss(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the coefficients that are not 0; Megatron sums both losses over layers."""
+    if switches.megatron(foreign):
+        return {}
+    if foreign[_BALANCING] == _SEQUENCE:
+        raise foreign.error_for(
+            _BALANCING,
+            f"{_BALANCING} is {_SEQUENCE}, which balances each sequence on its own; Strop balances an update. Write "
+            "global_aux_loss, or none.",
+        )
+    balance = foreign[_AUX] if foreign[_BALANCING] in _BALANCED else 0
+    found = {"balance_coef": balance, "z_coef": foreign[_Z]}
+    return {f"trainer.router_loss.{name}": value for name, value in found.items() if value}
+
+
+_ROUTER_LOSS = (
+    mapped(
+        _AUX,
+        0,
+        "trainer.router_loss.balance_coef",
+        read=router_loss,
+        value_type=NUMBER,
+        inactive=any_inactive(switches.megatron, unless(_BALANCING, *_BALANCED, _SEQUENCE)),
+        note="verl switches the loss off (type none) for every family but DeepSeek-V3's, unless the type is written",
     ),
     mapped(
-        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        _Z, 0, "trainer.router_loss.z_coef", read=router_loss, value_type=NUMBER, inactive=switches.megatron
+    ),
+    mapped(
+        _BALANCING,
+        "none",
+        "trainer.router_loss.balance_coef",
+        read=router_loss,
+        value_type=one_of("none", *_BALANCED, _SEQUENCE),
+        inactive=switches.megatron,
+        note="aux_loss balances each micro-batch in Megatron, and the update here, as global_aux_loss does",
+    ),
+)
+_PAGE = (
+    placement(f"{_ACTOR}.strategy", "fsdp", ONE_TRAINER, value_type=STRING, supported=only("fsdp", "fsdp2")),
+    mapped(
+        f"{_ACTOR}.ppo_mini_batch_size",
         256,
         "trainer.tasks_per_update",
         read=batches,
@@ -63,7 +285,7 @@ ROWS = (
         note="counts prompts",
     ),
     mapped(
-        "actor_rollout_ref.actor.ppo_micro_batch_size",
+        f"{_ACTOR}.ppo_micro_batch_size",
         None,
         "trainer.microbatch",
         read=micro_batch,
@@ -73,137 +295,65 @@ ROWS = (
         deprecated="write ppo_micro_batch_size_per_gpu, the number per GPU",
     ),
     mapped(
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
         8,
         "trainer.microbatch",
         read=micro_batch,
         inactive=switches.fixed_batch,
         note="counts sequences",
     ),
-    mapped("actor_rollout_ref.actor.use_dynamic_bsz", False, "trainer.microbatch", read=micro_batch),
+    mapped(f"{_ACTOR}.use_dynamic_bsz", False, "trainer.microbatch", read=micro_batch),
     mapped(
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+        f"{_ACTOR}.ppo_max_token_len_per_gpu",
         16384,
         "trainer.microbatch",
         read=micro_batch,
         inactive=switches.dynamic_batch,
         note="counts tokens",
     ),
+    mapped(f"{_ACTOR}.grad_clip", 1.0, "trainer.max_grad_norm", read=clipping, inactive=switches.fsdp),
     mapped(
-        "actor_rollout_ref.actor.grad_clip",
-        1.0,
-        "trainer.max_grad_norm",
-        read=clipping,
-        inactive=switches.fsdp,
-    ),
-    mapped(
-        "actor_rollout_ref.actor.clip_ratio",
-        0.2,
-        "algorithm.policy_loss.clip_low",
-        "algorithm.policy_loss.clip_high",
-        "algorithm.policy_loss.divergence_low",
-        "algorithm.policy_loss.divergence_high",
-        read=policy_loss,
-        inactive=bounds_inactive,
-        warn=clip_ratio_alone,
-        note="the page's bound on both sides; in verl's code clip_ratio_low and clip_ratio_high, 0.2 where not "
-        "set, take precedence; Strop uses clip_ratio where they are not set",
-    ),
-    mapped(
-        "actor_rollout_ref.actor.entropy_coeff",
+        f"{_ACTOR}.entropy_coeff",
         0.0,
         "algorithm.entropy_coef",
         read=entropy,
         inactive=any_inactive(switches.distillation_alone, switches.spin_alone),
     ),
     mapped(
-        "actor_rollout_ref.actor.use_kl_loss",
+        f"{_ACTOR}.use_kl_loss",
         False,
         "algorithm.kl_loss",
         read=kl_loss,
         inactive=any_inactive(switches.distillation_alone, switches.spin_alone),
     ),
-    placement(
-        "actor_rollout_ref.actor.use_torch_compile", True, "nothing is compiled", supported=only(False)
+    placement(f"{_ACTOR}.use_torch_compile", True, "nothing is compiled", supported=only(False)),
+    mapped(
+        f"{_ACTOR}.kl_loss_coef", 0.001, "algorithm.kl_loss.coef", read=kl_loss, inactive=switches.kl_loss
     ),
     mapped(
-        "actor_rollout_ref.actor.kl_loss_coef",
-        0.001,
-        "algorithm.kl_loss.coef",
-        read=kl_loss,
-        inactive=switches.kl_loss,
-    ),
-    mapped(
-        "actor_rollout_ref.actor.kl_loss_type",
+        f"{_ACTOR}.kl_loss_type",
         "low_var_kl",
         "algorithm.kl_loss.estimator",
         read=kl_loss,
         value_type=one_of(*KL_LOSS),
         inactive=switches.kl_loss,
     ),
+    mapped(f"{_ACTOR}.ppo_epochs", 1, "trainer.epochs_per_step", read=epochs, inactive=switches.spin_alone),
     mapped(
-        "actor_rollout_ref.actor.ppo_epochs",
-        1,
-        "trainer.epochs_per_step",
-        read=epochs,
-        inactive=switches.spin_alone,
-    ),
-    mapped(
-        "actor_rollout_ref.actor.data_loader_seed",
+        f"{_ACTOR}.data_loader_seed",
         None,
         "trainer.shuffle_seed",
         value_type=nullable(INTEGER),
         inactive=switches.shuffle,
         note="null means data.seed",
     ),
-    mapped("actor_rollout_ref.actor.shuffle", False, "trainer.shuffle_each_epoch"),
-    layout.ULYSSES,
-    mapped("actor_rollout_ref.actor.optim.lr", 1e-6, "trainer.optimizer.lr"),
+    mapped(f"{_ACTOR}.shuffle", False, "trainer.shuffle_each_epoch"),
+    engine.ULYSSES,
+    engine.MIN_PARAMETERS,
+    *engine.OFFLOAD,
+    engine.SIZE,
     mapped(
-        "actor_rollout_ref.actor.optim.lr_warmup_steps",
-        -1,
-        "trainer.schedule.warmup",
-        read=schedule,
-        value_type=nullable(INTEGER),
-        note="a negative value means that the ratio applies",
-    ),
-    mapped(
-        "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio",
-        0.0,
-        "trainer.schedule.warmup",
-        read=schedule,
-        inactive=switches.warmup_ratio,
-    ),
-    mapped(
-        "actor_rollout_ref.actor.optim.min_lr_ratio",
-        0.0,
-        "trainer.schedule.min_ratio",
-        read=schedule,
-        inactive=switches.cosine,
-    ),
-    mapped(
-        "actor_rollout_ref.actor.optim.num_cycles",
-        0.5,
-        "trainer.schedule.cycles",
-        read=schedule,
-        inactive=switches.cosine,
-    ),
-    mapped(
-        "actor_rollout_ref.actor.optim.warmup_style",
-        "constant",
-        "trainer.schedule.type",
-        read=schedule,
-        value_type=one_of("constant", "cosine"),
-        inactive=switches.fsdp,
-    ),
-    no_effect(
-        "actor_rollout_ref.actor.optim.total_training_steps", -1, OVERWRITTEN, value_type=nullable(INTEGER)
-    ),
-    layout.MIN_PARAMETERS,
-    *layout.OFFLOAD,
-    layout.SIZE,
-    mapped(
-        "actor_rollout_ref.actor.checkpoint.save_contents",
+        f"{_ACTOR}.checkpoint.save_contents",
         ["model", "optimizer", "extra"],
         "checkpoint.save_optimizer",
         "checkpoint.export",
@@ -213,7 +363,7 @@ ROWS = (
         note="hf_model also exports the model as a Hugging Face folder",
     ),
     mapped(
-        "actor_rollout_ref.actor.checkpoint.load_contents",
+        f"{_ACTOR}.checkpoint.load_contents",
         "${actor_rollout_ref.actor.checkpoint.save_contents}",
         "checkpoint.resume_optimizer",
         read=loaded_contents,
@@ -221,28 +371,19 @@ ROWS = (
         warn=without_extra,
         note="without optimizer, a resumed run starts with a fresh optimizer state",
     ),
-    *POLICY_LOSS,
     *not_on_page(
         mapped(
-            "actor_rollout_ref.actor.optim.betas",
-            [0.9, 0.999],
-            "trainer.optimizer.betas",
-            read=betas,
-            value_type=BETAS,
-            inactive=switches.fsdp,
-        ),
-        mapped(
-            "actor_rollout_ref.actor.fsdp_config.model_dtype",
+            f"{_ACTOR}.fsdp_config.model_dtype",
             "fp32",
             "model.dtype",
             "model.compute_dtype",
             read=precision,
             value_type=one_of(*PARAMETER_DTYPES),
-            warn=half_parameters("actor_rollout_ref.actor.fsdp_config.model_dtype"),
+            warn=half_parameters(f"{_ACTOR}.fsdp_config.model_dtype"),
             note="dtype of the parameters",
         ),
         mapped(
-            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
+            f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype",
             "bf16",
             "model.compute_dtype",
             read=precision,
@@ -250,14 +391,147 @@ ROWS = (
             note="dtype of the computation",
         ),
         no_effect(
-            "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype",
+            f"{_ACTOR}.fsdp_config.mixed_precision.buffer_dtype",
             "fp32",
             "buffers, such as rotary frequencies, stay in float32",
             value_type=ANY,
         ),
-        *layout.NOT_ON_PAGE,
-        *router_loss.ROWS,
-        *recomputation.MEGATRON_ROWS,
-        *megatron_parallelism_rows("actor_rollout_ref.actor.megatron", switches.megatron, ()),
+        *engine.NOT_ON_PAGE,
+        engine.TIMEOUT,
+        *RECOMPUTED.megatron_rows("model.gradient_checkpointing", recomputation),
+        *_ROUTER_LOSS,
+        *megatron_parallelism_rows(f"{_ACTOR}.megatron", switches.megatron, ()),
     ),
 )
+_RECOMPUTATION = ("granularity", "method", "num_layers", "modules")
+REFERENCE_ROWS = tuple(
+    no_effect(
+        f"{_REF}.megatron.override_transformer_config.recompute_{name}",
+        UNSET,
+        "the reference model is not trained, so that nothing of it is recomputed",
+        value_type=ANY,
+    )
+    for name in _RECOMPUTATION
+)
+"""Rows of Megatron's options for the reference model, whose forward pass no backward pass follows."""
+_REFERENCE_MODEL = (
+    engine.REF_OFFLOAD,
+    placement(f"{_REF}.fsdp_config.wrap_policy.min_num_params", 0, NO_SHARDS, supported=only(0)),
+    placement(
+        f"{_REF}.log_prob_micro_batch_size",
+        None,
+        TRAINER_MICRO_BATCHES,
+        value_type=nullable(INTEGER),
+        supported=only(None),
+        inactive=any_inactive(switches.reference, switches.ref_fixed),
+    ),
+    placement(
+        f"{_REF}.log_prob_micro_batch_size_per_gpu",
+        16,
+        TRAINER_MICRO_BATCHES,
+        supported=same_as(f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
+        inactive=any_inactive(switches.reference, switches.ref_fixed),
+    ),
+    placement(
+        f"{_REF}.log_prob_use_dynamic_bsz",
+        "${actor_rollout_ref.actor.use_dynamic_bsz}",
+        TRAINER_MICRO_BATCHES,
+        supported=same_as(f"{_ACTOR}.use_dynamic_bsz"),
+        inactive=switches.reference,
+    ),
+    placement(
+        f"{_REF}.log_prob_max_token_len_per_gpu",
+        "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}",
+        TRAINER_MICRO_BATCHES,
+        supported=same_as(f"{_ACTOR}.ppo_max_token_len_per_gpu"),
+        inactive=any_inactive(switches.reference, switches.ref_dynamic),
+    ),
+    placement(
+        f"{_REF}.ulysses_sequence_parallel_size",
+        "${actor_rollout_ref.actor.ulysses_sequence_parallel_size}",
+        "the reference model is divided as the actor is",
+        supported=same_as(f"{_ACTOR}.ulysses_sequence_parallel_size"),
+    ),
+    *not_on_page(
+        placement(
+            f"{_REF}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
+            None,
+            NO_SHARDS,
+            supported=only(None),
+        ),
+        *REFERENCE_ROWS,
+        *megatron_parallelism_rows(f"{_REF}.megatron", any_inactive(switches.reference, switches.megatron)),
+    ),
+)
+
+
+def _quantized_training(section: str, inactive: InactiveCheck | None = None) -> tuple[KeyMapping, ...]:
+    """Rows of quantization-aware training, which changes what is learned."""
+    return (
+        refused(f"{section}.qat.enable", False, NO_QUANTIZED_TRAINING, inactive=inactive),
+        no_effect(f"{section}.qat.*", UNSET, "quantization-aware training is off", value_type=ANY),
+    )
+
+
+WORKER_SETTINGS = not_on_page(
+    *worker_rows(_ACTOR),
+    *worker_rows(_REF, switches.reference),
+    placement_section(f"{_ACTOR}.fsdp_config", NO_SHARDS),
+    placement_section(f"{_REF}.fsdp_config", NO_SHARDS, inactive=switches.reference),
+    *_quantized_training(_ACTOR),
+    *_quantized_training(f"{_ACTOR}.fsdp_config"),
+    default_only(f"{_ACTOR}.use_fused_kernels", UNSET, OWN_KERNELS),
+    default_only(
+        f"{_ACTOR}.use_prefix_grouper", False, "prompts of a group are always shared, with the same gradient"
+    ),
+    default_only(f"{_REF}.use_torch_compile", UNSET, "nothing is compiled", switches.reference),
+    placement(
+        f"{_REF}.strategy",
+        "${actor_rollout_ref.actor.strategy}",
+        "a single process computes its log-probs",
+        value_type=STRING,
+        supported=only("fsdp", "fsdp2"),
+        inactive=switches.reference,
+    ),
+    no_effect(f"{_ACTOR}.calculate_entropy", False, "the metrics always include the entropy"),
+    no_effect(
+        f"{_ACTOR}.calculate_sum_pi_squared", False, "optimal_token_baseline computes it, without this key"
+    ),
+    no_effect(f"{_ACTOR}.freeze_vision_tower", False, "models of text have no vision tower"),
+    no_effect(f"{_ACTOR}.checkpoint.async_save", False, "checkpoints are complete before the next step"),
+    no_effect(f"{_ACTOR}.checkpoint.strict", True, "checkpoints are always complete"),
+    no_effect_section(f"{_ACTOR}.checkpoint.mbridge_config", "there is one checkpoint format"),
+)
+
+
+def is_response_length(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports null and the maximum length of a response."""
+    return value is None or bool(value == foreign["data.max_response_length"])
+
+
+LATER_ACTOR = not_on_page(
+    refused(
+        f"{_ACTOR}.loss_scale_factor",
+        None,
+        "the sum over tokens is divided by data.max_response_length; leave it null",
+        supported=is_response_length,
+        inactive=unless(f"{_ACTOR}.loss_agg_mode", "seq-mean-token-sum-norm"),
+    )
+)
+_MEMORY = "it changes only memory use"
+FILE_ACTOR = not_on_page(
+    no_effect(f"{_REF}.optim.*", UNSET, "the reference model is not trained", value_type=ANY),
+    no_effect(f"{_REF}.param_offload", UNSET, _MEMORY, value_type=ANY),
+    placement_section(f"{_REF}.model", "the reference model is the initial policy"),
+    no_effect("actor_rollout_ref.profiler.*", UNSET, NO_PROFILER, value_type=ANY),
+    no_effect(f"{_ACTOR}.sum_pi_squared_checkpointing", UNSET, _MEMORY, value_type=ANY),
+)
+UNREAD_ACTOR = not_on_page(
+    no_effect(
+        f"{_ACTOR}.model_engine",
+        UNSET,
+        f"{_ACTOR}.strategy and the config group model_engine name the engine",
+        value_type=ANY,
+    )
+)
+ROWS = (*_PAGE, *_REFERENCE_MODEL, *WORKER_SETTINGS, *LATER_ACTOR, *FILE_ACTOR, *UNREAD_ACTOR)

@@ -1,9 +1,4 @@
-"""Units of verl's asynchronous trainers, in Strop's steps: batches, weight versions, staleness and duration.
-
-`trainer_v1` has those of trainer v1. The trainer of `fully_async_policy` trains on `ppo_mini_batch_size` *
-`require_batches` prompts at a time (a step of Strop), and publishes its weights after `trigger_parameter_sync_step` of
-these (a version, by which verl counts evaluations and checkpoints).
-"""
+"""Units of verl's asynchronous trainers, in Strop's steps: batches, weight versions, staleness and duration."""
 
 from __future__ import annotations
 
@@ -11,12 +6,73 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import ForeignValues
-from strop.compat.verl import trainer_v1
+
+V1 = "trainer.v1"
+V1_MODE = f"{V1}.trainer_mode"
+_COLOCATED, SEPARATE = "colocate_async", "separate_async"
+V1_INTERVAL = f"{V1}.{SEPARATE}.parameter_sync_step"
+MINI_BATCH, _BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size", "data.train_batch_size"
+V1_WARMUP = {mode: f"{V1}.{mode}.num_warmup_batches" for mode in (_COLOCATED, SEPARATE)}
+V1_OLDEST = f"{V1}.sampler.max_off_policy_threshold"
+
+
+def async_mode(foreign: ForeignValues) -> str | None:
+    """The asynchronous mode of trainer v1; None for the synchronous trainer."""
+    mode = str(foreign[V1_MODE])
+    return mode if foreign["trainer.use_v1"] and mode in V1_WARMUP else None
+
+
+def _is_separate(foreign: ForeignValues) -> bool:
+    """Whether a step is one mini-batch of verl's, of which a version has several."""
+    return async_mode(foreign) == SEPARATE
+
+
+def v1_steps_per_version(foreign: ForeignValues) -> int:
+    """Steps between two publications of the weights."""
+    return _at_least(foreign, V1_INTERVAL, 1) if _is_separate(foreign) else 1
+
+
+def _v1_tasks_per_step(foreign: ForeignValues) -> int:
+    """Prompts of a mini-batch under `separate_async`. Raises ConfigError where verl does."""
+    size, batch, interval = foreign[MINI_BATCH], foreign[_BATCH], v1_steps_per_version(foreign)
+    if batch != size * interval:
+        raise foreign.error_for(
+            _BATCH,
+            f"{_BATCH} is {batch}, and under {V1_MODE}={SEPARATE} it must be {MINI_BATCH} ({size}) * {V1_INTERVAL} "
+            f"({interval}), {size * interval}; write that.",
+        )
+    return int(size)
+
+
+def v1_synchronizer(foreign: ForeignValues, mode: str) -> Mapping[str, Any]:
+    """Read the explorer: the batch of a step and the further ones are under way with the weights of one version."""
+    further, interval = _at_least(foreign, V1_WARMUP[mode], 0), v1_steps_per_version(foreign)
+    if foreign[V1_OLDEST] < further + 1:
+        raise foreign.error_for(
+            V1_OLDEST,
+            f"{V1_OLDEST} is {foreign[V1_OLDEST]}, and {V1_WARMUP[mode]}={further} lets rollouts span {further + 1} "
+            f"versions of the weights, of which verl drops the oldest; write {further + 1} or a greater number.",
+        )
+    return {
+        "synchronizer.type": "collective",
+        "synchronizer.style.type": "bounded",
+        "synchronizer.style.every": f"{interval} steps",
+        "synchronizer.style.max_staleness": f"{(further + 1) * interval - 1} steps",
+        "synchronizer.style.pause_mode": "abort",
+    }
+
+
+def _at_least(foreign: ForeignValues, key: str, least: int) -> int:
+    value = foreign[key]
+    if value < least:
+        raise foreign.error_for(key, f"{key} is {value}; write {least} or a greater number.")
+    return int(value)
+
 
 _ASYNC = "async_training"
 STALENESS, INTERVAL = f"{_ASYNC}.staleness_threshold", f"{_ASYNC}.trigger_parameter_sync_step"
 REQUIRED, PARTIAL = f"{_ASYNC}.require_batches", f"{_ASYNC}.partial_rollout"
-TOTAL, MINI_BATCH = "rollout.total_rollout_steps", trainer_v1.MINI_BATCH
+TOTAL = "rollout.total_rollout_steps"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
 _PROXIMAL = f"{_ASYNC}.compute_prox_log_prob"
 _HYBRID, _GENERATED = "actor_rollout_ref.hybrid_engine", "data.gen_batch_size"
@@ -41,7 +97,7 @@ def synchronous(foreign: ForeignValues) -> str | None:
 
 def has_mini_batch_steps(foreign: ForeignValues) -> bool:
     """Whether the trainer takes mini-batches from a queue, each a step or a part of one."""
-    return is_fully_async(foreign) or trainer_v1.is_separate(foreign)
+    return is_fully_async(foreign) or _is_separate(foreign)
 
 
 def fully_async(foreign: ForeignValues) -> str | None:
@@ -64,7 +120,7 @@ def unfiltered(foreign: ForeignValues) -> str | None:
 def tasks_per_step(foreign: ForeignValues) -> int:
     """Prompts that the trainer takes from the queue at a time."""
     if not is_fully_async(foreign):
-        return trainer_v1.tasks_per_step(foreign)
+        return _v1_tasks_per_step(foreign)
     return int(_positive(foreign, MINI_BATCH) * _positive(foreign, REQUIRED))
 
 
@@ -72,7 +128,7 @@ def steps_per_version(foreign: ForeignValues) -> int:
     """Steps between two publications of the weights; 1 in verl's synchronous trainer."""
     if is_fully_async(foreign):
         return int(_positive(foreign, INTERVAL))
-    return trainer_v1.steps_per_version(foreign)
+    return v1_steps_per_version(foreign)
 
 
 def _positive(foreign: ForeignValues, key: str) -> float:

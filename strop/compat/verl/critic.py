@@ -3,46 +3,196 @@ actor's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from strop.compat.ledger.key_mapping import (
     UNSET,
+    ForeignValues,
+    KeyMapping,
+    SupportCheck,
     any_inactive,
+    empty,
     mapped,
     never,
+    no_effect,
     not_on_page,
     only,
     placement,
+    placement_section,
     refused,
     same_as,
+    unless,
+    written_by,
 )
-from strop.compat.ledger.placement_notes import ALWAYS_PACKED, NO_SHARDS, ONE_TRAINER
+from strop.compat.ledger.placement_notes import (
+    ALWAYS_PACKED,
+    NO_SHARDS,
+    ONE_TRAINER,
+    OWN_KERNELS,
+    fused_kernels,
+)
 from strop.compat.ledger.value_types import (
+    ANY,
     BETAS,
     INTEGER,
     NUMBER,
     STRING,
     STRING_OR_LIST,
     nullable,
+    number_list,
     one_of,
 )
-from strop.compat.verl import switches
-from strop.compat.verl.critic_converters import (
-    AT,
-    OPTIM,
-    RECOMPUTED,
-    cosine,
-    critic,
-    dynamic_batch,
-    falling,
-    fixed_batch,
-    fsdp,
-    megatron,
-    no_ratio,
-    own_model,
-    wsd,
+from strop.compat.verl import async_units, switches
+from strop.compat.verl.actor import micro_batch_size
+from strop.compat.verl.data import mini_batch_size
+from strop.compat.verl.engine import (
+    ONE_SEED,
+    RecomputedModel,
+    default_only,
+    megatron_parallelism_rows,
+    no_effect_section,
+    worker_rows,
 )
-from strop.compat.verl.fixed_critic_keys import ROWS as FIXED
-from strop.compat.verl.megatron_optimizer import schedule_rows
-from strop.compat.verl.parallelism import megatron_parallelism_rows
+from strop.compat.verl.model import overrides
+from strop.compat.verl.optim import (
+    ADAMW,
+    OVERWRITTEN,
+    _torchtitan_rows,
+    by_steps,
+    fsdp_schedule,
+    megatron_schedule,
+    requires_megatron,
+    schedule_rows,
+    schedule_values,
+)
+from strop.config.schema import Run
+from strop.config.schema.algorithm import PpoConfig
+from strop.config.schema.model import ModelConfig
+
+AT = "algorithm.critic"
+OPTIM = "critic.optim"
+dynamic_batch = any_inactive(switches.gae, unless("critic.use_dynamic_bsz", True))
+fixed_batch = any_inactive(switches.gae, unless("critic.use_dynamic_bsz", False))
+fsdp = any_inactive(switches.gae, unless("critic.strategy", "fsdp", "fsdp2"))
+megatron = any_inactive(switches.gae, unless("critic.strategy", *switches.MEGATRON))
+cosine = any_inactive(fsdp, unless("critic.optim.warmup_style", "cosine"))
+falling = any_inactive(
+    megatron, unless("critic.optim.lr_decay_style", "linear", "cosine", "inverse_square_root", "WSD")
+)
+wsd = any_inactive(megatron, unless("critic.optim.lr_decay_style", "WSD"))
+
+
+def _no_path(foreign: ForeignValues) -> str | None:
+    return "critic.model.path is null" if foreign["critic.model.path"] is None else None
+
+
+def no_ratio(foreign: ForeignValues) -> str | None:
+    """Warm-up steps take precedence over the ratio."""
+    return "critic.optim.lr_warmup_steps takes precedence" if by_steps(foreign, OPTIM) else None
+
+
+own_model = any_inactive(switches.gae, _no_path)
+RECOMPUTED = RecomputedModel("critic.model", "critic", any_inactive(own_model, megatron))
+"""Keys that decide which layers of a critic with a path of its own are recomputed; others are the policy's."""
+
+
+def write_critic(run: Run) -> Mapping[str, Any]:
+    """Write the value model; settings that it does not have are the policy's."""
+    if not isinstance(run.algorithm, PpoConfig):
+        return {}
+    section = run.algorithm.critic
+    size = section.microbatch or run.trainer.microbatch
+    by_tokens = size.unit == "tokens"
+    actor_update = run.trainer.tasks_per_update or run.trainer.tasks_per_step
+    values: dict[str, Any] = {
+        "critic.cliprange_value": section.value_clip,
+        "critic.loss_agg_mode": section.aggregation,
+        "trainer.critic_warmup": section.warmup_steps,
+        "critic.ppo_mini_batch_size": section.tasks_per_update or actor_update,
+        "critic.ppo_epochs": section.epochs_per_step or run.trainer.epochs_per_step,
+        "critic.use_dynamic_bsz": by_tokens,
+        "critic.ppo_max_token_len_per_gpu"
+        if by_tokens
+        else "critic.ppo_micro_batch_size_per_gpu": size.count,
+        "critic.optim.lr": section.optimizer.lr,
+        "critic.optim.weight_decay": section.optimizer.weight_decay,
+    }
+    values |= schedule_values(run, section.schedule, section.optimizer.lr, OPTIM)
+    if requires_megatron(run):
+        values[f"{OPTIM}.clip_grad"] = section.max_grad_norm or 0.0
+    else:
+        values["critic.grad_clip"] = section.max_grad_norm
+        values[f"{OPTIM}.betas"] = list(getattr(section.optimizer, "betas", (0.9, 0.999)))
+    return values | ({} if section.model is None else _write_model(section.model))
+
+
+def _write_model(model: ModelConfig) -> dict[str, Any]:
+    values = {
+        "path": model.path,
+        "tokenizer_path": model.tokenizer,
+        "external_lib": list(model.imports) or None,
+        "enable_gradient_checkpointing": bool(model.gradient_checkpointing),
+        "enable_activation_offload": model.activation_offload,
+        "trust_remote_code": model.trust_remote_code,
+        "fsdp_config.model_dtype": {"float32": "fp32", "bfloat16": "bf16"}[model.dtype],
+    }
+    values |= {f"override_config.{name}": value for name, value in model.override.items()}
+    return {f"critic.model.{name}": value for name, value in values.items()}
+
+
+@written_by(write_critic)
+def critic(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the value model, which starts from the policy's model if no path is set."""
+    if switches.gae(foreign):
+        return {}
+    policys = foreign["actor_rollout_ref.actor.strategy"]
+    if (foreign["critic.strategy"] in switches.MEGATRON) != (policys in switches.MEGATRON):
+        raise foreign.error_for(
+            "critic.strategy",
+            f"critic.strategy is {foreign['critic.strategy']} and actor_rollout_ref.actor.strategy is "
+            f"{policys}; one process trains both, so write the same strategy for both.",
+        )
+    settings = {
+        "head": "normal",
+        "value_clip": foreign["critic.cliprange_value"],
+        "aggregation": foreign["critic.loss_agg_mode"],
+        "warmup_steps": foreign["trainer.critic_warmup"] * async_units.v1_steps_per_version(foreign),
+        "tasks_per_update": mini_batch_size(foreign, "critic.ppo_mini_batch_size"),
+        "epochs_per_step": foreign["critic.ppo_epochs"],
+        "microbatch": micro_batch_size(foreign, "critic"),
+        "max_grad_norm": foreign["critic.grad_clip"],
+        "optimizer.lr": foreign[f"{OPTIM}.lr"],
+        "optimizer.weight_decay": foreign[f"{OPTIM}.weight_decay"],
+    }
+    if fsdp(foreign) is None:
+        settings["optimizer.betas"] = number_list(foreign[f"{OPTIM}.betas"])
+        schedule = fsdp_schedule(foreign, OPTIM)
+    else:
+        settings["max_grad_norm"] = foreign[f"{OPTIM}.clip_grad"] or None
+        schedule = megatron_schedule(foreign, OPTIM)
+    settings |= {f"schedule.{name}": value for name, value in schedule.items()}
+    settings |= {f"model.{name}": value for name, value in _model(foreign).items()}
+    return {f"{AT}.{name}": value for name, value in settings.items()}
+
+
+def _model(foreign: ForeignValues) -> Mapping[str, Any]:
+    if _no_path(foreign):
+        return {}
+    kind = foreign["critic.model.fsdp_config.model_dtype"]
+    libraries = foreign["critic.model.external_lib"]
+    settings = {
+        "path": foreign["critic.model.path"],
+        "tokenizer": foreign["critic.model.tokenizer_path"],
+        "gradient_checkpointing": RECOMPUTED.recomputes(foreign),
+        "activation_offload": RECOMPUTED.offloads(foreign),
+        "trust_remote_code": foreign["critic.model.trust_remote_code"],
+        "imports": [libraries] if isinstance(libraries, str) else libraries or [],
+        "dtype": {"fp32": "float32", "bf16": "bfloat16"}.get(kind, kind),
+        "compute_dtype": "bfloat16",
+    }
+    return settings | {"override": overrides(foreign, "critic.model.override_config")}
+
 
 _RECOMPUTED_FIELD = f"{AT}.model.gradient_checkpointing"
 _MODEL = (
@@ -98,11 +248,7 @@ _MODEL = (
         inactive=own_model,
     ),
     placement(
-        "critic.model.use_remove_padding",
-        False,
-        ALWAYS_PACKED,
-        supported=only(True),
-        inactive=switches.gae,
+        "critic.model.use_remove_padding", False, ALWAYS_PACKED, supported=only(True), inactive=switches.gae
     ),
     *(
         placement(f"critic.{name}", default, NO_SHARDS, supported=only(default, 1), inactive=switches.gae)
@@ -139,12 +285,7 @@ _OPTIMIZER = (
     ),
     mapped(f"{OPTIM}.weight_decay", 0.01, f"{AT}.optimizer.weight_decay", read=critic, inactive=switches.gae),
     mapped(
-        f"{OPTIM}.betas",
-        [0.9, 0.999],
-        f"{AT}.optimizer.betas",
-        read=critic,
-        value_type=BETAS,
-        inactive=fsdp,
+        f"{OPTIM}.betas", [0.9, 0.999], f"{AT}.optimizer.betas", read=critic, value_type=BETAS, inactive=fsdp
     ),
     mapped(
         f"{OPTIM}.lr_warmup_steps",
@@ -271,7 +412,137 @@ _UPDATES = (
     ),
     mapped("critic.cliprange_value", 0.5, f"{AT}.value_clip", read=critic, inactive=switches.gae),
 )
-ROWS = (
+
+
+def _as_the_estimator_needs(foreign: ForeignValues, value: Any) -> bool:
+    """Whether a critic is trained where the estimator reads one."""
+    return value is None or bool(value) == (switches.gae(foreign) is None)
+
+
+_SWITCH = refused(
+    "critic.enable",
+    None,
+    "a critic is trained for algorithm.adv_estimator=gae, and for no other estimator; leave it null",
+    supported=_as_the_estimator_needs,
+)
+_ACTOR = "actor_rollout_ref.actor"
+_CONTENTS = f"{_ACTOR}.checkpoint"
+_FIXED_LOSS = (
+    mapped(
+        "critic.loss_agg_mode",
+        "${actor_rollout_ref.actor.loss_agg_mode}",
+        f"{AT}.aggregation",
+        read=critic,
+        value_type=one_of(
+            "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+        ),
+        inactive=switches.gae,
+        note="aggregation of the value loss",
+    ),
+    refused(
+        "critic.loss_scale_factor",
+        f"${{{_ACTOR}.loss_scale_factor}}",
+        "the sum over tokens is divided by data.max_response_length; leave it null",
+        supported=lambda foreign, value: value in (None, foreign["data.max_response_length"]),
+        inactive=any_inactive(switches.gae, unless("critic.loss_agg_mode", "seq-mean-token-sum-norm")),
+    ),
+    no_effect("critic.kl_ctrl.*", UNSET, "no part of verl reads it", value_type=ANY),
+    refused(
+        "critic.checkpoint.load_contents",
+        f"${{{_CONTENTS}.load_contents}}",
+        f"policy and critic are loaded together; write {_CONTENTS}.load_contents",
+        supported=same_as(f"{_CONTENTS}.load_contents"),
+        value_type=STRING_OR_LIST,
+        inactive=switches.gae,
+    ),
+)
+
+
+def _fixed(key: str, default: Any, reason: str, supported: SupportCheck | None = None) -> KeyMapping:
+    """A refused key that is inactive without a critic."""
+    return refused(f"critic.{key}", default, reason, supported=supported, inactive=switches.gae)
+
+
+_FIXED_OPTIMIZER = (
+    _fixed(
+        "optim.optimizer", "adam", "the critic is trained with AdamW; leave it at its default", only(*ADAMW)
+    ),
+    _fixed("optim.name", "AdamW", "the critic is trained with AdamW; leave it at its default", only(*ADAMW)),
+    no_effect("critic.optim.total_training_steps", -1, OVERWRITTEN, value_type=nullable(INTEGER)),
+    _fixed(
+        "optim.weight_decay_incr_style",
+        "constant",
+        "the critic's weight decay is constant; leave it constant",
+    ),
+    _fixed("optim.zero_indexed_step", True, "the schedule counts steps from 0; leave it True"),
+    _fixed("optim.lr_decay_ratio", 1.0, "the rate decays until the end of the run; write 1.0"),
+    *(
+        mapped(
+            f"{OPTIM}.{name}",
+            0.0,
+            f"{AT}.schedule.{field}",
+            read=critic,
+            inactive=switches.gae,
+            note="a rate, of VeOmni's schedule; a fraction of lr in the run file",
+        )
+        for name, field in (("lr_min", "min_ratio"), ("lr_start", "start_ratio"))
+    ),
+    _fixed(
+        "optim.override_optimizer_config.*",
+        UNSET,
+        "Strop does not know this option of the critic's optimizer; remove it",
+        empty,
+    ),
+    no_effect(
+        "critic.optim.use_checkpoint_opt_param_scheduler", False, "a resumed run always keeps its schedule"
+    ),
+    *(
+        placement(
+            f"critic.optim.{name}",
+            default,
+            "the optimizer's state is in float32",
+            supported=only(default),
+            value_type=ANY,
+            inactive=switches.gae,
+        )
+        for name, default in (
+            ("optimizer_impl", "torch.optim"),
+            ("use_precision_aware_optimizer", False),
+            ("main_grads_dtype", "fp32"),
+            ("exp_avg_dtype", "fp32"),
+            ("exp_avg_sq_dtype", "fp32"),
+            ("use_layer_wise_distributed_optimizer", False),
+        )
+    ),
+)
+_NO_LORA = "critic.model.lora_rank is 0, so that the whole critic is trained"
+_FIXED_MODEL = (
+    *(
+        no_effect(f"critic.model.{name}", UNSET, why, value_type=ANY)
+        for name, why in (
+            ("lora_alpha", _NO_LORA),
+            ("target_modules", _NO_LORA),
+            ("exclude_modules", _NO_LORA),
+            ("lora.*", _NO_LORA),
+            ("mtp.*", "the critic has no heads but that of the value"),
+            ("custom_chat_template", "the critic reads the policy's tokens"),
+            ("hf_config_path", "the model folder's config.json is read"),
+        )
+    ),
+    _fixed("model.lora.rank", 0, "the whole critic is trained; write 0"),
+    _fixed("model.lora_adapter_path", None, "the whole critic is trained; leave it null"),
+    placement(
+        "critic.model.tiled_mlp.enabled",
+        False,
+        "Strop's own kernels",
+        supported=only(False),
+        inactive=switches.gae,
+    ),
+    no_effect("critic.model.tiled_mlp.*", UNSET, "Strop's own kernels are used", value_type=ANY),
+)
+_FIXED = (_SWITCH, *_FIXED_LOSS, *_FIXED_OPTIMIZER, *_FIXED_MODEL)
+"""Rows of the keys, which the seed page does not list."""
+_PAGE = (
     refused(
         "critic.*",
         UNSET,
@@ -279,5 +550,23 @@ ROWS = (
         supported=never,
         inactive=switches.gae,
     ),
-    *not_on_page(*_MODEL, *_OPTIMIZER, *_UPDATES, *FIXED),
+    *not_on_page(*_MODEL, *_OPTIMIZER, *_UPDATES, *_FIXED),
 )
+CRITIC_SETTINGS = not_on_page(
+    *worker_rows("critic", switches.gae),
+    no_effect("critic.data_loader_seed", UNSET, ONE_SEED, value_type=ANY),
+    *(
+        placement_section(f"critic.model.{name}", NO_SHARDS, inactive=switches.gae)
+        for name in ("fsdp_config", "fused_kernel_options", "gradient_checkpointing_kwargs")
+    ),
+    *(
+        fused_kernels(f"critic.model.{name}", value_type=ANY, inactive=switches.gae)
+        for name in ("use_liger", "use_fused_kernels")
+    ),
+    default_only("critic.model.use_shm", False, OWN_KERNELS, switches.gae),
+    no_effect_section("critic.checkpoint.mbridge_config", "critic and policy are saved together"),
+    no_effect("critic.checkpoint.async_save", False, "checkpoints are complete before the next step"),
+)
+LATER_CRITIC = not_on_page(placement("critic.model.lora_rank", 0, OWN_KERNELS, supported=only(0)))
+FILE_CRITIC = not_on_page(*_torchtitan_rows("critic", "algorithm.critic", critic, switches.gae))
+ROWS = (*_PAGE, *CRITIC_SETTINGS, *LATER_CRITIC, *FILE_CRITIC)

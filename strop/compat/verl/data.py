@@ -5,22 +5,66 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from strop.compat.ledger.data_columns import known_columns
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
     KeyMapping,
     ReadFunction,
+    any_inactive,
+    empty,
     mapped,
     no_effect,
     not_on_page,
+    refused,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, STRING, STRING_OR_LIST, nullable, one_of
+from strop.compat.ledger.value_types import ANY, INTEGER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.compat.verl import async_units, switches
-from strop.compat.verl.images import image_columns, require_no_video, write_image_columns
-from strop.compat.verl.serving_engine import serving_engine
+from strop.compat.verl.switches import serving_engine
 from strop.config.schema import Run
 from strop.config.schema.data import CustomDatasetConfig, EvalTasksetConfig
+
+NO_VIDEO = (
+    "Strop trains on text and images, and data.train_files has this column; remove it if no task needs it"
+)
+
+
+def image_columns(foreign: ForeignValues, files: str = "data.train_files") -> dict[str, Any]:
+    """The column of images, which rows may lack as in verl; empty if the files of a key have no such column.
+
+    Of files that cannot be read here, the column is taken from a key that is set.
+    """
+    column = foreign["data.image_key"]
+    if not column:
+        return {}
+    known = _known_columns(foreign, files)
+    has_images = foreign.is_set("data.image_key") if known is None else column in known
+    return {"images": column, "optional_columns": [column]} if has_images else {}
+
+
+def write_image_columns(run: Run) -> Mapping[str, Any]:
+    """Write the column of images."""
+    return {"data.image_key": run.data.train.images} if run.data.train.images else {}
+
+
+def require_no_video(foreign: ForeignValues) -> None:
+    """Raise `ConfigError` if the training files have a column of videos or of audio, under its default name too."""
+    for key in ("data.video_key", "data.audio_key"):
+        if foreign.has_row(key) and not has_no_column(foreign, foreign[key]):
+            raise foreign.error_for(key, f"{key}={foreign[key]!r} is not supported: {NO_VIDEO}.")
+
+
+def has_no_column(foreign: ForeignValues, column: Any) -> bool:
+    """Whether no training file that can be read has the column. Missing files are reported when they are read."""
+    return not column or column not in (_known_columns(foreign, "data.train_files") or ())
+
+
+def _known_columns(foreign: ForeignValues, key: str) -> frozenset[str] | None:
+    """Columns of a key's files that can be read; None if none can."""
+    files = foreign[key]
+    return known_columns([files] if isinstance(files, str) else files or [])
+
 
 _MAX_SAMPLER_TOKENS = 131072
 """Default of `rollout.engine.kv_cache_tokens`, in tokens; longer sequences need a larger KV cache."""
@@ -110,20 +154,6 @@ def limit_of_rows(foreign: ForeignValues, key: str) -> int | None:
     """Maximum number of rows, or None for all of them."""
     count = foreign[key] if foreign.has_row(key) else None
     return count if count is not None and count > 0 else None
-
-
-def write_chat_template(run: Run) -> Mapping[str, Any]:
-    """Write a chat template other than the tokenizer's."""
-    template = run.data.chat_template
-    own = template not in ("tokenizer", "none")
-    return {"actor_rollout_ref.model.custom_chat_template": template} if own else {}
-
-
-@written_by(write_chat_template)
-def chat_template(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the chat template; null means the tokenizer's."""
-    template = foreign["actor_rollout_ref.model.custom_chat_template"]
-    return {} if template is None else {"data.chat_template": template}
 
 
 _TEMPLATE_ARGS = "data.apply_chat_template_kwargs"
@@ -297,7 +327,7 @@ def custom_class_rows(read: ReadFunction, note: str) -> tuple[KeyMapping, ...]:
 
 
 _CUSTOM_CLASS = custom_class_rows(tasksets, "a torch Dataset that returns messages or the tokens of a prompt")
-ROWS = (
+_PAGE = (
     mapped("data.tokenizer", None, "model.tokenizer", value_type=nullable(STRING)),
     mapped(
         "data.train_files",
@@ -362,3 +392,99 @@ ROWS = (
         mapped("data.seed", 1, "seed", note="seeds all random choices, not only the order of the data"),
     ),
 )
+_IMAGES = "the model's own image processor is used, and pixels are made where they are used"
+_TOOLS_IN_PROMPTS = "data.max_prompt_length limits a prompt without the descriptions of the tools"
+
+
+def _no_generation_batch(foreign: ForeignValues) -> str | None:
+    return "data.gen_batch_size is null" if foreign["data.gen_batch_size"] is None else None
+
+
+LATER_DATA = not_on_page(
+    no_effect("data.min_response_length", UNSET, "no version of verl reads it", value_type=ANY),
+    no_effect("data.val_batch_size", None, "all validation prompts are sampled together", value_type=ANY),
+    mapped(
+        "data.gen_batch_size",
+        None,
+        "trainer.tasks_per_step",
+        read=batches,
+        value_type=nullable(INTEGER),
+        inactive=any_inactive(async_units.fully_async, _no_generation_batch),
+        note="prompts of a step; with algorithm.filter_groups.enable, of one sampling round, and "
+        "data.train_batch_size counts the prompts of a step",
+    ),
+    mapped(
+        "data.train_max_samples",
+        -1,
+        "data.train.limit_tasks",
+        read=tasksets,
+        note="-1 means all rows; verl takes a random choice, Strop the first rows",
+    ),
+    mapped(
+        "data.val_max_samples",
+        -1,
+        "data.eval.0.limit_tasks",
+        read=tasksets,
+        note="-1 means all rows; verl takes a random choice, Strop the first rows",
+    ),
+    *(
+        no_effect(f"data.{name}", default, why, value_type=ANY)
+        for name, default, why in (
+            ("use_shm", False, "the data is read from its files"),
+            ("dataloader_num_workers", 8, "rows are read in this process"),
+            ("validation_shuffle", False, "all validation prompts are evaluated, in any order"),
+            ("image_patch_size", 14, _IMAGES),
+            ("return_multi_modal_inputs", True, _IMAGES),
+            ("tool_config_path", UNSET, _TOOLS_IN_PROMPTS),
+            ("function_tool_path", UNSET, _TOOLS_IN_PROMPTS),
+            ("need_tools_kwargs", UNSET, "a row without tools_kwargs is no error"),
+        )
+    ),
+    *(
+        refused(
+            f"data.{name}_key", f"{name}s", NO_VIDEO, supported=has_no_column, value_type=nullable(STRING)
+        )
+        for name in ("video", "audio")
+    ),
+    *(
+        mapped(
+            f"data.mm_processor_kwargs.{name}",
+            None,
+            f"data.images.{name}",
+            value_type=nullable(INTEGER),
+            note="replaces the limit of the model's image processor",
+        )
+        for name in ("min_pixels", "max_pixels")
+    ),
+    refused(
+        "data.mm_processor_kwargs.*",
+        UNSET,
+        "of the image processor's arguments Strop has min_pixels and max_pixels; remove the others",
+        supported=empty,
+    ),
+    mapped(
+        "data.apply_chat_template_kwargs.*",
+        UNSET,
+        "data.chat_template_args",
+        read=template_args,
+        note="variables of the chat template",
+    ),
+    refused(
+        "data.sampler.*",
+        UNSET,
+        (
+            "Strop does not run verl's sampler classes; sort the file and write data.shuffle=False, or a run file with "
+            "data.order: {type: column}, or curriculum or difficulty, which draw tasks by the run's own rewards"
+        ),
+        supported=empty,
+    ),
+    refused(
+        "data.datagen.*",
+        UNSET,
+        "Strop has no generation of tasks during a run; write the tasks to a file",
+        supported=empty,
+    ),
+)
+_CONTINUES = "every turn of a conversation continues the sampled tokens"
+FILE_DATA = not_on_page(no_effect("data.continuous_token.*", UNSET, _CONTINUES, value_type=ANY))
+ROWS = (*_PAGE, *LATER_DATA, *FILE_DATA)

@@ -12,6 +12,7 @@ from strop.compat.ledger.key_mapping import (
     mapped,
     never,
     no_effect,
+    not_on_page,
     only,
     placement,
     refused,
@@ -21,7 +22,7 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
 from strop.compat.verl import switches
-from strop.compat.verl.algorithm_converters import KL
+from strop.compat.verl.algorithm import KL
 from strop.compat.verl.data import step_size
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig, OfflineAlgorithmConfig
@@ -213,7 +214,7 @@ def _differs_after_first_update(foreign: ForeignValues) -> str | None:
     )
 
 
-ROWS = (
+ROWS = not_on_page(
     mapped(f"{_AT}.enabled", False, _FIELD, read=distillation, note="learning from a teacher"),
     mapped(
         f"{_LOSS}.loss_mode",

@@ -30,11 +30,9 @@ from strop.compat.ledger.placement_notes import NATIVE_SAMPLER, NO_RAY, NO_SHARD
 from strop.compat.ledger.reader import apply_converters, check_values, notices_on_error, usage_notes
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
-from strop.compat.verl.data import all_tokens
+from strop.compat.verl.data import all_tokens, image_columns
 from strop.compat.verl.gpus import one_gpu
-from strop.compat.verl.hydra import read_command_line
-from strop.compat.verl.images import image_columns
-from strop.compat.verl.shipped import GENERATION
+from strop.compat.verl.hydra import GENERATION, read_command_line
 from strop.config.load.placement import OverriddenKey, here_requested
 from strop.config.load.schema_faults import value_reason
 from strop.config.schema.generation import GenerationConfig
@@ -46,10 +44,7 @@ _DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp
 def prompts(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the columns of prompts and images; the other columns are copied to the output."""
     columns = {"path": foreign["data.path"], "prompt": foreign["data.prompt_key"], "answer": None}
-    return {
-        "data.train": columns | image_columns(foreign, "data.path"),
-        "data.overlong": "right",
-    }
+    return {"data.train": columns | image_columns(foreign, "data.path"), "data.overlong": "right"}
 
 
 def sampling(foreign: ForeignValues) -> Mapping[str, Any]:
@@ -82,12 +77,7 @@ def precision(foreign: ForeignValues) -> Mapping[str, Any]:
 
 _ROWS = not_on_page(
     placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
-    placement(
-        "trainer.n_gpus_per_node",
-        8,
-        ONE_GPU,
-        supported=one_gpu,
-    ),
+    placement("trainer.n_gpus_per_node", 8, ONE_GPU, supported=one_gpu),
     mapped(
         "data.path",
         "~/data/rlhf/math/test.parquet",
@@ -127,12 +117,7 @@ _ROWS = not_on_page(
     mapped("rollout.temperature", 1.0, "sampling.temperature", read=sampling),
     mapped("rollout.top_k", 50, "sampling.top_k", read=sampling, note="-1 and 0 keep all tokens"),
     mapped("rollout.top_p", 0.7, "sampling.top_p", read=sampling, value_type=NUMBER),
-    mapped(
-        "rollout.prompt_length",
-        1536,
-        "data.max_prompt_tokens",
-        note="longer prompts lose their end",
-    ),
+    mapped("rollout.prompt_length", 1536, "data.max_prompt_tokens", note="longer prompts lose their end"),
     mapped("rollout.response_length", 512, "data.max_response_tokens"),
     placement(
         "rollout.dtype",
@@ -152,11 +137,7 @@ _ROWS = not_on_page(
     ),
     placement("rollout.tensor_model_parallel_size", 1, NO_SHARDS, supported=only(1)),
     placement(
-        "rollout.max_num_batched_tokens",
-        8192,
-        NATIVE_SAMPLER,
-        value_type=nullable(INTEGER),
-        supported=never,
+        "rollout.max_num_batched_tokens", 8192, NATIVE_SAMPLER, value_type=nullable(INTEGER), supported=never
     ),
     placement(
         "rollout.max_model_len",
@@ -174,15 +155,10 @@ _ROWS = not_on_page(
             value_type=nullable(INTEGER),
             supported=always,
         )
-        for name, default in (
-            ("log_prob_micro_batch_size", None),
-            ("log_prob_micro_batch_size_per_gpu", 8),
-        )
+        for name, default in (("log_prob_micro_batch_size", None), ("log_prob_micro_batch_size_per_gpu", 8))
     ),
     refused(
-        "rollout.use_fire_sampling",
-        False,
-        "Strop samples the first token like all others; remove the key",
+        "rollout.use_fire_sampling", False, "Strop samples the first token like all others; remove the key"
     ),
     mapped(
         "rollout.do_sample",
@@ -193,12 +169,7 @@ _ROWS = not_on_page(
     ),
     placement("rollout.disable_log_stats", True, NATIVE_SAMPLER, supported=always),
     placement("rollout.enable_chunked_prefill", True, NATIVE_SAMPLER, supported=always),
-    refused(
-        "rollout.n",
-        1,
-        "write data.n_samples, the number of responses per prompt",
-        value_type=INTEGER,
-    ),
+    refused("rollout.n", 1, "write data.n_samples, the number of responses per prompt", value_type=INTEGER),
     placement(
         "actor.strategy",
         "fsdp",

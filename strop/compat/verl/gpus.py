@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -24,12 +25,23 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE, ONE_TRAINER
 from strop.compat.ledger.value_types import BOOLEAN, one_of
-from strop.compat.verl.serving_engine import devices_per_engine, serving_engine
+from strop.compat.verl.switches import serving_engine
 from strop.config.load.placement import count_cuda_devices
 from strop.config.plan.machine import described_machine
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.inference_engine import ServingEngineConfig
+
+
+def devices_per_engine(foreign: ForeignValues) -> int:
+    """Number of GPUs of one engine; 1 for the native sampler."""
+    name = serving_engine(foreign)
+    sizes = {
+        "vllm": ("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+        "sglang": ("tensor_model_parallel_size",),
+    }
+    return prod(int(foreign[f"actor_rollout_ref.rollout.{size}"]) for size in sizes.get(name or "", ()))
+
 
 _NODES, _GPUS, _DEVICE = "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.device"
 _RELEASE = "actor_rollout_ref.rollout.free_cache_engine"

@@ -8,21 +8,28 @@ from typing import Any
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
+    any_inactive,
+    empty,
     mapped,
     never,
+    no_effect,
     not_on_page,
     only,
     placement,
+    placement_section,
     refused,
+    unless,
     written_by,
 )
-from strop.compat.ledger.placement_notes import ALWAYS_PACKED, fused_kernels
-from strop.compat.ledger.value_types import NUMBER, STRING_OR_LIST, nullable
-from strop.compat.verl import recomputation, switches
+from strop.compat.ledger.placement_notes import ALWAYS_PACKED, OWN_KERNELS, fused_kernels
+from strop.compat.ledger.value_types import ANY, NUMBER, STRING, STRING_OR_LIST, nullable
+from strop.compat.verl import switches
 from strop.compat.verl.data import remote_code
+from strop.compat.verl.engine import RecomputedModel, default_only
 from strop.config.schema import Run
 
-_OVERRIDE = "actor_rollout_ref.model.override_config"
+_MODEL = "actor_rollout_ref.model"
+_OVERRIDE = f"{_MODEL}.override_config"
 _INSIDE = "model_config"
 _OF_MEGATRON = (_INSIDE, "moe_config")
 
@@ -57,13 +64,13 @@ def override_config(foreign: ForeignValues) -> Mapping[str, Any]:
 def write_imports(run: Run) -> Mapping[str, Any]:
     """Write the imports; a single one is written as a string."""
     names = list(run.model.imports)
-    return {"actor_rollout_ref.model.external_lib": names[0] if len(names) == 1 else names or None}
+    return {f"{_MODEL}.external_lib": names[0] if len(names) == 1 else names or None}
 
 
 @written_by(write_imports)
 def imports(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the libraries of the policy and of the reward model, if there is one; each is imported once."""
-    keys = ["actor_rollout_ref.model.external_lib"]
+    keys = [f"{_MODEL}.external_lib"]
     if not switches.reward_model(foreign):
         keys.append("reward_model.model.external_lib")
     libraries = [foreign[key] for key in keys]
@@ -75,7 +82,7 @@ def imports(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def write_lora(run: Run) -> Mapping[str, Any]:
     """Write the LoRA adapter; rank 0 means no adapter."""
-    at, adapter = "actor_rollout_ref.model", run.model.lora
+    at, adapter = _MODEL, run.model.lora
     if adapter is None:
         return {f"{at}.lora_rank": 0}
     return {
@@ -95,11 +102,11 @@ def lora(foreign: ForeignValues) -> Mapping[str, Any]:
     if switches.lora(foreign):
         return {}
     return {
-        "model.lora.rank": foreign["actor_rollout_ref.model.lora_rank"],
-        "model.lora.alpha": foreign["actor_rollout_ref.model.lora_alpha"],
-        "model.lora.targets": foreign["actor_rollout_ref.model.target_modules"],
-        "model.lora.exclude": foreign["actor_rollout_ref.model.exclude_modules"],
-        "model.lora.adapter": foreign["actor_rollout_ref.model.lora_adapter_path"],
+        "model.lora.rank": foreign[f"{_MODEL}.lora_rank"],
+        "model.lora.alpha": foreign[f"{_MODEL}.lora_alpha"],
+        "model.lora.targets": foreign[f"{_MODEL}.target_modules"],
+        "model.lora.exclude": foreign[f"{_MODEL}.exclude_modules"],
+        "model.lora.adapter": foreign[f"{_MODEL}.lora_adapter_path"],
     }
 
 
@@ -113,7 +120,7 @@ _MEGATRON_MODULES = {
 
 
 def _megatron_lora(foreign: ForeignValues) -> Mapping[str, Any]:
-    at = "actor_rollout_ref.model.lora"
+    at = f"{_MODEL}.lora"
     named = foreign[f"{at}.target_modules"]
     modules = [named] if isinstance(named, str) else named
     unknown = [name for name in modules if name not in _MEGATRON_MODULES]
@@ -132,59 +139,74 @@ def _megatron_lora(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-ROWS = (
-    mapped("actor_rollout_ref.model.path", "~/models/deepseek-llm-7b-chat", "model.path"),
+_RECOMPUTED_FIELD = "model.gradient_checkpointing"
+RECOMPUTED = RecomputedModel(_MODEL, "actor_rollout_ref.actor", switches.megatron)
+
+
+def write_recomputation(run: Run) -> Mapping[str, Any]:
+    """Write whether layers are recomputed, and their inputs offloaded."""
+    return {
+        RECOMPUTED.switch: bool(run.model.gradient_checkpointing),
+        RECOMPUTED.offload: run.model.activation_offload,
+    }
+
+
+@written_by(write_recomputation)
+def recomputation(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read what is recomputed and offloaded."""
+    return {
+        _RECOMPUTED_FIELD: RECOMPUTED.recomputes(foreign),
+        "model.activation_offload": RECOMPUTED.offloads(foreign),
+    }
+
+
+SWITCH_ROWS = (
+    mapped(RECOMPUTED.switch, False, _RECOMPUTED_FIELD, read=recomputation),
+    RECOMPUTED.offload_row("model.activation_offload", recomputation),
+)
+_PAGE = (
+    mapped(f"{_MODEL}.path", "~/models/deepseek-llm-7b-chat", "model.path"),
     mapped(
-        "actor_rollout_ref.model.external_lib",
+        f"{_MODEL}.external_lib",
         None,
         "model.imports",
         read=imports,
         value_type=nullable(STRING_OR_LIST),
         note="imported before the model is loaded",
     ),
+    mapped(f"{_MODEL}.override_config.model_config", {}, "model.override", read=override_config),
     mapped(
-        "actor_rollout_ref.model.override_config.model_config",
-        {},
-        "model.override",
-        read=override_config,
-    ),
-    mapped(
-        "actor_rollout_ref.model.override_config.moe_config.freeze_moe_router",
+        f"{_MODEL}.override_config.moe_config.freeze_moe_router",
         False,
         "model.freeze_router",
         inactive=switches.megatron,
     ),
-    *recomputation.SWITCH_ROWS,
+    *SWITCH_ROWS,
     mapped(
-        "actor_rollout_ref.model.trust_remote_code",
+        f"{_MODEL}.trust_remote_code",
         False,
         "model.trust_remote_code",
         read=remote_code,
         note="takes effect only where it is set",
     ),
-    placement(
-        "actor_rollout_ref.model.use_remove_padding",
-        False,
-        ALWAYS_PACKED,
-        supported=only(True),
-    ),
+    placement(f"{_MODEL}.use_remove_padding", False, ALWAYS_PACKED, supported=only(True)),
     *not_on_page(
         mapped(
-            "actor_rollout_ref.model.override_config.*",
+            f"{_MODEL}.override_config.*",
             UNSET,
             "model.override",
             read=override_config,
             note="values of the model's config.json",
         ),
         refused(
-            "actor_rollout_ref.model.override_config.moe_config.*",
+            f"{_MODEL}.override_config.moe_config.*",
             UNSET,
             "the page has no other key for Megatron's mixture of experts; remove it",
             supported=never,
         ),
-        mapped("actor_rollout_ref.model.lora_rank", 0, "model.lora.rank", read=lora),
+        mapped(f"{_MODEL}.lora_rank", 0, "model.lora.rank", read=lora),
         mapped(
-            "actor_rollout_ref.model.lora_alpha",
+            f"{_MODEL}.lora_alpha",
             16,
             "model.lora.alpha",
             read=lora,
@@ -192,7 +214,7 @@ ROWS = (
             inactive=switches.lora,
         ),
         mapped(
-            "actor_rollout_ref.model.target_modules",
+            f"{_MODEL}.target_modules",
             "all-linear",
             "model.lora.targets",
             read=lora,
@@ -200,20 +222,143 @@ ROWS = (
             inactive=switches.lora,
         ),
         mapped(
-            "actor_rollout_ref.model.exclude_modules",
+            f"{_MODEL}.exclude_modules",
             None,
             "model.lora.exclude",
             read=lora,
             value_type=nullable(STRING_OR_LIST),
             inactive=switches.lora,
         ),
-        fused_kernels("actor_rollout_ref.model.use_liger"),
-        fused_kernels("actor_rollout_ref.model.use_fused_kernels"),
-        placement(
-            "actor_rollout_ref.model.use_shm",
-            False,
-            "the model is read from its folder",
-            supported=only(False),
-        ),
+        fused_kernels(f"{_MODEL}.use_liger"),
+        fused_kernels(f"{_MODEL}.use_fused_kernels"),
+        placement(f"{_MODEL}.use_shm", False, "the model is read from its folder", supported=only(False)),
     ),
 )
+
+
+def write_chat_template(run: Run) -> Mapping[str, Any]:
+    """Write a chat template other than the tokenizer's."""
+    template = run.data.chat_template
+    own = template not in ("tokenizer", "none")
+    return {f"{_MODEL}.custom_chat_template": template} if own else {}
+
+
+@written_by(write_chat_template)
+def chat_template(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the chat template; null means the tokenizer's."""
+    template = foreign[f"{_MODEL}.custom_chat_template"]
+    return {} if template is None else {"data.chat_template": template}
+
+
+EARLIER_ROWS = RECOMPUTED.earlier_rows(_RECOMPUTED_FIELD, recomputation)
+LATER_CHAT_TEMPLATE = not_on_page(
+    mapped(
+        f"{_MODEL}.custom_chat_template",
+        None,
+        "data.chat_template",
+        read=chat_template,
+        value_type=nullable(STRING),
+        note="Jinja text; null means the tokenizer's template",
+    )
+)
+_mtp = any_inactive(unless(f"{_MODEL}.mtp.enable", True), unless(f"{_MODEL}.mtp.enable_train", True))
+
+
+def _heads_only(foreign: ForeignValues, value: Any) -> bool:
+    """Whether multi-token prediction does not train the model itself, but only its additional heads."""
+    return not value or bool(foreign[f"{_MODEL}.mtp.detach_encoder"])
+
+
+LATER_MODEL = not_on_page(
+    mapped(
+        f"{_MODEL}.lora_adapter_path",
+        None,
+        "model.lora.adapter",
+        read=lora,
+        value_type=nullable(STRING),
+        inactive=switches.lora,
+        note="PEFT folder of an adapter of the same lora_rank and lora_alpha",
+    ),
+    refused(
+        f"{_MODEL}.hf_config_path",
+        UNSET,
+        (
+            "the model folder's config.json is read; write values that replace "
+            "those in it as +actor_rollout_ref.model.override_config.NAME"
+        ),
+        supported=empty,
+    ),
+    mapped(
+        f"{_MODEL}.lora.rank",
+        0,
+        "model.lora.rank",
+        read=lora,
+        inactive=switches.fsdp_lora,
+        note="LoRA under Megatron",
+    ),
+    mapped(
+        f"{_MODEL}.lora.alpha",
+        32,
+        "model.lora.alpha",
+        read=lora,
+        value_type=NUMBER,
+        inactive=switches.megatron_lora,
+    ),
+    mapped(f"{_MODEL}.lora.dropout", 0.0, "model.lora.dropout", read=lora, inactive=switches.megatron_lora),
+    mapped(
+        f"{_MODEL}.lora.target_modules",
+        ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
+        "model.lora.targets",
+        read=lora,
+        value_type=STRING_OR_LIST,
+        inactive=switches.megatron_lora,
+        note="Megatron's names of the modules",
+    ),
+    refused(
+        f"{_MODEL}.lora.type",
+        "lora",
+        "Strop has no other adapter; leave it lora",
+        inactive=switches.megatron_lora,
+    ),
+    refused(f"{_MODEL}.lora.exclude_modules", [], "write target_modules", inactive=switches.megatron_lora),
+    refused(
+        f"{_MODEL}.lora.adapter_path",
+        None,
+        "write the merged model's folder as the model's path",
+        inactive=switches.megatron_lora,
+    ),
+    no_effect(
+        f"{_MODEL}.lora.*",
+        UNSET,
+        "the adapter starts as in peft, and is merged for the export",
+        value_type=ANY,
+    ),
+    no_effect(f"{_MODEL}.mtp.enable", False, "tokens are sampled and trained one by one"),
+    refused(
+        f"{_MODEL}.mtp.enable_train",
+        False,
+        "multi-token prediction adds a loss; write actor_rollout_ref.model.mtp.detach_encoder=True, with which it "
+        "trains only its own heads, or leave it False",
+        supported=_heads_only,
+        inactive=_mtp,
+    ),
+    no_effect(f"{_MODEL}.mtp.detach_encoder", False, "the additional heads are not trained"),
+    no_effect(f"{_MODEL}.mtp.*", UNSET, "the additional heads are not trained", value_type=ANY),
+)
+MODEL_SETTINGS = not_on_page(
+    placement_section(f"{_MODEL}.fused_kernel_options", OWN_KERNELS),
+    *EARLIER_ROWS,
+    placement_section(f"{_MODEL}.gradient_checkpointing_kwargs", "each layer is recomputed"),
+    default_only(f"{_MODEL}.override_config.attn_implementation", UNSET, OWN_KERNELS),
+    default_only(f"{_MODEL}.tiled_mlp.enabled", False, OWN_KERNELS),
+    placement_section(f"{_MODEL}.tiled_mlp", OWN_KERNELS),
+)
+UNREAD_MODEL = not_on_page(
+    no_effect(
+        f"{_MODEL}.enable_activation_offloading",
+        UNSET,
+        "verl reads enable_activation_offload",
+        value_type=ANY,
+    )
+)
+ROWS = (*_PAGE, *LATER_CHAT_TEMPLATE, *LATER_MODEL, *MODEL_SETTINGS, *UNREAD_MODEL)

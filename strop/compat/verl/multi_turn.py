@@ -9,6 +9,7 @@ from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
     KeyMapping,
+    empty,
     mapped,
     no_effect,
     not_on_page,
@@ -18,7 +19,6 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.ledger.value_types import ANY, INTEGER, STRING, nullable, one_of
 from strop.compat.verl import switches
-from strop.compat.verl.empty_values import is_empty
 from strop.config.schema import Run
 
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
@@ -269,7 +269,7 @@ ROWS = (
             f"{_AGENT}.*",
             UNSET,
             "Strop runs agent loops itself, in the process that samples; leave it null",
-            supported=is_empty,
+            supported=empty,
         ),
         _key("function_tool_path", STRING, "Python file with functions that @function_tool marks"),
         refused(

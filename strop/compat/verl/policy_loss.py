@@ -180,7 +180,7 @@ def aggregation(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"algorithm.aggregation": fixed.get(_mode(foreign), written)}
 
 
-ROWS = not_on_page(
+_LOSS_ROWS = not_on_page(
     *(
         mapped(
             f"{_ACTOR}.clip_ratio_{side}",
@@ -225,7 +225,7 @@ ROWS = not_on_page(
     ),
 )
 """Rows of the seed page's time."""
-LATER_ROWS = (
+LATER_ROWS = not_on_page(
     *(
         mapped(
             f"{_ACTOR}.{key}",
@@ -254,3 +254,31 @@ LATER_ROWS = (
     ),
 )
 """Rows of later versions."""
+
+
+def clip_ratio_alone(foreign: ForeignValues) -> str | None:
+    """On the page, `clip_ratio` bounds both sides; in the code, the keys of the two sides take precedence."""
+    key = f"{_ACTOR}.clip_ratio"
+    sides = [side for side in ("low", "high") if not foreign.is_set(f"{key}_{side}")]
+    if not sides or foreign[key] == 0.2:
+        return None
+    names = " and ".join(f"clip_ratio_{side}" for side in sides)
+    return f"clip_ratio is used, as on verl's page; verl's code uses {names}, 0.2 where not set: write {names}, too"
+
+
+CLIP_RATIO = (
+    mapped(
+        f"{_ACTOR}.clip_ratio",
+        0.2,
+        "algorithm.policy_loss.clip_low",
+        "algorithm.policy_loss.clip_high",
+        "algorithm.policy_loss.divergence_low",
+        "algorithm.policy_loss.divergence_high",
+        read=policy_loss,
+        inactive=bounds_inactive,
+        warn=clip_ratio_alone,
+        note="the page's bound on both sides; in verl's code clip_ratio_low and clip_ratio_high, 0.2 where not "
+        "set, take precedence; Strop uses clip_ratio where they are not set",
+    ),
+)
+ROWS = (*CLIP_RATIO, *_LOSS_ROWS, *LATER_ROWS)

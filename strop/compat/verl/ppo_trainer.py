@@ -12,57 +12,48 @@ from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.compat.verl import (
     actor,
     algorithm,
+    async_training,
     critic,
     data,
-    engine_settings,
-    file_keys,
-    fully_async,
+    distillation,
     gpus,
-    later_keys,
-    later_reward_keys,
-    megatron_optimizer,
-    misplaced_keys,
     model,
     multi_turn,
-    one_step_off,
-    prime,
-    reference_model,
+    optim,
+    policy_loss,
     reward,
     rollout,
+    rollout_correction,
     trainer,
 )
-from strop.compat.verl.hydra import read_command_line
-from strop.compat.verl.shipped import PPO
+from strop.compat.verl.hydra import PPO, read_command_line
 from strop.compat.verl.versions import OTHER_NAMES, dated
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import here_requested
 
-_ROWS = unset_by_null(
-    (
-        *data.ROWS,
-        *one_step_off.ROWS,
-        *fully_async.ROWS,
-        *model.ROWS,
-        *actor.ROWS,
-        *reference_model.ROWS,
-        *rollout.ROWS,
-        *megatron_optimizer.ROWS,
-        *critic.ROWS,
-        *reward.REWARD_MODEL,
-        *reward.CUSTOM_REWARD,
-        *algorithm.ROWS,
-        *trainer.ROWS,
-        *engine_settings.ROWS,
-        *file_keys.ROWS,
-        *later_keys.ROWS,
-        *later_reward_keys.ROWS,
-        *prime.ROWS,
-        *multi_turn.ROWS,
-        *misplaced_keys.ROWS,
+NULL_IS_UNSET = (
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    "critic.ppo_micro_batch_size_per_gpu",
+    "reward_model.micro_batch_size_per_gpu",
+    "reward_model.model.path",
+    "reward_model.model.trust_remote_code",
+    "reward_model.reward_manager",
+    "data.seed",
+    *(
+        f"{at}.optim.{name}"
+        for at in ("actor_rollout_ref.actor", "critic")
+        for name in ("warmup_style", "min_lr_ratio")
     ),
-    file_keys.NULL_IS_UNSET,
 )
-_ALIASES = aliases(_ROWS, OTHER_NAMES | misplaced_keys.NAMES)
+"""Keys that are null in verl's files, where verl takes a default or does not read them."""
+_SECTIONS = (
+    *(data, async_training, model, actor, policy_loss, rollout, optim, critic, reward, algorithm, trainer),
+    *(distillation, rollout_correction, multi_turn),
+)
+_ROWS = unset_by_null((row for section in _SECTIONS for row in section.ROWS), NULL_IS_UNSET)
+_ALIASES = aliases(_ROWS, OTHER_NAMES)
 LEDGER = Ledger("verl", dated(map(gpus.with_gpus, (*_ROWS, *_ALIASES))))
 
 

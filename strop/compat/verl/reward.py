@@ -8,6 +8,7 @@ from typing import Any
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
+    empty,
     mapped,
     no_effect,
     not_on_page,
@@ -18,14 +19,25 @@ from strop.compat.ledger.key_mapping import (
     written_by,
 )
 from strop.compat.ledger.placement_notes import NO_SHARDS
-from strop.compat.ledger.value_types import INTEGER, STRING, STRING_OR_LIST, nullable
+from strop.compat.ledger.value_types import (
+    ANY,
+    INTEGER,
+    NUMBER,
+    NUMBER_LIST,
+    STRING,
+    STRING_OR_LIST,
+    nullable,
+    one_of,
+)
 from strop.compat.verl import switches
 from strop.compat.verl.model import imports
+from strop.compat.verl.optim import by_steps
 from strop.config.schema import Run
+from strop.config.schema.algorithm import PrimeConfig
 from strop.config.schema.reward import RewardModelConfig as Model
 from strop.config.schema.sandbox import SandboxFusionConfig
 
-_MODEL = "reward.models.0"
+_REWARD_MODEL = "reward.models.0"
 BY_SOURCE = "verl_by_source"
 """Built-in reward with verl's extraction rules and values for each of its data sources."""
 _ARGUMENTS = "custom_reward_function.reward_kwargs"
@@ -55,7 +67,7 @@ def reward(foreign: ForeignValues) -> Mapping[str, Any]:
     `data_source`."""
     if not switches.reward_model(foreign):
         _refuse_scoring_function(foreign)
-        return {"reward.models": [model(foreign)]}
+        return {"reward.models": [reward_model(foreign)]}
     path, name = foreign["custom_reward_function.path"], foreign["custom_reward_function.name"]
     if path is not None and name is None:
         raise foreign.error_for(
@@ -114,7 +126,7 @@ def _write_model(run: Run, reward_model: Model) -> Mapping[str, Any]:
     return {f"reward_model.{name}": value for name, value in kept.items()}
 
 
-def model(foreign: ForeignValues) -> dict[str, Any]:
+def reward_model(foreign: ForeignValues) -> dict[str, Any]:
     """Read the reward model, which computes in bfloat16. With the policy's chat template it reads the
     policy's tokens."""
     longest = foreign["data.max_prompt_length"] + foreign["data.max_response_length"]
@@ -187,7 +199,7 @@ REWARD_MODEL = (
     mapped(
         "reward_model.model.input_tokenizer",
         "${actor_rollout_ref.model.path}",
-        _MODEL + ".tokenizer",
+        _REWARD_MODEL + ".tokenizer",
         read=reward,
         value_type=nullable(STRING),
         inactive=switches.reward_model,
@@ -196,7 +208,7 @@ REWARD_MODEL = (
     mapped(
         "reward_model.model.path",
         "~/models/Anomy-RM-v0.1",
-        _MODEL + ".path",
+        _REWARD_MODEL + ".path",
         "algorithm.process_reward.model.path",
         read=reward,
         inactive=switches.no_reward_model,
@@ -213,7 +225,7 @@ REWARD_MODEL = (
     mapped(
         "reward_model.model.trust_remote_code",
         False,
-        _MODEL + ".trust_remote_code",
+        _REWARD_MODEL + ".trust_remote_code",
         read=reward,
         inactive=switches.reward_model,
     ),
@@ -230,7 +242,7 @@ REWARD_MODEL = (
     mapped(
         "reward_model.micro_batch_size_per_gpu",
         16,
-        _MODEL + ".microbatch",
+        _REWARD_MODEL + ".microbatch",
         read=reward,
         inactive=switches.reward_model,
         note="counts sequences",
@@ -238,7 +250,7 @@ REWARD_MODEL = (
     mapped(
         "reward_model.max_length",
         None,
-        _MODEL + ".max_tokens",
+        _REWARD_MODEL + ".max_tokens",
         read=reward,
         value_type=nullable(INTEGER),
         inactive=switches.reward_model,
@@ -308,7 +320,6 @@ REWARD_MODEL = (
         ),
     ),
 )
-
 CUSTOM_REWARD = (
     mapped(
         "custom_reward_function.path",
@@ -328,3 +339,262 @@ CUSTOM_REWARD = (
         inactive=switches.custom_function,
     ),
 )
+_LATER_ROWS = not_on_page(
+    *(
+        no_effect(key, default, why, value_type=ANY)
+        for key, default, why in (
+            (
+                "reward_model.launch_reward_fn_async",
+                False,
+                "responses are always scored while others are sampled",
+            ),
+            ("reward_model.strategy", UNSET, "a single process scores"),
+            ("reward_model.num_workers", UNSET, "responses are scored in parallel"),
+            ("reward.num_workers", 8, "responses are scored in parallel"),
+            ("reward_model.use_dynamic_bsz", UNSET, "it changes only memory use"),
+            ("reward_model.forward_max_token_len_per_gpu", UNSET, "it changes only memory use"),
+            ("reward_model.ulysses_sequence_parallel_size", UNSET, "a single process scores"),
+            ("reward_model.nccl_timeout", UNSET, "a single process scores"),
+            ("reward_model.load_weight", UNSET, "the weights are always loaded"),
+            ("reward_model.profiler.*", UNSET, "Strop does not profile a run"),
+            ("reward_model.megatron.*", UNSET, "a single process scores"),
+            ("reward_model.model.use_shm", UNSET, "the model is read from its folder"),
+            ("reward_model.model.use_remove_padding", UNSET, "sequences are always packed"),
+            ("reward_model.model.use_fused_kernels", UNSET, "Strop's own kernels are used"),
+            ("reward_model.model.fsdp_config.*", UNSET, "a single process scores"),
+            ("reward_model.micro_batch_size", None, "write reward_model.micro_batch_size_per_gpu"),
+            ("reward_model.reward_loop_source", UNSET, "reward_manager names the manager"),
+        )
+    ),
+    *(
+        placement(
+            f"{section}.{name}",
+            UNSET,
+            "the reward model runs in a process of its own on this machine",
+            supported=lambda foreign, value: not value,
+            value_type=ANY,
+            inactive=switches.reward_model,
+        )
+        for section in ("reward_model", "reward.reward_model")
+        for name in ("enable_resource_pool", "n_gpus_per_node", "nnodes", "rollout.*")
+    ),
+    refused(
+        "reward_model.model.type",
+        "discriminative",
+        "a generative model is asked by a reward function; write a run file with reward.judges",
+        inactive=switches.reward_model,
+    ),
+    no_effect("sandbox_fusion.*", UNSET, "reward.sandbox_fusion decides", value_type=ANY),
+    *(
+        refused(
+            f"{section}.{name}",
+            UNSET,
+            (
+                "Strop does not run verl's reward managers; pass a function's options as "
+                "custom_reward_function.reward_kwargs"
+            ),
+            supported=empty,
+        )
+        for section, name in (("reward_model", "reward_kwargs.*"), ("reward", "reward_kwargs.*"))
+    ),
+    *(
+        mapped(
+            f"{section}.reward_kwargs.*",
+            UNSET,
+            "reward.functions.0.args",
+            read=reward,
+            inactive=switches.custom_function,
+            note="keyword arguments of the function",
+        )
+        for section in ("custom_reward_function", "reward.custom_reward_function")
+    ),
+    refused(
+        "reward.reward_manager.source",
+        "register",
+        "Strop does not run a reward manager of your own; write a reward function",
+    ),
+    no_effect("reward.reward_manager.module.*", UNSET, "the manager is a registered one", value_type=ANY),
+    refused("reward_model.reward_loop_module_path", UNSET, "write a reward function", supported=empty),
+    refused("reward_model.reward_loop_class_name", UNSET, "write a reward function", supported=empty),
+)
+UNREAD_REWARD = not_on_page(
+    no_effect(
+        "reward_model.param_offload",
+        UNSET,
+        "verl has it in reward_model.megatron; a single process scores",
+        value_type=ANY,
+    )
+)
+_PRIME_MODEL = "reward_model.model"
+_PRIME_OPTIM = f"{_PRIME_MODEL}.optim"
+_PRIME = "algorithm.process_reward"
+_UPDATE = "reward_model.mini_batch_size"
+_FACTOR = "data.oversample_factor"
+_ACCURACY_BOUNDS = {"accuracy_lower_bound": "min_mean_reward", "accuracy_upper_bound": "max_mean_reward"}
+
+
+def write_prime(run: Run) -> Mapping[str, Any]:
+    """Write the keys of the recipe, whose advantages verl calls `rloo`."""
+    algorithm = run.algorithm
+    if not isinstance(algorithm, PrimeConfig):
+        return {}
+    section, chosen = algorithm.process_reward, algorithm.oversampling
+    tasks = section.tasks_per_update or run.trainer.tasks_per_update or run.trainer.tasks_per_step
+    warmup = section.schedule.warmup
+    steps = warmup.count if warmup.unit == "steps" else -1
+    return {
+        "algorithm.reward_gt_coef": algorithm.outcome_coef,
+        "algorithm.reward_dpo_coef": algorithm.process_coef,
+        "reward_model.enable": True,
+        f"{_PRIME_MODEL}.path": (section.model or run.model).path,
+        f"{_PRIME_MODEL}.update": "before" if section.update_first else "after",
+        f"{_PRIME_MODEL}.beta_train": section.beta,
+        "reward_model.prime_norm": "batch_norm" if section.normalize else "none",
+        _UPDATE: tasks * algorithm.rollouts_per_task,
+        f"{_PRIME_OPTIM}.lr": section.optimizer.lr,
+        f"{_PRIME_OPTIM}.weight_decay": section.optimizer.weight_decay,
+        f"{_PRIME_OPTIM}.grad_clip": section.max_grad_norm,
+        f"{_PRIME_OPTIM}.lr_warmup_steps": steps,
+        f"{_PRIME_OPTIM}.lr_warmup_steps_ratio": warmup.count / 100 if warmup.unit == "%" else 0.0,
+        _FACTOR: chosen.factor if chosen else 1,
+        **(
+            {f"data.{key}": getattr(chosen, name) for key, name in _ACCURACY_BOUNDS.items()} if chosen else {}
+        ),
+        **({"data.filter_truncate": chosen.prefer_complete} if chosen else {}),
+    }
+
+
+@written_by(write_prime)
+def prime(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the recipe, where one of its keys is set. The learning rate is constant after its warm-up."""
+    if switches.prime(foreign):
+        return {}
+    settings = {
+        "model.path": foreign[f"{_PRIME_MODEL}.path"] if foreign.is_set(f"{_PRIME_MODEL}.path") else None,
+        "beta": foreign[f"{_PRIME_MODEL}.beta_train"],
+        "normalize": foreign["reward_model.prime_norm"] == "batch_norm",
+        "update_first": foreign[f"{_PRIME_MODEL}.update"] == "before",
+        "tasks_per_update": _tasks_per_update(foreign),
+        "max_grad_norm": foreign[f"{_PRIME_OPTIM}.grad_clip"],
+        "optimizer.lr": foreign[f"{_PRIME_OPTIM}.lr"],
+        "optimizer.weight_decay": foreign[f"{_PRIME_OPTIM}.weight_decay"],
+        "schedule.interval": "steps",
+        "schedule.warmup": _prime_warmup(foreign),
+    }
+    if foreign[f"{_PRIME_OPTIM}.betas"] is not None:
+        settings["optimizer.betas"] = foreign[f"{_PRIME_OPTIM}.betas"]
+    return {
+        "algorithm.outcome_coef": foreign["algorithm.reward_gt_coef"],
+        "algorithm.process_coef": foreign["algorithm.reward_dpo_coef"],
+        **{f"{_PRIME}.{name}": value for name, value in settings.items() if value is not None},
+        **_oversampling(foreign),
+    }
+
+
+def _prime_warmup(foreign: ForeignValues) -> str:
+    if by_steps(foreign, _PRIME_OPTIM):
+        return f"{foreign[f'{_PRIME_OPTIM}.lr_warmup_steps']} steps"
+    return f"{foreign[f'{_PRIME_OPTIM}.lr_warmup_steps_ratio'] * 100} %"
+
+
+def _tasks_per_update(foreign: ForeignValues) -> int:
+    """The reward model's batch size counts responses; verl splits a step's responses by it."""
+    responses, each = int(foreign[_UPDATE]), int(foreign["actor_rollout_ref.rollout.n"])
+    tasks = int(foreign["data.train_batch_size"])
+    if responses % each and responses < tasks * each:
+        raise foreign.error_for(
+            _UPDATE,
+            f"{_UPDATE} ({responses}) counts responses, and actor_rollout_ref.rollout.n is {each}: an update would end "
+            f"within the responses to one prompt. Write a multiple of {each}.",
+        )
+    return min(responses // each, tasks)
+
+
+def _oversampling(foreign: ForeignValues) -> dict[str, Any]:
+    factor = float(foreign[_FACTOR])
+    if factor == 1:
+        return {}
+    if not factor.is_integer() or factor < 1:
+        raise foreign.error_for(
+            _FACTOR,
+            f"{_FACTOR} is {factor}; Strop samples a whole number of tasks for each: write 2 or more.",
+        )
+    at = "algorithm.oversampling"
+    bounds = {f"{at}.{field}": foreign[f"data.{key}"] for key, field in _ACCURACY_BOUNDS.items()}
+    return {f"{at}.factor": int(factor), **bounds, f"{at}.prefer_complete": foreign["data.filter_truncate"]}
+
+
+def _prime_row(key: str, default: Any, field: str, value_type: Any = None, note: str = "") -> Any:
+    return mapped(key, default, field, read=prime, value_type=value_type, inactive=switches.prime, note=note)
+
+
+_PRIME_ROWS = not_on_page(
+    _prime_row("algorithm.reward_gt_coef", 5.0, "algorithm.outcome_coef"),
+    _prime_row("algorithm.reward_dpo_coef", 5.0, "algorithm.process_coef"),
+    _prime_row(
+        f"{_PRIME_MODEL}.update",
+        "before",
+        f"{_PRIME}.update_first",
+        one_of("before", "after"),
+        "one of the keys that select PRIME: also beta_train, optim, reward_gt_coef, reward_dpo_coef, and "
+        "data.filter_accuracy",
+    ),
+    _prime_row(f"{_PRIME_MODEL}.beta_train", 0.05, f"{_PRIME}.beta"),
+    refused(
+        f"{_PRIME_MODEL}.loss_type",
+        "ce",
+        "the recipe's other losses need a method of update that its own configuration does not have; write ce",
+        inactive=switches.prime,
+    ),
+    refused(
+        f"{_PRIME_MODEL}.ref_path",
+        "${reward_model.model.path}",
+        "the reference is the model that the process reward model starts from; remove it",
+        supported=same_as(f"{_PRIME_MODEL}.path"),
+        inactive=switches.prime,
+    ),
+    no_effect(f"{_PRIME_MODEL}.ref_type", "freeze", "the reference is never trained"),
+    no_effect(f"{_PRIME_MODEL}.tokenizer_path", None, "the model reads the policy's tokens", value_type=ANY),
+    no_effect(
+        f"{_PRIME_MODEL}.enable_gradient_checkpointing", None, "it changes only memory use", value_type=ANY
+    ),
+    no_effect(f"{_PRIME_MODEL}.fused_kernel_options.*", None, "Strop's own kernels are used", value_type=ANY),
+    _prime_row("reward_model.prime_norm", "batch_norm", f"{_PRIME}.normalize", one_of("batch_norm", "none")),
+    refused(
+        "reward_model.prime_granularity",
+        "token",
+        "a reward for a whole response is that of the outcome; write token",
+        inactive=switches.prime,
+    ),
+    _prime_row(
+        _UPDATE,
+        "${actor_rollout_ref.actor.ppo_mini_batch_size}",
+        f"{_PRIME}.tasks_per_update",
+        INTEGER,
+        "counts responses, unlike ppo_mini_batch_size",
+    ),
+    _prime_row(f"{_PRIME_OPTIM}.lr", 1e-6, f"{_PRIME}.optimizer.lr"),
+    _prime_row(f"{_PRIME_OPTIM}.weight_decay", 0.0, f"{_PRIME}.optimizer.weight_decay"),
+    _prime_row(f"{_PRIME_OPTIM}.betas", None, f"{_PRIME}.optimizer.betas", nullable(NUMBER_LIST)),
+    _prime_row(f"{_PRIME_OPTIM}.grad_clip", 10.0, f"{_PRIME}.max_grad_norm"),
+    _prime_row(f"{_PRIME_OPTIM}.lr_warmup_steps", -1, f"{_PRIME}.schedule.warmup", nullable(INTEGER)),
+    _prime_row(f"{_PRIME_OPTIM}.lr_warmup_steps_ratio", 0.0, f"{_PRIME}.schedule.warmup", NUMBER),
+    *(
+        no_effect(f"{_PRIME_OPTIM}.{name}", None, "the recipe's learning rate is constant", value_type=ANY)
+        for name in ("min_lr_ratio", "warmup_style", "lr_scheduler_type", "total_training_steps")
+    ),
+    refused(
+        "data.filter_accuracy",
+        True,
+        "oversampling prefers groups of medium accuracy; write data.oversample_factor=1 for none",
+        supported=lambda foreign, value: value or foreign[_FACTOR] == 1,
+        inactive=switches.prime,
+    ),
+    *(
+        _prime_row(f"data.{key}", default, f"algorithm.oversampling.{_ACCURACY_BOUNDS[key]}")
+        for key, default in (("accuracy_lower_bound", 0.2), ("accuracy_upper_bound", 0.8))
+    ),
+    _prime_row("data.filter_truncate", True, "algorithm.oversampling.prefer_complete"),
+    _prime_row(_FACTOR, 4.0, "algorithm.oversampling.factor", note="1 means none"),
+)
+ROWS = (*REWARD_MODEL, *CUSTOM_REWARD, *_LATER_ROWS, *UNREAD_REWARD, *_PRIME_ROWS)

@@ -5,11 +5,20 @@ from __future__ import annotations
 from strop.compat.ledger.key_mapping import ForeignValues, InactiveCheck, added_since, any_inactive, unless
 from strop.compat.verl import async_units
 
+SERVING_ENGINES = ("vllm", "sglang")
+"""Engines that answer requests, of which `--here` has none."""
+
+
+def serving_engine(foreign: ForeignValues) -> str | None:
+    """The serving engine that the configuration asks for and `--here` does not replace."""
+    key = "actor_rollout_ref.rollout.name"
+    asked = foreign.is_set(key) and foreign[key] in SERVING_ENGINES and not foreign.here
+    return foreign[key] if asked else None
+
+
 _CORRECTION = "algorithm.rollout_correction"
 REWARD_OF_ONE = ("grpo", "grpo_vectorized", "rloo")
 """Estimators for which the advantage of the only response to a prompt is its reward."""
-
-
 is_bypass = async_units.is_bypass
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from strop.compat.ledger.key_mapping import (
+    UNSET,
     ForeignValues,
     always,
     mapped,
@@ -13,11 +14,14 @@ from strop.compat.ledger.key_mapping import (
     not_on_page,
     only,
     placement,
+    placement_section,
     written_by,
 )
-from strop.compat.ledger.value_types import INTEGER, STRING, STRING_OR_LIST, ValueType, nullable, one_of
+from strop.compat.ledger.placement_notes import NO_RAY
+from strop.compat.ledger.value_types import ANY, INTEGER, STRING, STRING_OR_LIST, ValueType, nullable, one_of
 from strop.compat.verl import async_units, gpus, switches
-from strop.compat.verl.critic_converters import critic
+from strop.compat.verl.critic import critic
+from strop.compat.verl.engine import NO_PROFILER, no_effect_section
 from strop.config.schema import Run
 from strop.config.schema.record import MonitorName
 from strop.config.step_arithmetic import to_steps
@@ -27,14 +31,7 @@ _MONITORS = get_args(MonitorName)
 """Monitors of the run file."""
 _LOCAL_MONITORS = ("console", "tensorboard")
 """Monitors that need no further package and no service: those of a run that does not set the key."""
-_OTHER_MONITORS = (
-    "vemlp_wandb",
-    "clearml",
-    "trackio",
-    "file",
-    "rl_logging_board",
-    "json_eval",
-)
+_OTHER_MONITORS = ("vemlp_wandb", "clearml", "trackio", "file", "rl_logging_board", "json_eval")
 """verl's further monitors, which a run without them does not need: they only show metrics."""
 MONITOR_NAMES = ValueType(
     STRING_OR_LIST.description, lambda value: value == [] or STRING_OR_LIST.accepts(value)
@@ -42,8 +39,6 @@ MONITOR_NAMES = ValueType(
 """Type of `trainer.logger`; an empty list means no monitor."""
 _ALL_ANSWERS = 1_000_000
 """Number of responses that shows all of an evaluation."""
-
-
 _LENGTHS = {"steps": "trainer.total_training_steps", "epochs": "trainer.total_epochs"}
 _UNREACHED_EPOCHS = 1_000_000
 """Number of epochs that is written where only the number of steps ends a run."""
@@ -295,7 +290,7 @@ RESUME = (
         inactive=switches.resume_path,
     ),
 )
-ROWS = (
+_PAGE = (
     mapped("trainer.total_epochs", 30, "trainer.duration", read=duration),
     mapped("trainer.project_name", "verl_examples", "project", read=folder),
     mapped("trainer.experiment_name", "gsm8k", "name", read=folder),
@@ -317,6 +312,7 @@ ROWS = (
     ),
     gpus.NODES,
     gpus.GPUS,
+    *not_on_page(gpus.DEVICE),
     mapped(
         "trainer.save_freq", -1, "checkpoint.every", read=checkpointing, note="counts steps; -1 means never"
     ),
@@ -377,3 +373,63 @@ ROWS = (
         ),
     ),
 )
+LATER_TRAINER = not_on_page(
+    no_effect(
+        "trainer.max_critic_ckpt_to_keep", None, "policy and critic are saved together", value_type=ANY
+    ),
+    mapped(
+        "trainer.rollout_data_dir",
+        None,
+        "record.rollouts_every",
+        read=rollout_files,
+        value_type=nullable(STRING),
+        note="the rollouts of every step are written to the run folder, as Parquet",
+    ),
+    no_effect(
+        "trainer.validation_data_dir", None, "the run folder has the validation responses", value_type=ANY
+    ),
+    mapped(
+        "trainer.val_only",
+        False,
+        "mode",
+        read=mode,
+        note="evaluates the initial model and the checkpoints of trainer.default_local_dir, and does not train",
+    ),
+)
+CLUSTER_SETTINGS = not_on_page(
+    no_effect("hydra.*", UNSET, "the run folder is trainer.default_local_dir", value_type=ANY),
+    no_effect(
+        "model_engine",
+        "dp",
+        "the strategies of actor, critic and reference model follow from it",
+        value_type=STRING,
+    ),
+    *(placement_section(section, NO_RAY) for section in ("ray_kwargs", "ray_init", "transfer_queue")),
+    no_effect_section("global_profiler", NO_PROFILER),
+    *(
+        no_effect_section(f"trainer.{name}", NO_PROFILER)
+        for name in ("controller_nsight_options", "worker_nsight_options")
+    ),
+    no_effect("trainer.profile_steps", None, NO_PROFILER, value_type=ANY),
+    no_effect_section("trainer.npu_profile", NO_PROFILER),
+    no_effect("trainer.esi_redundant_time", 0, "a run saves when it receives SIGTERM", value_type=ANY),
+    no_effect("trainer.use_legacy_worker_impl", UNSET, "there is one implementation", value_type=ANY),
+    no_effect("trainer.use_v1", True, "there is one trainer"),
+)
+_STORE = "it sizes a store between verl's processes"
+UNREAD_TRAINER = not_on_page(
+    *(
+        no_effect(f"trainer.{name}", UNSET, why, value_type=ANY)
+        for name, why in (
+            ("tensorboard_dir", "verl reads the variable TENSORBOARD_DIR; the events are in the run folder"),
+            ("rl_logging_board_dir", "rollouts are recorded in the run folder"),
+            ("log_freq", "metrics are written after every step"),
+            ("worker_env.*", "set the variables in the shell that starts the run"),
+            ("num_global_batch", _STORE),
+            ("num_data_storage_units", _STORE),
+            ("num_data_controllers", _STORE),
+            ("debug", "it starts a debugger in the recipe's process"),
+        )
+    )
+)
+ROWS = (*_PAGE, *LATER_TRAINER, *CLUSTER_SETTINGS, *UNREAD_TRAINER)

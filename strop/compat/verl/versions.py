@@ -6,11 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from strop.compat.ledger.key_mapping import KeyMapping
-from strop.compat.verl.file_keys import MUON
+from strop.compat.verl.optim import MUON
 
+_LOSS = "actor_rollout_ref.actor.policy_loss"
+MISPLACED = {
+    "actor_rollout_ref.actor.loss_mode": f"{_LOSS}.loss_mode",
+    **{
+        f"actor_rollout_ref.actor.{name}": f"{_LOSS}.{name}"
+        for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")
+    },
+}
+"""Keys that a recipe sets outside the section in which verl reads them, with the key in that section."""
 _BUFFER = "reward_model.reward_kwargs.overlong_buffer_cfg"
 _ACTOR = "actor_rollout_ref.actor"
 OTHER_NAMES = {
+    **MISPLACED,
     **{
         f"reward_model.overlong_buffer.{name}": f"{_BUFFER}.{name}"
         for name in ("enable", "len", "penalty_factor", "log")

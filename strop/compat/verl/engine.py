@@ -1,0 +1,459 @@
+"""verl's engines that train: how a model is divided over the trainer's ranks, which of its layers are recomputed,
+and the rows that actor, critic and reference model share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from strop.compat.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    InactiveCheck,
+    KeyMapping,
+    ReadFunction,
+    always,
+    any_inactive,
+    mapped,
+    no_effect,
+    not_on_page,
+    only,
+    placement,
+    placement_section,
+    refused,
+    unless,
+    written_by,
+)
+from strop.compat.ledger.placement_notes import (
+    ALWAYS_PACKED,
+    NO_QUANTIZED_TRAINING,
+    NO_SHARDS,
+    ONE_MACHINE,
+    OWN_KERNELS,
+)
+from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING_OR_LIST, ValueType, nullable, one_of
+from strop.compat.verl import switches
+from strop.compat.verl.gpus import gpus, uses_gpus
+from strop.config.schema import Run
+from strop.config.schema.training_engine import Fsdp2EngineConfig
+
+_HALF = ("fp16", "float16")
+PARAMETER_DTYPES = {
+    "fp32": "float32",
+    "float32": "float32",
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    **dict.fromkeys(_HALF, "float32"),
+}
+"""Data type of `model.dtype` for each name. All float16 values are float32 values."""
+
+
+def half_parameters(key: str) -> InactiveCheck:
+    """Notice for parameters in float16, in which AdamW's state of small gradients is 0."""
+
+    def notice(foreign: ForeignValues) -> str | None:
+        if foreign[key] not in _HALF:
+            return None
+        return (
+            "parameters in float16 are trained in float32, which takes twice their memory: the squares of small "
+            "gradients are 0 in float16, and AdamW divides by them"
+        )
+
+    return notice
+
+
+NO_PROFILER = "Strop does not profile a run; the metrics have the time of every part of a step"
+ONE_SEED = "data.seed seeds all random choices"
+ONE_ROUTING = "sampler and trainer compute with one model, so they route alike"
+
+
+def default_only(key: str, default: Any, instead: str, inactive: InactiveCheck | None = None) -> KeyMapping:
+    """A placement key of which only the default needs no replacement."""
+    return placement(key, default, instead, supported=only(default), value_type=ANY, inactive=inactive)
+
+
+def no_effect_section(section: str, why: str) -> KeyMapping:
+    return no_effect(f"{section}.*", UNSET, why, value_type=ANY)
+
+
+def worker_rows(section: str, inactive: InactiveCheck | None = None) -> tuple[KeyMapping, ...]:
+    """Rows that actor, critic and reference model share."""
+    return (
+        no_effect_section(f"{section}.profiler", NO_PROFILER),
+        no_effect_section(f"{section}.profile", NO_PROFILER),
+        no_effect(f"{section}.rollout_n", UNSET, "actor_rollout_ref.rollout.n applies", value_type=ANY),
+        default_only(f"{section}.nccl_timeout", 600, ONE_MACHINE, inactive),
+        default_only(f"{section}.entropy_checkpointing", False, OWN_KERNELS, inactive),
+        default_only(f"{section}.entropy_from_logits_with_chunking", False, OWN_KERNELS, inactive),
+        default_only(f"{section}.entropy_from_logits_chunk_size", 2048, OWN_KERNELS, inactive),
+        default_only(f"{section}.pad_to_length", False, ALWAYS_PACKED, inactive),
+        placement(f"{section}.use_remove_padding", UNSET, ALWAYS_PACKED, supported=always, value_type=ANY),
+        *(
+            placement_section(f"{section}.{engine}", NO_SHARDS, inactive=inactive)
+            for engine in ("fsdp", "veomni", "torchtitan", "automodel", "mindspeed", "engine")
+        ),
+        placement_section(f"{section}.router_replay", ONE_ROUTING, inactive=inactive),
+        refused(
+            f"{section}.load_weight", True, "the weights are always loaded; leave it True", inactive=inactive
+        ),
+    )
+
+
+ROUTER_LOSSES = ("moe_aux_loss_coeff", "moe_z_loss_coeff")
+"""Coefficients of the routers' losses, which Strop has for the actor."""
+_LOSSES = ("dsa_indexer_loss_coeff", "mtp_loss_scaling_factor")
+"""Coefficients of losses that Megatron adds to the training loss."""
+_DROPOUTS = ("attention_dropout", "hidden_dropout")
+_BIAS = "moe_router_bias_update_rate"
+
+
+def megatron_parallelism_rows(
+    section: str, inactive: InactiveCheck, unsupported_losses: Sequence[str] = ROUTER_LOSSES
+) -> tuple[KeyMapping, ...]:
+    """Rows of a `megatron` section: all of its keys are placement, except those that change the training.
+
+    `unsupported_losses` are coefficients that the section may only have at 0, in addition to those that no section
+    may have.
+    """
+    override = f"{section}.override_transformer_config"
+    return (
+        *(
+            _off(f"{override}.{name}", "Strop adds no such loss to the algorithm's loss", inactive)
+            for name in (*unsupported_losses, *_LOSSES)
+        ),
+        *(
+            _off(
+                f"{override}.{name}",
+                "write +actor_rollout_ref.model.override_config.attention_dropout for a model that has it",
+                inactive,
+            )
+            for name in _DROPOUTS
+        ),
+        _off(f"{override}.{_BIAS}", "Strop does not change a router's bias outside the optimizer", inactive),
+        refused(
+            f"{section}.qat.enable",
+            UNSET,
+            NO_QUANTIZED_TRAINING,
+            supported=lambda foreign, value: not value,
+            inactive=inactive,
+        ),
+        placement_section(section, NO_SHARDS, inactive=inactive),
+    )
+
+
+def _off(key: str, reason: str, inactive: InactiveCheck) -> KeyMapping:
+    """A key that may only have a value that switches it off."""
+    return refused(key, UNSET, f"{reason}; write 0", supported=_is_off, inactive=inactive)
+
+
+def _is_off(foreign: ForeignValues, value: Any) -> bool:
+    return not value
+
+
+_FULL = "Strop recomputes every layer, each from its own input; the results are the same"
+_SELECTIVE = (
+    "Strop keeps the results of matrix products and attention kernels and recomputes the rest of each layer; the "
+    "results are the same"
+)
+_OFFLOADED = "the inputs of recomputed layers are offloaded; write enable_gradient_checkpointing=True"
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputedModel:
+    """Keys of one trained model, and the check of Megatron's."""
+
+    section: str
+    """Section of the model, such as `critic.model`."""
+    engine: str
+    """Section of its engine's settings, such as `critic`."""
+    megatron: InactiveCheck
+    """Check that finds Megatron's keys of this model inactive."""
+
+    @property
+    def switch(self) -> str:
+        """Key of all engines that recomputes the layers."""
+        return f"{self.section}.enable_gradient_checkpointing"
+
+    @property
+    def offload(self) -> str:
+        """Key that offloads the inputs of recomputed layers."""
+        return f"{self.section}.enable_activation_offload"
+
+    @property
+    def earlier(self) -> str:
+        """Prefix of Megatron's keys in earlier versions, which have an effect where the switch is on."""
+        return f"{self.section}.gradient_checkpointing_kwargs.activations_checkpoint"
+
+    @property
+    def later(self) -> str:
+        """Prefix of Megatron's own options."""
+        return f"{self.engine}.megatron.override_transformer_config.recompute"
+
+    def granularity(self, foreign: ForeignValues) -> str | None:
+        """Megatron's granularity: `full`, `selective` or None."""
+        if self.megatron(foreign):
+            return None
+        found: str | None = foreign[f"{self.later}_granularity"]
+        return found or (foreign[f"{self.earlier}_granularity"] if foreign[self.switch] else None)
+
+    def recomputes(self, foreign: ForeignValues) -> bool | Literal["selective"]:
+        """Value of `gradient_checkpointing`."""
+        granularity = self.granularity(foreign)
+        return "selective" if granularity == "selective" else bool(granularity or foreign[self.switch])
+
+    def offloads(self, foreign: ForeignValues) -> bool:
+        """Value of `activation_offload`."""
+        return bool(foreign[self.offload] and self.recomputes(foreign))
+
+    def offload_row(
+        self, field: str, read: ReadFunction, inactive: InactiveCheck | None = None
+    ) -> KeyMapping:
+        """Row of the key that offloads inputs."""
+        return placement(
+            self.offload,
+            False,
+            _OFFLOADED,
+            supported=lambda foreign, value: not value or bool(self.recomputes(foreign)),
+            fields=(field,),
+            read=read,
+            inactive=inactive,
+        )
+
+    def earlier_rows(self, field: str, read: ReadFunction) -> tuple[KeyMapping, ...]:
+        """Rows of Megatron's keys in earlier versions."""
+        return not_on_page(*self._rows(self.earlier, field, read))
+
+    def megatron_rows(self, field: str, read: ReadFunction) -> tuple[KeyMapping, ...]:
+        """Rows of Megatron's own options."""
+        modules = mapped(
+            f"{self.later}_modules",
+            UNSET,
+            field,
+            read=read,
+            value_type=ANY,
+            inactive=any_inactive(self.megatron, self._unless("selective")),
+            note=_SELECTIVE,
+        )
+        return (*self._rows(self.later, field, read), modules)
+
+    def _rows(self, prefix: str, field: str, read: ReadFunction) -> tuple[KeyMapping, ...]:
+        def stands_in(foreign: ForeignValues) -> str | None:
+            return {"full": _FULL, "selective": _SELECTIVE}.get(foreign[f"{prefix}_granularity"])
+
+        def row(name: str, kind: Any, **more: Any) -> KeyMapping:
+            return mapped(f"{prefix}_{name}", None, field, read=read, value_type=nullable(kind), **more)
+
+        full = any_inactive(self.megatron, self._unless("full"))
+        return (
+            row("granularity", one_of("full", "selective"), inactive=self.megatron, warn=stands_in),
+            row("method", one_of("uniform", "block"), inactive=full, note=_FULL),
+            row("num_layers", INTEGER, inactive=full, note=_FULL),
+        )
+
+    def _unless(self, granularity: str) -> InactiveCheck:
+        def inactive(foreign: ForeignValues) -> str | None:
+            found = self.granularity(foreign)
+            return None if found == granularity else f"the granularity of recomputation is {found}"
+
+        return inactive
+
+
+_ACTOR, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+_FSDP, _MEGATRON = f"{_ACTOR}.fsdp_config", f"{_ACTOR}.megatron"
+_ULYSSES = f"{_ACTOR}.ulysses_sequence_parallel_size"
+_REF_OFFLOAD = f"{_REF}.fsdp_config.param_offload"
+_TIMEOUT = "actor_rollout_ref.nccl_timeout"
+_SIZE = f"{_FSDP}.fsdp_size"
+_LAYERS, _MIN_PARAMETERS = (
+    f"{_FSDP}.wrap_policy.{name}" for name in ("transformer_layer_cls_to_wrap", "min_num_params")
+)
+_OFFLOAD = tuple(f"{_FSDP}.{name}" for name in ("param_offload", "optimizer_offload"))
+_MEGATRON_OFFLOAD = tuple(
+    f"{_MEGATRON}.{name}" for name in ("param_offload", "grad_offload", "optimizer_offload")
+)
+_CONTEXT, _TENSOR = (
+    f"{_MEGATRON}.{name}" for name in ("context_parallel_size", "tensor_model_parallel_size")
+)
+_UNSUPPORTED_SIZES: Mapping[str, int | None] = {
+    f"{_MEGATRON}.pipeline_model_parallel_size": 1,
+    f"{_MEGATRON}.virtual_pipeline_model_parallel_size": None,
+    f"{_MEGATRON}.expert_model_parallel_size": 1,
+    f"{_MEGATRON}.expert_tensor_parallel_size": None,
+}
+"""Sizes of pipelines and of experts' groups, which must be 1 or null, with their defaults."""
+_REDUCE_DTYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+_SHARDS_OFFLOADED = (
+    "FSDP2's CPUOffloadPolicy stands in for it: shards stay in the CPU's memory, where the optimizer runs"
+)
+STANDS_IN: Mapping[str, str] = {
+    **dict.fromkeys((*_OFFLOAD, *_MEGATRON_OFFLOAD), _SHARDS_OFFLOADED),
+    _REF_OFFLOAD: "FSDP2's CPUOffloadPolicy stands in for it: shards stay in the CPU's memory",
+    _CONTEXT: "Ulysses sequence parallelism stands in for it, with the same gradient",
+    _TENSOR: "torch's tensor parallelism stands in for it, with the same gradient; FSDP2 shards the parts over the "
+    "other ranks",
+}
+"""Notices of the mechanism that takes the place of a key's own."""
+
+
+def write_layout(run: Run) -> Mapping[str, Any]:
+    """Write the layout of the trainer's ranks as keys of verl's FSDP engine."""
+    engine = run.trainer.engine
+    if not isinstance(engine, Fsdp2EngineConfig):
+        return {}
+    size = -1 if engine.replicate == 1 else engine.ranks // engine.replicate
+    layers = list(engine.wrap.layers) or None
+    return {
+        _TIMEOUT: engine.hang_timeout_seconds,
+        _ULYSSES: engine.sequence_parallel,
+        _SIZE: size,
+        **dict.fromkeys(_OFFLOAD, engine.cpu_offload),
+        f"{_FSDP}.reshard_after_forward": engine.reshard_after_forward,
+        f"{_FSDP}.forward_prefetch": engine.forward_prefetch > 0,
+        _LAYERS: layers,
+        _MIN_PARAMETERS: engine.wrap.min_parameters,
+        f"{_FSDP}.mixed_precision.reduce_dtype": {"float32": "fp32", "bfloat16": "bf16"}[engine.reduce_dtype],
+        _REF_OFFLOAD: engine.reference_cpu_offload,
+    }
+
+
+@written_by(write_layout)
+def layout(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the layout of the ranks; nothing where a single process trains."""
+    ranks = gpus(foreign).get("trainer.engine.ranks", 1)
+    timeout = foreign[_TIMEOUT]
+    waits = {} if ranks == 1 or timeout == 600 else {"trainer.engine.hang_timeout_seconds": timeout}
+    return {**layout_of_ranks(foreign, ranks), **waits}
+
+
+def layout_of_ranks(foreign: ForeignValues, ranks: int) -> dict[str, Any]:
+    """Fields of `trainer.engine` for a number of ranks, without those that have their default.
+
+    Raises ConfigError for sizes that do not divide the ranks.
+    """
+    if ranks == 1:
+        return {}
+    read = _fsdp_layout if switches.megatron(foreign) else _megatron_layout
+    found = read(foreign, ranks)
+    found["reference_cpu_offload"] = bool(foreign[_REF_OFFLOAD])
+    defaults = Fsdp2EngineConfig()
+    settings = {
+        f"trainer.engine.{name}": value for name, value in found.items() if value != getattr(defaults, name)
+    }
+    return settings | _wrap_policy(foreign)
+
+
+def _fsdp_layout(foreign: ForeignValues, ranks: int) -> dict[str, Any]:
+    size, sequence = foreign[_SIZE], foreign[_ULYSSES]
+    shards = size if 0 < size < ranks else ranks
+    if ranks % shards:
+        raise foreign.error_for(
+            _SIZE, f"{_SIZE} is {size}, which does not divide the trainer's {ranks} ranks."
+        )
+    if sequence < 1 or shards % sequence:
+        raise foreign.error_for(
+            _ULYSSES,
+            f"{_ULYSSES} is {sequence}, which does not divide the {shards} ranks over which the model is sharded; "
+            "write a size that divides them.",
+        )
+    fsdp2 = foreign[f"{_ACTOR}.strategy"] == "fsdp2"
+    return {
+        "replicate": ranks // shards,
+        "sequence_parallel": sequence,
+        "cpu_offload": any(foreign[key] for key in _OFFLOAD)
+        or (fsdp2 and foreign[f"{_FSDP}.offload_policy"]),
+        "reshard_after_forward": bool(foreign[f"{_FSDP}.reshard_after_forward"]),
+        "forward_prefetch": int(bool(foreign[f"{_FSDP}.forward_prefetch"])),
+        "reduce_dtype": _REDUCE_DTYPES[foreign[f"{_FSDP}.mixed_precision.reduce_dtype"]],
+    }
+
+
+def _megatron_layout(foreign: ForeignValues, ranks: int) -> dict[str, Any]:
+    for key in _UNSUPPORTED_SIZES:
+        if foreign[key] not in (None, 1):
+            raise foreign.error_for(
+                key,
+                f"{key} is {foreign[key]}, and Strop has no pipeline or expert parallelism. Write 1: FSDP2 divides "
+                f"every layer, experts included, over all ranks, and {_CONTEXT} divides the tokens of long sequences.",
+            )
+    sequence, tensor = foreign[_CONTEXT] or 1, foreign[_TENSOR] or 1
+    for key, size, others in ((_TENSOR, tensor, ranks), (_CONTEXT, sequence, ranks // tensor)):
+        if size < 1 or others % size:
+            raise foreign.error_for(
+                key,
+                f"{key} is {size}, which does not divide "
+                + (f"the trainer's {ranks} ranks." if key == _TENSOR else f"{others} groups of ranks."),
+            )
+    return {
+        "sequence_parallel": sequence,
+        "tensor_parallel": tensor,
+        "cpu_offload": any(foreign[key] for key in _MEGATRON_OFFLOAD),
+    }
+
+
+def _wrap_policy(foreign: ForeignValues) -> dict[str, Any]:
+    layers, minimum = foreign[_LAYERS], foreign[_MIN_PARAMETERS]
+    settings: dict[str, Any] = {}
+    if layers:
+        settings["trainer.engine.wrap.layers"] = [layers] if isinstance(layers, str) else layers
+    if minimum:
+        settings["trainer.engine.wrap.min_parameters"] = minimum
+    return settings
+
+
+def _layout_row(
+    key: str,
+    default: Any,
+    field: str,
+    *,
+    inactive: InactiveCheck | None = None,
+    value_type: ValueType | None = None,
+    one_process: tuple[Any, ...] = (),
+) -> KeyMapping:
+    """The row of a key that needs ranks: a single process takes its default and the values in `one_process`."""
+
+    def warn(foreign: ForeignValues) -> str | None:
+        return STANDS_IN[key] if uses_gpus(foreign) and foreign[key] != default else None
+
+    row = placement(
+        key,
+        default,
+        NO_SHARDS,
+        supported=only(default, *one_process),
+        value_type=value_type,
+        inactive=inactive,
+        fields=(f"trainer.engine.{field}",),
+        read=layout,
+    )
+    return replace(row, warn=warn) if key in STANDS_IN else row
+
+
+TIMEOUT = replace(
+    _layout_row(_TIMEOUT, 600, "hang_timeout_seconds", value_type=NUMBER),
+    supported=always,
+    note="of collective operations",
+)
+ULYSSES = _layout_row(_ULYSSES, 1, "sequence_parallel")
+MIN_PARAMETERS = _layout_row(_MIN_PARAMETERS, 0, "wrap.min_parameters")
+OFFLOAD = tuple(_layout_row(key, False, "cpu_offload") for key in _OFFLOAD)
+SIZE = _layout_row(_SIZE, -1, "replicate", one_process=(1,))
+REF_OFFLOAD = _layout_row(_REF_OFFLOAD, False, "reference_cpu_offload")
+NOT_ON_PAGE = (
+    _layout_row(_LAYERS, None, "wrap.layers", value_type=nullable(STRING_OR_LIST)),
+    _layout_row(f"{_FSDP}.forward_prefetch", False, "forward_prefetch"),
+    _layout_row(f"{_FSDP}.reshard_after_forward", True, "reshard_after_forward"),
+    _layout_row(
+        f"{_FSDP}.offload_policy", False, "cpu_offload", inactive=unless(f"{_ACTOR}.strategy", "fsdp2")
+    ),
+    _layout_row(
+        f"{_FSDP}.mixed_precision.reduce_dtype", "fp32", "reduce_dtype", value_type=one_of(*_REDUCE_DTYPES)
+    ),
+    _layout_row(_CONTEXT, 1, "sequence_parallel", inactive=switches.megatron),
+    _layout_row(_TENSOR, 1, "tensor_parallel", inactive=switches.megatron),
+    *(_layout_row(key, False, "cpu_offload", inactive=switches.megatron) for key in _MEGATRON_OFFLOAD),
+    *(
+        _layout_row(key, default, "ranks", inactive=switches.megatron, value_type=nullable(INTEGER))
+        for key, default in _UNSUPPORTED_SIZES.items()
+    ),
+)
+"""Rows of keys that the page of verl does not list."""
