@@ -1,5 +1,4 @@
-"""Ledgers of TRL's SFT and DPO: SFTConfig and DPOConfig with the arguments of `trl sft` and `trl dpo`, and rows that
-other configurations for given responses share."""
+"""What TRL's configurations for given responses share, and SFT: SFTConfig with the arguments of `trl sft`."""
 
 from __future__ import annotations
 
@@ -21,16 +20,50 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.ledger.table import Ledger
 from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, nullable, one_of
-from strop.compat.trl import batches
-from strop.compat.trl.dpo_losses import LOSS_ROWS
-from strop.compat.trl.images import image_columns, image_places
-from strop.compat.trl.run_settings import TEXT_PROMPTS, is_evaluated, taskset, write_dataset
-from strop.compat.trl.shared import batch_rows, dataset_rows, model_rows
-from strop.compat.trl.training_arguments import SHUFFLED_ROW, training_rows
+from strop.compat.trl.model_and_data import (
+    TEXT_PROMPTS,
+    dataset_rows,
+    image_columns,
+    image_places,
+    model_rows,
+    taskset,
+    write_dataset,
+)
+from strop.compat.trl.training_arguments import (
+    SHUFFLED_ROW,
+    _device_batch,
+    batch_rows,
+    is_evaluated,
+    training_rows,
+    update_batch,
+)
 from strop.config.schema import Run
 from strop.config.schema.algorithm import SftConfig
-from strop.config.schema.preference import DpoConfig
+from strop.config.units import Amount
 from strop.errors import ConfigError
+
+
+def write_offline_batch(run: Run) -> Mapping[str, Any]:
+    """Write the rows, pairs or packed sequences of an update, and whether an epoch's last one may be smaller."""
+    size, longest = run.trainer.microbatch, run.data.max_prompt_tokens + run.data.max_response_tokens
+    if run.data.packing is not None and size.unit == "tokens" and size.count % longest == 0:
+        size = Amount(size.count // longest, "sequences")
+    batch = _device_batch(run, run.trainer.tasks_per_update or run.trainer.tasks_per_step, size)
+    return {**batch, "dataloader_drop_last": run.data.incomplete_batch == "drop"}
+
+
+@written_by(write_offline_batch)
+def offline_batch(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the rows, pairs or packed sequences of an update, which is one step. The last batch of an epoch may be
+    smaller."""
+    device, longest = foreign["per_device_train_batch_size"], foreign["max_length"]
+    packed = foreign.has_row("packing") and foreign["packing"] and longest is not None
+    return {
+        "trainer.tasks_per_step": update_batch(foreign),
+        "trainer.microbatch": f"{device * longest} tokens" if packed else f"{device} sequences",
+        "data.incomplete_batch": "drop" if foreign["dataloader_drop_last"] else "keep",
+    }
+
 
 _CONVERSATIONS = ("messages", "conversations")
 """Columns of whole conversations; TRL renames the second one to the first."""
@@ -166,19 +199,6 @@ def _unknown_columns(foreign: ForeignValues) -> str | None:
     )
 
 
-def write_pairs(run: Run) -> Mapping[str, Any]:
-    """Write the data set. Raises ConfigError for an algorithm without a reference."""
-    if not isinstance(run.algorithm, DpoConfig):
-        raise ConfigError(f"TRL's DPOConfig has no algorithm {run.algorithm.type}.")
-    return write_offline_dataset(run)
-
-
-@written_by(write_pairs)
-def pairs(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the data set, with the columns `prompt`, `chosen` and `rejected`."""
-    return {"algorithm.type": "dpo", **tasksets(foreign, PAIR_COLUMNS)}
-
-
 def write_max_length(run: Run) -> Mapping[str, Any]:
     """Write the length limit, the sum of those of prompt and response."""
     total = run.data.max_prompt_tokens + run.data.max_response_tokens
@@ -274,8 +294,8 @@ def offline_rows(
     return (
         *model_rows(),
         *dataset_rows(read, *warnings, _unknown_columns, streaming=streaming, fields=_FIELDS),
-        *batch_rows(batches.offline_batch, "trainer.tasks_per_step"),
-        mapped("dataloader_drop_last", False, "data.incomplete_batch", read=batches.offline_batch),
+        *batch_rows(offline_batch, "trainer.tasks_per_step"),
+        mapped("dataloader_drop_last", False, "data.incomplete_batch", read=offline_batch),
         mapped(
             "max_length",
             1024,
@@ -297,17 +317,6 @@ ACTIVATION_ROW = placement(
     value_type=ANY,
 )
 DROPOUT_ROW = refused("disable_dropout", True, "write lora_dropout 0; models have no other dropout here")
-PRECOMPUTE_ROWS = (
-    no_effect(
-        "precompute_ref_log_probs",
-        False,
-        "the reference's log-probs of the rows are computed before the first update, and cached, in any case",
-    ),
-    no_effect(
-        "precompute_ref_batch_size", None, "it is an option of precompute_ref_log_probs", value_type=ANY
-    ),
-)
-"""Options on the log-probs of the reference."""
 _LENGTH_ROWS = (
     refused(
         "truncation_mode",
@@ -321,8 +330,6 @@ _LENGTH_ROWS = (
     ACTIVATION_ROW,
 )
 """Options of SFTConfig and DPOConfig on truncation and padding."""
-
-
 SFT_LEDGER = Ledger(
     "trl-sft",
     (
@@ -383,15 +390,5 @@ SFT_LEDGER = Ledger(
             value_type=one_of("bfd", "bfd_split", "wrapped"),
             inactive=_without_packing,
         ),
-    ),
-)
-DPO_LEDGER = Ledger(
-    "trl-dpo",
-    (
-        *offline_rows(pairs, 1e-6),
-        *_LENGTH_ROWS,
-        *LOSS_ROWS,
-        *PRECOMPUTE_ROWS,
-        DROPOUT_ROW,
     ),
 )

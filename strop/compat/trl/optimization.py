@@ -1,11 +1,24 @@
-"""Converters of TRL's optimizers, learning rate schedules and precision, which are those of transformers."""
+"""TRL's optimizer, learning rate schedule and precision, which are those of transformers' TrainingArguments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from strop.compat.ledger.key_mapping import ForeignValues, written_by
+from strop.compat.ledger.key_mapping import (
+    ForeignValues,
+    KeyMapping,
+    mapped,
+    refused,
+    written_by,
+)
+from strop.compat.ledger.value_types import (
+    BOOLEAN,
+    MAPPING,
+    NUMBER,
+    nullable,
+    one_of,
+)
 from strop.config.schema import Run
 from strop.config.schema.optimizer import AdamWConfig, BitsAndBytesAdamWConfig
 from strop.config.schema.schedule import (
@@ -191,3 +204,95 @@ def precision(foreign: ForeignValues) -> Mapping[str, Any]:
     dtype = "bfloat16" if foreign["dtype"] in ("bfloat16", "bf16") else "float32"
     mixed = foreign["bf16"] is not False and dtype == "float32"
     return {"model.dtype": dtype, "model.compute_dtype": "bfloat16" if mixed else None}
+
+
+def _optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
+    adam = not_adamw
+    return (
+        mapped("learning_rate", learning_rate, "trainer.optimizer.lr", read=optimizer),
+        mapped(
+            "optim",
+            "adamw_torch_fused",
+            "trainer.optimizer.type",
+            "trainer.optimizer.fused",
+            "trainer.optimizer.bits",
+            "trainer.optimizer.paged",
+            read=optimizer,
+            value_type=one_of(*OPTIMIZERS),
+        ),
+        mapped(
+            "weight_decay",
+            0.0,
+            "trainer.optimizer.weight_decay",
+            "trainer.optimizer.decay_norms_and_biases",
+            read=optimizer,
+            inactive=without_decay,
+            note="not of norms and biases, which transformers leaves out",
+        ),
+        mapped("adam_beta1", 0.9, "trainer.optimizer.betas", read=optimizer, inactive=adam),
+        mapped("adam_beta2", 0.999, "trainer.optimizer.betas", read=optimizer, inactive=adam),
+        mapped("adam_epsilon", 1e-8, "trainer.optimizer.eps", read=optimizer, inactive=adam),
+        refused("optim_args", None, "write the options of trainer.optimizer in a run file"),
+        refused(
+            "optim_target_modules",
+            None,
+            "galore_adamw projects all matrices of the layers; leave it at its default",
+        ),
+        mapped("max_grad_norm", 1.0, "trainer.max_grad_norm", read=grad_norm, note="0 is no bound"),
+        *_schedule_rows(),
+        mapped(
+            "bf16",
+            None,
+            "model.compute_dtype",
+            read=precision,
+            value_type=nullable(BOOLEAN),
+            note="mixed precision; null is true",
+        ),
+        refused("fp16", False, "Strop computes in bfloat16 or float32; write bf16"),
+        refused("label_smoothing_factor", 0.0, "its losses have no label smoothing; leave it 0"),
+        refused("neftune_noise_alpha", None, "Strop trains without noise in embeddings; leave it null"),
+    )
+
+
+def _schedule_rows() -> tuple[KeyMapping, ...]:
+    return (
+        mapped(
+            "lr_scheduler_type",
+            "linear",
+            "trainer.schedule.type",
+            read=schedule,
+            value_type=one_of(*SCHEDULES),
+            note="counts updates",
+        ),
+        mapped(
+            "lr_scheduler_kwargs",
+            None,
+            "trainer.schedule.min_ratio",
+            "trainer.schedule.cycles",
+            "trainer.schedule.power",
+            "trainer.schedule.timescale",
+            read=schedule,
+            value_type=nullable(MAPPING),
+            note="num_cycles, min_lr, min_lr_rate, lr_end, power, timescale",
+        ),
+        mapped(
+            "warmup_steps",
+            0,
+            "trainer.schedule.warmup",
+            "trainer.schedule.warmup_rounding",
+            read=schedule,
+            value_type=NUMBER,
+            inactive=no_warmup,
+            note="updates; below 1 a fraction of the run, rounded up",
+        ),
+        mapped(
+            "warmup_ratio",
+            None,
+            "trainer.schedule.warmup",
+            "trainer.schedule.warmup_rounding",
+            read=schedule,
+            value_type=nullable(NUMBER),
+            inactive=no_warmup,
+            deprecated="write warmup_steps, which may be a fraction",
+        ),
+    )

@@ -11,10 +11,10 @@ import yaml
 from strop.compat.ledger.reader import CompleteFunction, read_dialect
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.compat.ledger.value_types import BOOLEAN
-from strop.compat.trl.grpo import LEDGER as GRPO_LEDGER
-from strop.compat.trl.offline import DPO_LEDGER, SFT_LEDGER
-from strop.compat.trl.preferences import CPO_LEDGER, KTO_LEDGER, ORPO_LEDGER
-from strop.compat.trl.rloo import LEDGER as RLOO_LEDGER
+from strop.compat.trl.grpo import GRPO_LEDGER
+from strop.compat.trl.offline import SFT_LEDGER
+from strop.compat.trl.preferences import CPO_LEDGER, DPO_LEDGER, KTO_LEDGER, ORPO_LEDGER
+from strop.compat.trl.rloo import RLOO_LEDGER
 from strop.config.load.config_tree import ConfigTree, Source
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import here_requested

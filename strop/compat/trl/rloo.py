@@ -1,4 +1,4 @@
-"""Ledger of TRL's RLOO: RLOOConfig with the arguments of `trl rloo`."""
+"""TRL's RLOO: RLOOConfig with the arguments of `trl rloo`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from strop.compat.ledger.key_mapping import (
-    ForeignValues,
-    KeyMapping,
-    mapped,
-    no_effect,
-    refused,
-    written_by,
-)
+from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, mapped, no_effect, refused, written_by
 from strop.compat.ledger.table import Ledger
 from strop.compat.ledger.value_types import NUMBER, nullable
-from strop.compat.trl import batches
-from strop.compat.trl import grpo_converters as converters
-from strop.compat.trl.grpo import REWARD, SAMPLER, SAMPLING, TASKS
-from strop.compat.trl.shared import batch_rows, dataset_rows, model_rows
-from strop.compat.trl.training_arguments import training_rows
+from strop.compat.trl.grpo import REWARD, SAMPLER, SAMPLING, TASKS, dataset, rollout_batch
+from strop.compat.trl.model_and_data import dataset_rows, model_rows
+from strop.compat.trl.training_arguments import batch_rows, training_rows, update_batch
 from strop.compat.trl.vllm import VLLM_ENGINE
 from strop.config.schema import Run
 from strop.config.schema.group_baselines import RlooConfig
@@ -70,7 +61,7 @@ def loss(foreign: ForeignValues) -> Mapping[str, Any]:
     several = foreign["steps_per_generation"] not in (None, foreign["gradient_accumulation_steps"])
     sampled = foreign["generation_batch_size"]
     key = "generation_batch_size" if sampled is not None else "steps_per_generation"
-    if several or foreign["num_iterations"] != 1 or sampled not in (None, batches.update_batch(foreign)):
+    if several or foreign["num_iterations"] != 1 or sampled not in (None, update_batch(foreign)):
         raise foreign.error_for(
             "num_iterations" if foreign["num_iterations"] != 1 else key,
             "several updates on the same completions need RLOOConfig's ratio of a whole response, the product of its "
@@ -133,14 +124,14 @@ def _shared_with_grpo() -> tuple[KeyMapping, ...]:
     return tuple(replace(row, default=2) if row.key == "num_generations" else row for row in kept)
 
 
-LEDGER = Ledger(
+RLOO_LEDGER = Ledger(
     "trl-rloo",
     (
         *model_rows(),
-        *dataset_rows(converters.dataset),
+        *dataset_rows(dataset),
         *_shared_with_grpo(),
         *_LOSS,
-        *batch_rows(batches.rollout_batch, *TASKS),
+        *batch_rows(rollout_batch, *TASKS),
         no_effect("dataloader_drop_last", False, "tasks that do not fill a step are left out, as in TRL"),
         *training_rows(1e-6, remove_unused_columns=False),
     ),

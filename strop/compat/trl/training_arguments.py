@@ -1,32 +1,310 @@
-"""Ledger rows of transformers' TrainingArguments, which TRL's trainers share."""
+"""Transformers' TrainingArguments, which TRL's trainers share: batch, intervals, names, and what has no effect."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
     UNSET,
+    ForeignValues,
     KeyMapping,
+    ReadFunction,
     always,
     mapped,
     no_effect,
     only,
     placement,
     refused,
+    written_by,
 )
 from strop.compat.ledger.placement_notes import NO_SHARDS, OWN_KERNELS, fused_kernels
 from strop.compat.ledger.value_types import (
     ANY,
-    BOOLEAN,
     INTEGER,
-    MAPPING,
     NUMBER,
     STRING,
     STRING_OR_LIST,
     nullable,
     one_of,
 )
-from strop.compat.trl import batches, optimization, run_settings, training_engine
+from strop.compat.trl.optimization import _optimization_rows
+from strop.compat.trl.training_engine import ROWS
+from strop.config.schema import Run
+from strop.config.step_arithmetic import to_steps, updates_per_step
+from strop.config.units import Amount
+
+
+def batch_rows(read: ReadFunction, *fields: str) -> tuple[KeyMapping, ...]:
+    """The batch sizes; `fields` are the run-file fields of the whole batch."""
+    return (
+        mapped(
+            "per_device_train_batch_size", 8, *fields, "trainer.microbatch", read=read, note="per process"
+        ),
+        mapped("gradient_accumulation_steps", 1, *fields, read=read),
+        mapped(
+            "num_processes",
+            1,
+            *fields,
+            read=read,
+            note="accelerate's option; its processes multiply the batch",
+        ),
+    )
+
+
+def update_batch(foreign: ForeignValues) -> int:
+    """Number of completions, rows or pairs in one optimizer update."""
+    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
+    for key in sizes:
+        if foreign[key] < 1:
+            raise foreign.error_for(key, f"{key} is {foreign[key]}; write a number of at least 1.")
+    device, accumulated, processes = (foreign[key] for key in sizes)
+    return int(device * accumulated * processes)
+
+
+def _device_batch(run: Run, batch: int, size: Amount) -> dict[str, Any]:
+    """The batch of each process: the micro-batch of this size, if it divides the process's part of an update. The
+    processes are the ranks, if they divide an update."""
+    ranks = run.trainer.engine.ranks
+    processes = 1 if batch % ranks else ranks
+    part = batch // processes
+    device = int(size.count) if size.unit == "sequences" and part % size.count == 0 else part
+    return {
+        "per_device_train_batch_size": device,
+        "gradient_accumulation_steps": part // device,
+        "num_processes": processes,
+    }
+
+
+def in_updates(run: Run, amount: Amount | None) -> float | None:
+    """An interval in updates; None if updates cannot express it."""
+    steps, per_step = to_steps(run, amount), updates_per_step(run)
+    if steps is None:
+        return None
+    if steps.unit == "steps":
+        return None if per_step is None else steps.count * per_step
+    return steps.count if steps.unit == "updates" else None
+
+
+def interval(foreign: ForeignValues, strategy: str, steps: float) -> str:
+    """The interval of a strategy: never, every epoch, or a number of updates."""
+    if strategy == "steps" and (steps < 1 or steps != int(steps)):
+        key = "save_steps" if strategy == foreign["save_strategy"] else "eval_steps"
+        raise foreign.error_for(
+            key, f"an interval of {steps} steps is a fraction of the run; write a whole number of updates."
+        )
+    return {"no": "never", "epoch": "1 epochs"}.get(strategy, f"{int(steps)} updates")
+
+
+def write_duration(run: Run) -> Mapping[str, Any]:
+    """Write the duration in epochs or updates."""
+    length = run.trainer.duration
+    if length.unit == "epochs":
+        return {"num_train_epochs": length.count}
+    return {"max_steps": in_updates(run, length)}
+
+
+@written_by(write_duration)
+def duration(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the duration; a positive `max_steps` counts updates and takes precedence over the epochs."""
+    steps, epochs = foreign["max_steps"], foreign["num_train_epochs"]
+    return {"trainer.duration": f"{steps} updates" if steps > 0 else f"{epochs} epochs"}
+
+
+def epochs_overridden(foreign: ForeignValues) -> str | None:
+    """The number of updates takes precedence over the number of epochs."""
+    steps = foreign["max_steps"]
+    return f"max_steps is {steps} and takes precedence" if steps > 0 else None
+
+
+def write_saving(run: Run) -> Mapping[str, Any]:
+    """Write the interval of checkpoints, how many are kept, and whether the best one counts."""
+    often = run.checkpoint.every
+    values: dict[str, Any] = {"save_total_limit": run.checkpoint.keep}
+    values["save_only_model"] = not run.checkpoint.save_optimizer
+    if often is None:
+        return {**values, "save_strategy": "no"}
+    if often.unit == "epochs":
+        return {**values, "save_strategy": "epoch" if often.count == 1 else None}
+    updates = in_updates(run, often)
+    return {**values, "save_strategy": "steps" if updates else None, "save_steps": updates}
+
+
+@written_by(write_saving)
+def saving(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the interval of checkpoints, how many are kept, and what they hold besides the model, which each of
+    them exports as a Hugging Face folder."""
+    strategy = foreign["save_strategy"]
+    return {
+        "checkpoint.every": interval(foreign, strategy, foreign["save_steps"]),
+        "checkpoint.keep": foreign["save_total_limit"],
+        "checkpoint.save_optimizer": not foreign["save_only_model"],
+        "checkpoint.export": True,
+    }
+
+
+def saves_not_by_steps(foreign: ForeignValues) -> str | None:
+    """`save_steps` has no effect under another strategy."""
+    strategy = foreign["save_strategy"]
+    return None if strategy == "steps" else f"save_strategy is {strategy}"
+
+
+def is_evaluated(foreign: ForeignValues) -> bool:
+    """Whether the run is evaluated."""
+    return bool(foreign["eval_strategy"] != "no")
+
+
+def without_evaluation(foreign: ForeignValues) -> str | None:
+    """The options of evaluation have no effect without evaluation."""
+    return None if is_evaluated(foreign) else "eval_strategy is no, so there is no evaluation"
+
+
+def write_evaluation(run: Run) -> Mapping[str, Any]:
+    """Write the interval of evaluations."""
+    often = run.evaluate.every
+    if not run.data.eval or often is None:
+        return {"eval_strategy": "no"}
+    values: dict[str, Any] = {"eval_on_start": run.evaluate.at_start}
+    if often.unit == "epochs":
+        return {**values, "eval_strategy": "epoch" if often.count == 1 else None}
+    updates = in_updates(run, often)
+    return {**values, "eval_strategy": "steps" if updates else None, "eval_steps": updates}
+
+
+@written_by(write_evaluation)
+def evaluation(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the interval of evaluations; `eval_steps` unset means `logging_steps`."""
+    strategy, steps = foreign["eval_strategy"], foreign["eval_steps"]
+    return {
+        "evaluate.every": interval(foreign, strategy, foreign["logging_steps"] if steps is None else steps),
+        "evaluate.at_start": bool(foreign["eval_on_start"]) and is_evaluated(foreign),
+    }
+
+
+def not_by_steps(foreign: ForeignValues) -> str | None:
+    """`eval_steps` has no effect under another strategy."""
+    strategy = foreign["eval_strategy"]
+    return None if strategy == "steps" else f"eval_strategy is {strategy}"
+
+
+def _interval_rows() -> tuple[KeyMapping, ...]:
+    return (
+        mapped(
+            "num_train_epochs",
+            3.0,
+            "trainer.duration",
+            read=duration,
+            inactive=epochs_overridden,
+        ),
+        mapped("max_steps", -1, "trainer.duration", read=duration, note="counts updates"),
+        mapped(
+            "save_strategy",
+            "steps",
+            "checkpoint.every",
+            read=saving,
+            value_type=one_of("no", "steps", "epoch"),
+        ),
+        mapped(
+            "save_steps",
+            500,
+            "checkpoint.every",
+            read=saving,
+            value_type=NUMBER,
+            inactive=saves_not_by_steps,
+            note="counts updates",
+        ),
+        mapped(
+            "save_total_limit",
+            None,
+            "checkpoint.keep",
+            read=saving,
+            value_type=nullable(INTEGER),
+            note="null keeps all",
+        ),
+        mapped("save_only_model", False, "checkpoint.save_optimizer", read=saving),
+        refused("load_best_model_at_end", False, "write checkpoint.best in a run file"),
+        no_effect("metric_for_best_model", None, "it is an option of load_best_model_at_end", value_type=ANY),
+        no_effect("greater_is_better", None, "it is an option of load_best_model_at_end", value_type=ANY),
+        mapped(
+            "eval_strategy",
+            "no",
+            "evaluate.every",
+            read=evaluation,
+            value_type=one_of("no", "steps", "epoch"),
+        ),
+        mapped(
+            "eval_steps",
+            None,
+            "evaluate.every",
+            read=evaluation,
+            value_type=nullable(NUMBER),
+            inactive=not_by_steps,
+            note="counts updates; null means logging_steps",
+        ),
+        mapped("eval_on_start", False, "evaluate.at_start", read=evaluation, inactive=without_evaluation),
+        refused("eval_delay", 0, "evaluations start at the first interval", inactive=without_evaluation),
+        no_effect("logging_steps", 10, "Strop always writes the metrics of every step", value_type=NUMBER),
+    )
+
+
+MONITORS = ("tensorboard", "wandb", "mlflow", "swanlab")
+
+
+def write_names(run: Run) -> Mapping[str, Any]:
+    """Write the run folder and the names."""
+    return {"output_dir": str(run.folder_path), "run_name": run.name, "project": run.project}
+
+
+@written_by(write_names)
+def names(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the run folder and the names of the run and its project for monitors."""
+    return {
+        "folder": foreign["output_dir"] or "trainer_output",
+        "project": foreign["project"],
+        "name": foreign["run_name"] or "run",
+    }
+
+
+def write_monitors(run: Run) -> Mapping[str, Any]:
+    """Write the monitors other than the console, which TRL always has."""
+    named = [name for name in run.record.monitors if name in MONITORS]
+    complete = "console" in run.record.monitors
+    return {"report_to": named or "none"} if complete else {}
+
+
+@written_by(write_monitors)
+def monitors(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the monitors: names, none, or all."""
+    named = foreign["report_to"] or "none"
+    names = [named] if isinstance(named, str) else named
+    unknown = [name for name in names if name not in (*MONITORS, "none", "all")]
+    if unknown or "all" in names:
+        raise foreign.error_for(
+            "report_to",
+            f"report_to has {(unknown or ['all'])[0]}; write the names of those to use: none, "
+            f"{', '.join(MONITORS)}.",
+        )
+    return {"record.monitors": ["console", *(name for name in names if name != "none")]}
+
+
+def _name_rows() -> tuple[KeyMapping, ...]:
+    return (
+        mapped("output_dir", None, "folder", read=names, value_type=nullable(STRING)),
+        mapped("run_name", None, "name", read=names, value_type=nullable(STRING)),
+        mapped("project", "huggingface", "project", read=names),
+        mapped(
+            "report_to",
+            "none",
+            "record.monitors",
+            read=monitors,
+            value_type=nullable(STRING_OR_LIST),
+            note="in addition to the console",
+        ),
+        mapped("seed", 42, "seed"),
+        refused("data_seed", None, "write seed, which also orders the tasks"),
+        no_effect("env.*", UNSET, "set environment variables before the command", value_type=ANY),
+    )
+
 
 _WITHOUT_EFFECT: tuple[tuple[str, dict[str, Any]], ...] = (
     (
@@ -141,8 +419,6 @@ _ALWAYS_PLACED: dict[str, Any] = {
     "auto_find_batch_size": False,
     "liger_kernel_config": None,
 }
-
-
 SHUFFLED_ROW = refused(
     "train_sampling_strategy",
     "random",
@@ -175,184 +451,9 @@ def training_rows(
         ),
         no_effect("remove_unused_columns", remove_unused_columns, "Strop reads data in processes of its own"),
         fused_kernels("use_liger_kernel", value_type=ANY),
-        *training_engine.ROWS,
+        *ROWS,
         *(
             placement(key, default, "it changes no result", supported=always, value_type=ANY)
             for key, default in _ALWAYS_PLACED.items()
         ),
-    )
-
-
-def _optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
-    adam = optimization.not_adamw
-    return (
-        mapped("learning_rate", learning_rate, "trainer.optimizer.lr", read=optimization.optimizer),
-        mapped(
-            "optim",
-            "adamw_torch_fused",
-            "trainer.optimizer.type",
-            "trainer.optimizer.fused",
-            "trainer.optimizer.bits",
-            "trainer.optimizer.paged",
-            read=optimization.optimizer,
-            value_type=one_of(*optimization.OPTIMIZERS),
-        ),
-        mapped(
-            "weight_decay",
-            0.0,
-            "trainer.optimizer.weight_decay",
-            "trainer.optimizer.decay_norms_and_biases",
-            read=optimization.optimizer,
-            inactive=optimization.without_decay,
-            note="not of norms and biases, which transformers leaves out",
-        ),
-        mapped("adam_beta1", 0.9, "trainer.optimizer.betas", read=optimization.optimizer, inactive=adam),
-        mapped("adam_beta2", 0.999, "trainer.optimizer.betas", read=optimization.optimizer, inactive=adam),
-        mapped("adam_epsilon", 1e-8, "trainer.optimizer.eps", read=optimization.optimizer, inactive=adam),
-        refused("optim_args", None, "write the options of trainer.optimizer in a run file"),
-        refused(
-            "optim_target_modules",
-            None,
-            "galore_adamw projects all matrices of the layers; leave it at its default",
-        ),
-        mapped(
-            "max_grad_norm", 1.0, "trainer.max_grad_norm", read=optimization.grad_norm, note="0 is no bound"
-        ),
-        *_schedule_rows(),
-        mapped(
-            "bf16",
-            None,
-            "model.compute_dtype",
-            read=optimization.precision,
-            value_type=nullable(BOOLEAN),
-            note="mixed precision; null is true",
-        ),
-        refused("fp16", False, "Strop computes in bfloat16 or float32; write bf16"),
-        refused("label_smoothing_factor", 0.0, "its losses have no label smoothing; leave it 0"),
-        refused("neftune_noise_alpha", None, "Strop trains without noise in embeddings; leave it null"),
-    )
-
-
-def _schedule_rows() -> tuple[KeyMapping, ...]:
-    return (
-        mapped(
-            "lr_scheduler_type",
-            "linear",
-            "trainer.schedule.type",
-            read=optimization.schedule,
-            value_type=one_of(*optimization.SCHEDULES),
-            note="counts updates",
-        ),
-        mapped(
-            "lr_scheduler_kwargs",
-            None,
-            "trainer.schedule.min_ratio",
-            "trainer.schedule.cycles",
-            "trainer.schedule.power",
-            "trainer.schedule.timescale",
-            read=optimization.schedule,
-            value_type=nullable(MAPPING),
-            note="num_cycles, min_lr, min_lr_rate, lr_end, power, timescale",
-        ),
-        mapped(
-            "warmup_steps",
-            0,
-            "trainer.schedule.warmup",
-            "trainer.schedule.warmup_rounding",
-            read=optimization.schedule,
-            value_type=NUMBER,
-            inactive=optimization.no_warmup,
-            note="updates; below 1 a fraction of the run, rounded up",
-        ),
-        mapped(
-            "warmup_ratio",
-            None,
-            "trainer.schedule.warmup",
-            "trainer.schedule.warmup_rounding",
-            read=optimization.schedule,
-            value_type=nullable(NUMBER),
-            inactive=optimization.no_warmup,
-            deprecated="write warmup_steps, which may be a fraction",
-        ),
-    )
-
-
-def _interval_rows() -> tuple[KeyMapping, ...]:
-    saving, evaluation = batches.saving, run_settings.evaluation
-    off = run_settings.without_evaluation
-    return (
-        mapped(
-            "num_train_epochs",
-            3.0,
-            "trainer.duration",
-            read=batches.duration,
-            inactive=batches.epochs_overridden,
-        ),
-        mapped("max_steps", -1, "trainer.duration", read=batches.duration, note="counts updates"),
-        mapped(
-            "save_strategy",
-            "steps",
-            "checkpoint.every",
-            read=saving,
-            value_type=one_of("no", "steps", "epoch"),
-        ),
-        mapped(
-            "save_steps",
-            500,
-            "checkpoint.every",
-            read=saving,
-            value_type=NUMBER,
-            inactive=run_settings.saves_not_by_steps,
-            note="counts updates",
-        ),
-        mapped(
-            "save_total_limit",
-            None,
-            "checkpoint.keep",
-            read=saving,
-            value_type=nullable(INTEGER),
-            note="null keeps all",
-        ),
-        mapped("save_only_model", False, "checkpoint.save_optimizer", read=saving),
-        refused("load_best_model_at_end", False, "write checkpoint.best in a run file"),
-        no_effect("metric_for_best_model", None, "it is an option of load_best_model_at_end", value_type=ANY),
-        no_effect("greater_is_better", None, "it is an option of load_best_model_at_end", value_type=ANY),
-        mapped(
-            "eval_strategy",
-            "no",
-            "evaluate.every",
-            read=evaluation,
-            value_type=one_of("no", "steps", "epoch"),
-        ),
-        mapped(
-            "eval_steps",
-            None,
-            "evaluate.every",
-            read=evaluation,
-            value_type=nullable(NUMBER),
-            inactive=run_settings.not_by_steps,
-            note="counts updates; null means logging_steps",
-        ),
-        mapped("eval_on_start", False, "evaluate.at_start", read=evaluation, inactive=off),
-        refused("eval_delay", 0, "evaluations start at the first interval", inactive=off),
-        no_effect("logging_steps", 10, "Strop always writes the metrics of every step", value_type=NUMBER),
-    )
-
-
-def _name_rows() -> tuple[KeyMapping, ...]:
-    return (
-        mapped("output_dir", None, "folder", read=run_settings.names, value_type=nullable(STRING)),
-        mapped("run_name", None, "name", read=run_settings.names, value_type=nullable(STRING)),
-        mapped("project", "huggingface", "project", read=run_settings.names),
-        mapped(
-            "report_to",
-            "none",
-            "record.monitors",
-            read=run_settings.monitors,
-            value_type=nullable(STRING_OR_LIST),
-            note="in addition to the console",
-        ),
-        mapped("seed", 42, "seed"),
-        refused("data_seed", None, "write seed, which also orders the tasks"),
-        no_effect("env.*", UNSET, "set environment variables before the command", value_type=ANY),
     )

@@ -1,5 +1,4 @@
-"""Ledger rows of TRL's `use_vllm`: vLLM in a process of its own, a server of vLLM, and the correction of its
-probabilities."""
+"""TRL's `use_vllm`: vLLM in a process of its own, a server of vLLM, and the correction of its probabilities."""
 
 from __future__ import annotations
 

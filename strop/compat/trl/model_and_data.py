@@ -1,0 +1,312 @@
+"""TRL's ModelConfig and ScriptArguments: the model, the adapter, and the data set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strop.compat.ledger.data_columns import known_columns
+from strop.compat.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    InactiveCheck,
+    KeyMapping,
+    ReadFunction,
+    always,
+    mapped,
+    no_effect,
+    placement,
+    refused,
+    written_by,
+)
+from strop.compat.ledger.placement_notes import OWN_KERNELS
+from strop.compat.ledger.value_types import ANY, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
+from strop.compat.trl.optimization import precision
+from strop.compat.trl.training_arguments import without_evaluation
+from strop.config.data_files import data_file_name
+from strop.config.image_families import folder_takes_images
+from strop.config.paths import existing_path
+from strop.config.schema import Run
+from strop.errors import ConfigError
+
+
+def write_lora(run: Run) -> Mapping[str, Any]:
+    """Write the adapter."""
+    lora = run.model.lora
+    if lora is None:
+        return {"use_peft": False}
+    targets = [lora.targets] if isinstance(lora.targets, str) else list(lora.targets)
+    return {
+        "use_peft": True,
+        "lora_r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "use_rslora": bool(lora.use_rslora),
+        "lora_target_modules": targets,
+    }
+
+
+@written_by(write_lora)
+def lora(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the adapter; PEFT chooses the modules of one without target modules by the model's type."""
+    if not foreign["use_peft"]:
+        return {}
+    targets = foreign["lora_target_modules"]
+    if targets is None:
+        raise foreign.error_for(
+            "lora_target_modules",
+            "lora_target_modules is not set, so PEFT would choose the modules by the model's type; write them, "
+            "such as all-linear or [q_proj, v_proj].",
+        )
+    named = [targets] if isinstance(targets, str) else targets
+    return {
+        "model.lora.rank": foreign["lora_r"],
+        "model.lora.alpha": foreign["lora_alpha"],
+        "model.lora.dropout": foreign["lora_dropout"],
+        **({"model.lora.use_rslora": True} if foreign["use_rslora"] else {}),
+        "model.lora.targets": "all-linear" if named == ["all-linear"] else named,
+    }
+
+
+def without_peft(foreign: ForeignValues) -> str | None:
+    """The adapter's options have no effect without the adapter."""
+    return None if foreign["use_peft"] else "use_peft is False"
+
+
+def write_router_loss(run: Run) -> Mapping[str, Any]:
+    """Write the coefficient of transformers' load-balancing loss, if any."""
+    section = run.trainer.router_loss
+    if section is None or section.balance_over != "model":
+        return {}
+    return {"router_aux_loss_coef": section.balance_coef}
+
+
+@written_by(write_router_loss)
+def router_loss(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the coefficient of transformers' load-balancing loss; null takes that of the model's config.json."""
+    coef = foreign["router_aux_loss_coef"]
+    if coef is None:
+        coef = _declared_coefficient(foreign["model_name_or_path"])
+    if not coef:
+        return {}
+    return {"trainer.router_loss.balance_coef": coef, "trainer.router_loss.balance_over": "model"}
+
+
+def _declared_coefficient(path: Any) -> float:
+    """`router_aux_loss_coef` of a model folder's config.json; 0 without it, or if it cannot be read here."""
+    folder = existing_path(path) if isinstance(path, str) else None
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
+    except (OSError, ValueError):
+        return 0.0
+    text = config.get("text_config") or config if isinstance(config, dict) else {}
+    return float(text.get("router_aux_loss_coef") or 0.0)
+
+
+_OPTION_OF_LORA = without_peft
+
+
+def model_rows() -> tuple[KeyMapping, ...]:
+    """ModelConfig, with the dtype and the adapter."""
+    return (
+        mapped("model_name_or_path", None, "model.path", value_type=nullable(STRING)),
+        refused("model_revision", "main", "download the revision, and write its folder"),
+        mapped(
+            "dtype",
+            "float32",
+            "model.dtype",
+            read=precision,
+            value_type=one_of("float32", "bfloat16", "bf16"),
+            note="dtype of the parameters",
+        ),
+        placement("attn_implementation", None, OWN_KERNELS, supported=always, value_type=ANY),
+        *_adapter_rows(),
+        refused("load_in_8bit", False, "Strop trains on weights that are not quantized; leave it False"),
+        refused("load_in_4bit", False, "Strop trains on weights that are not quantized; leave it False"),
+        *(
+            no_effect(key, default, "it is an option of load_in_4bit", value_type=ANY)
+            for key, default in (
+                ("bnb_4bit_quant_type", "nf4"),
+                ("use_bnb_nested_quant", False),
+                ("bnb_4bit_quant_storage", None),
+            )
+        ),
+        mapped("trust_remote_code", False, "model.trust_remote_code"),
+        refused("model_init_kwargs", None, "write the keys of ModelConfig, such as dtype"),
+        mapped(
+            "router_aux_loss_coef",
+            None,
+            "trainer.router_loss.balance_coef",
+            "trainer.router_loss.balance_over",
+            read=router_loss,
+            value_type=nullable(NUMBER),
+            note="null takes the coefficient in the model's config.json, which dense models lack; 0 for none. Of a "
+            "model on the Hub it is not known: write it",
+        ),
+    )
+
+
+def _adapter_rows() -> tuple[KeyMapping, ...]:
+    return (
+        mapped("use_peft", False, "model.lora", read=lora),
+        mapped("lora_r", 16, "model.lora.rank", read=lora, inactive=_OPTION_OF_LORA),
+        mapped(
+            "lora_alpha",
+            32,
+            "model.lora.alpha",
+            read=lora,
+            inactive=_OPTION_OF_LORA,
+            value_type=NUMBER,
+        ),
+        mapped("lora_dropout", 0.05, "model.lora.dropout", read=lora, inactive=_OPTION_OF_LORA),
+        mapped("use_rslora", False, "model.lora.use_rslora", read=lora, inactive=_OPTION_OF_LORA),
+        mapped(
+            "lora_target_modules",
+            None,
+            "model.lora.targets",
+            read=lora,
+            inactive=_OPTION_OF_LORA,
+            value_type=nullable(STRING_OR_LIST),
+        ),
+        *(
+            refused(key, default, why, inactive=_OPTION_OF_LORA)
+            for key, default, why in (
+                ("lora_target_parameters", None, "Strop adapts modules; write lora_target_modules"),
+                (
+                    "lora_modules_to_save",
+                    None,
+                    "Strop trains either the adapter or all weights; leave it null",
+                ),
+                ("lora_task_type", "CAUSAL_LM", "Strop trains causal language models; leave it CAUSAL_LM"),
+                ("use_dora", False, "Strop has LoRA adapters without a magnitude vector; leave it False"),
+            )
+        ),
+    )
+
+
+_COLUMNS = ("image", "images")
+"""TRL takes the first one that the rows have."""
+FIELDS = ("data.train.images", "data.train.optional_columns", "data.images.marker", "data.images.unmarked")
+"""Run-file fields that the columns decide."""
+
+
+def image_columns(foreign: ForeignValues) -> dict[str, Any]:
+    """Taskset fields of the column of images; empty if the data set's file has none, or is not on this machine."""
+    known = known_columns([foreign["dataset_name"]] if isinstance(foreign["dataset_name"], str) else [])
+    column = next((name for name in _COLUMNS if name in (known or ())), None)
+    return {} if column is None else {"images": column, "optional_columns": [column]}
+
+
+def image_places(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Run-file fields of the places of images: the parts of a message without an image, else before the text of the
+    first user message; `<image>` is ordinary text."""
+    return {"data.images.marker": None, "data.images.unmarked": "start"} if "images" in columns else {}
+
+
+def unknown_images(foreign: ForeignValues) -> str | None:
+    """A notice if the model reads images, and the columns of its data set are not known here."""
+    path, model = foreign["dataset_name"], foreign["model_name_or_path"]
+    if not isinstance(path, str) or known_columns([path]) is not None:
+        return None
+    if not isinstance(model, str) or not folder_takes_images(model):
+        return None
+    return (
+        "the model reads images, and the columns of this data set are not known before it is loaded: its images are "
+        "not used. Write data.train.images in a run file (strop convert), or name a Parquet or JSON-lines file"
+    )
+
+
+def require_trl_columns(run: Run) -> None:
+    """Raise ConfigError for a column of images, or a place of images, that TRL's data sets cannot have."""
+    column, images = run.data.train.images, run.data.images
+    if column is None:
+        return
+    if column not in _COLUMNS:
+        raise ConfigError(
+            f"data.train.images is {column!r}; TRL reads images from the column images or image."
+        )
+    if images.marker is not None or images.unmarked != "start":
+        raise ConfigError(
+            "TRL puts images before the first user message's text; data.images has marker: null and unmarked: start "
+            "for that."
+        )
+
+
+TEXT_PROMPTS = {"data.text_prompts": "raw"}
+"""TRL renders the chat template for conversational rows only; the text of standard ones is encoded as it is."""
+
+
+def taskset(foreign: ForeignValues, split: str) -> dict[str, Any]:
+    """The taskset of a split; a file has no splits."""
+    path = foreign["dataset_name"]
+    values = {"path": path, "subset": foreign["dataset_config"]}
+    if isinstance(path, str) and data_file_name(path) is None:
+        values["split"] = foreign[split]
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def write_dataset(run: Run) -> Mapping[str, Any]:
+    """Write the data set and its splits; without one the files would be read from a data set's folder."""
+    require_trl_columns(run)
+    train, test = run.data.train, run.data.eval[0] if run.data.eval else None
+    path = train.path if isinstance(train.path, str) else None
+    values = {
+        "dataset_name": path,
+        "dataset_config": train.subset,
+        "dataset_train_split": train.split or "train",
+    }
+    return values | ({"dataset_test_split": test.split} if test is not None and test.split else {})
+
+
+SAMPLED_STREAMING = refused(
+    "dataset_streaming",
+    False,
+    "TRL's trainers with rollouts stop at a data set that is streamed; leave it out; a run file streams by data.stream",
+)
+"""Row of a streamed data set for the trainers that sample."""
+
+
+def dataset_rows(
+    read: ReadFunction,
+    *warnings: InactiveCheck,
+    streaming: KeyMapping = SAMPLED_STREAMING,
+    fields: Sequence[str] = (),
+) -> tuple[KeyMapping, ...]:
+    """ScriptArguments; `read` also decides the columns, `fields` of the run file, of which `warnings` say more.
+    `streaming` is the row of a streamed data set, which may be refused."""
+    return (
+        mapped(
+            "dataset_name",
+            None,
+            "data.train.path",
+            "data.text_prompts",
+            *FIELDS,
+            *fields,
+            read=read,
+            value_type=nullable(STRING),
+            warn=_together(*warnings, unknown_images),
+        ),
+        mapped("dataset_config", None, "data.train.subset", read=read, value_type=nullable(STRING)),
+        mapped("dataset_train_split", "train", "data.train.split", read=read),
+        mapped(
+            "dataset_test_split",
+            "test",
+            "data.eval.0.split",
+            read=read,
+            inactive=without_evaluation,
+            note="used if eval_strategy enables evaluation",
+        ),
+        streaming,
+        refused(
+            "datasets",
+            UNSET,
+            "name one data set and convert; a list under data.train of the run file is a mixture (`strop help data`)",
+        ),
+        no_effect("ignore_bias_buffers", False, "it works around DistributedDataParallel"),
+    )
+
+
+def _together(*checks: InactiveCheck) -> InactiveCheck:
+    """All notices of the checks as one."""
+    return lambda foreign: "; ".join(filter(None, (check(foreign) for check in checks))) or None
