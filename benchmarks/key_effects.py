@@ -25,8 +25,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from strop.compat.azureml.component import to_argument
-from strop.compat.azureml.components import COMPONENTS
-from strop.compat.azureml.reader import read_component
+from strop.compat.azureml.reader import COMPONENTS, read_component
 from strop.compat.ledger.key_mapping import UNSET, KeyMapping
 from strop.compat.registry import LEDGERS
 from strop.compat.trinity.reader import read_trinity

@@ -253,7 +253,7 @@ def prepare_choices(folder: Path) -> None:
     if (folder / "warm-start" / "config.json").is_file():
         return
     import strop
-    from strop.compat.azureml.grpo_converters import CHAT_TEMPLATE, SYSTEM_PROMPT
+    from strop.compat.azureml.grpo import CHAT_TEMPLATE, SYSTEM_PROMPT
     from strop.models.tiny import make_model
 
     sys.path.insert(0, str(ROOT / "examples" / "quickstart"))

@@ -54,11 +54,11 @@ def run_job(job: Job) -> RunResult:
     join_torchrun_run()
     if not (job.packages or job.outputs):
         return run_and_print(job.loaded)
-    from strop.compat.azureml.requirements import install_packages
+    from strop.compat.azureml.job import install_packages
 
     install_packages(job.packages)
     # Imported after the installation, because these modules may import the installed packages.
-    from strop.compat.azureml.outputs import prepare_outputs, write_outputs
+    from strop.compat.azureml.job import prepare_outputs, write_outputs
     from strop.models.formats.mlflow import require_mlflow, write_mlflow
 
     prepare_outputs(job, require_mlflow)

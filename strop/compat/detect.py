@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from strop.compat.azureml.job_file import read_job
-from strop.compat.azureml.reader import read_component
+from strop.compat.azureml.reader import read_component, read_job
 from strop.compat.key_owner import key_owner_hint, run_file_key_owner
 from strop.compat.registry import LEDGERS
 from strop.compat.trinity.reader import read_trinity

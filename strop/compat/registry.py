@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from strop.compat.azureml.components import COMPONENTS
+from strop.compat.azureml.reader import COMPONENTS
 from strop.compat.ledger.table import Ledger
 from strop.compat.trinity.reader import LEDGER as TRINITY
 from strop.compat.trl.reader import LEDGERS as TRL

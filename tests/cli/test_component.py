@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from strop.compat.azureml.grpo_converters import SYSTEM_PROMPT
+from strop.compat.azureml.grpo import SYSTEM_PROMPT
 from strop.models.formats.mlflow import write_mlflow
 from strop.models.tiny import make_model
 from strop.training.checkpoints import checkpoint

@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml
 
-from strop.compat.azureml.components import COMPONENTS
-from strop.compat.azureml.reader import read_component
+from strop.compat.azureml.reader import COMPONENTS, read_component
 from strop.compat.registry import LEDGERS
 from strop.compat.trinity.reader import read_trinity
 from strop.compat.verl.evaluation import read_verl_eval

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from strop.compat.azureml.components import COMPONENTS
+from strop.compat.azureml.reader import COMPONENTS
 from strop.compat.ledger.key_mapping import UNSET, KeyMapping
 from strop.compat.registry import LEDGERS
 

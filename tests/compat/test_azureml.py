@@ -18,13 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 from strop.cli.main import app
-from strop.compat.azureml.component import to_argument
-from strop.compat.azureml.components import COMPONENTS
-from strop.compat.azureml.grpo_converters import SYSTEM_PROMPT
-from strop.compat.azureml.model_folder import find_model
-from strop.compat.azureml.outputs import link_or_copy
-from strop.compat.azureml.reader import read_component
-from strop.compat.azureml.requirements import install_packages
+from strop.compat.azureml.component import find_model, to_argument
+from strop.compat.azureml.grpo import SYSTEM_PROMPT
+from strop.compat.azureml.job import install_packages, link_or_copy
+from strop.compat.azureml.reader import COMPONENTS, read_component
 from strop.compat.ledger.key_mapping import UNSET
 from strop.config.load.job import Job
 from strop.config.plan.machine import GIB, Machine, Node

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from strop.compat.azureml.component import Component
-from strop.compat.azureml.components import COMPONENTS
+from strop.compat.azureml.reader import COMPONENTS
 from strop.compat.ledger.key_mapping import UNSET
 
 FOLDER = Path(__file__).parents[2] / "components"

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from strop.compat.azureml.component import Component
-from strop.compat.azureml.components import COMPONENTS
+from strop.compat.azureml.reader import COMPONENTS
 from strop.compat.ledger.foreign import ForeignConfig
 from strop.compat.ledger.key_mapping import UNSET
 from strop.compat.ledger.table import Ledger

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from strop.compat.azureml.components import COMPONENTS
+from strop.compat.azureml.reader import COMPONENTS
 from strop.compat.convert import ALWAYS_WRITTEN, CONVERSION_TARGETS, Conversion, convert
 from strop.compat.ledger.writer import unflatten, write_dialect
 from strop.compat.registry import LEDGERS, ledger_of

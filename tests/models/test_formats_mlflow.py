@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from strop.compat.azureml.model_folder import find_model
+from strop.compat.azureml.component import find_model
 from strop.errors import MissingExtraError, ModelError
 from strop.models.formats import mlflow as mlflow_folder
 from strop.models.formats.mlflow import write_mlflow

@@ -1,29 +1,114 @@
-"""Reader of the AzureML components' command lines (`--input value`)."""
+"""Reader of AzureML jobs: the components that Strop has, their arguments, and job files of `az ml job create`."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from strop.compat.azureml.arguments import ComponentArguments, parse_arguments
-from strop.compat.azureml.component import Component
-from strop.compat.azureml.components import find_component
+from strop.compat.azureml.component import Component, ComponentArguments, parse_arguments
 from strop.compat.azureml.deepspeed import read_deepspeed
-from strop.compat.azureml.requirements import parse_requirements
-from strop.compat.azureml.verl_inputs import rename_keys
+from strop.compat.azureml.grpo import GRPO
+from strop.compat.azureml.job import parse_requirements
+from strop.compat.azureml.verl_components import RFT_TRAINER, VERL_TRAINER, rename_keys
 from strop.compat.ledger.reader import read_dialect
 from strop.compat.ledger.table import KeyOwnerHint, no_key_owner
-from strop.config.load.config_tree import ConfigTree, Source, split_key
+from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
 from strop.config.load.job import Job
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import OverriddenKey, here_requested
 from strop.config.paths import existing_path
 from strop.config.resume_compatibility import learning_fields, recorded_differences
+from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError, Fault, FaultKind
+
+COMPONENTS: Mapping[str, Component] = {
+    component.name: component for component in (RFT_TRAINER, VERL_TRAINER, GRPO)
+}
+
+
+def find_component(name: str) -> Component:
+    """A component by its Strop name or its AzureML name. Raises ConfigError for an unknown name."""
+    known = {**COMPONENTS, **{component.azureml_name: component for component in COMPONENTS.values()}}
+    if name not in known:
+        hint = did_you_mean(name, known) or "."
+        raise ConfigError(f"Unknown component {name!r}{hint} Known components: {', '.join(COMPONENTS)}.")
+    return known[name]
+
+
+_REFERENCE = re.compile(r"\$\{\{\s*parent\.inputs\.(\w+)\s*\}\}")
+_INSTEAD = (
+    "write the inputs of one job, as a file of `input: value` lines or as strop component NAME --input value."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """Inputs and outputs of a job."""
+
+    tree: ConfigTree
+    """Sections `inputs` and `outputs`, or a flat mapping of inputs."""
+    here: bool = False
+    """Whether the job's environment variables have STROP_HERE."""
+
+
+def read_job(tree: ConfigTree, file: Path) -> JobFile:
+    """The job of a file, which may be a pipeline's only one. Other files are returned as they are.
+
+    Raises ConfigError for a pipeline of several jobs, and for an input that only a workspace knows.
+    """
+    if not isinstance(tree.values.get("jobs"), dict):
+        _take_paths(tree, ("inputs",), file)
+        return JobFile(tree)
+    names = list(tree.values["jobs"])
+    if len(names) != 1 or not isinstance(tree.get(("jobs", names[0])), dict):
+        raise ConfigError(
+            f"{tree.sources[('jobs',)]}: this file is an AzureML pipeline of {len(names)} jobs, and Strop reads "
+            f"those of one; {_INSTEAD}"
+        )
+    at: KeyPath = ("jobs", names[0])
+    _take_paths(tree, ("inputs",), file)
+    _take_paths(tree, (*at, "inputs"), file)
+    job = ConfigTree()
+    for section in ("inputs", "outputs"):
+        for name, value in (tree.get((*at, section)) or {}).items():
+            source = tree.sources[(*at, section, name)]
+            job.set((section, name), _resolved(tree, value, f"{source}: {name}"), source)
+    variables = tree.get((*at, "environment_variables")) or {}
+    return JobFile(job, here=str(variables.get("STROP_HERE", "0")).lower() in ("1", "true"))
+
+
+def _take_paths(tree: ConfigTree, section: KeyPath, file: Path) -> None:
+    """Replace AzureML's mappings of a type with a path by the path, which is relative to the file."""
+    inputs = tree.get(section)
+    for name, value in inputs.items() if isinstance(inputs, dict) else ():
+        if isinstance(value, dict):
+            tree.set((*section, name), _plain(value, file), tree.sources[(*section, name)])
+
+
+def _plain(value: dict[str, Any], file: Path) -> Any:
+    path = value.get("path")
+    if path is None:
+        return value.get("default")
+    remote = ":" in str(path) or Path(str(path)).is_absolute()
+    return path if remote else os.path.normpath(file.parent / str(path))
+
+
+def _resolved(tree: ConfigTree, value: Any, where: str) -> Any:
+    """The value of a job's input; one that refers to an input of the pipeline is that input's."""
+    if not isinstance(value, str) or "${{" not in value:
+        return value
+    match = _REFERENCE.fullmatch(value.strip())
+    if match is None or not tree.has(("inputs", match[1])):
+        raise ConfigError(f"{where} is {value}, which only a workspace knows; {_INSTEAD}")
+    return tree.get(("inputs", match[1]))
+
 
 _GPUS = ("trainer", "n_gpus_per_node")
 _ENGINE = ("actor_rollout_ref", "rollout", "name")

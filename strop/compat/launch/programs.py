@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Literal
 
-from strop.compat.trl.script.detection import is_trl_script
+from strop.compat.trl.script.run import is_trl_script
 
 Tool = Literal[
     "verl ppo",

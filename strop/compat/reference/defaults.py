@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from strop.compat.azureml.components import COMPONENTS
+from strop.compat.azureml.reader import COMPONENTS
 from strop.compat.ledger.key_mapping import UNSET, KeyMapping
 from strop.compat.registry import LEDGERS
 from strop.compat.trinity.embedded_verl import PREFIX

@@ -30,8 +30,8 @@ from strop.config.schema.schedule import (
 
 OPTIMIZERS = (
     *("adamw_torch_fused", "adamw_torch", "adafactor", "ademamix", "sgd", "adagrad", "rmsprop"),
-    *("galore_adamw", "lomo", "adalomo", "grokadamw", "schedule_free_sgd"),
-    *("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "paged_adamw"),
+    *("galore_adamw", "lomo", "adalomo", "grokadamw", "schedule_free_sgd", "adamw_bnb_8bit", "adamw_8bit"),
+    *("paged_adamw_8bit", "paged_adamw_32bit", "paged_adamw"),
 )
 _BITSANDBYTES = {
     "adamw_bnb_8bit": (8, False),

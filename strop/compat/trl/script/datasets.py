@@ -7,10 +7,10 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
-from strop.compat.trl.script.session import ScriptSession, current_session
+from strop.compat.trl.script.session import current_session
 from strop.errors import DataError
 from strop.printable import counted
 from strop.workers.atomic_write import atomic_path
@@ -19,8 +19,6 @@ _FILE_TYPES = {"json": (".json", ".jsonl"), "parquet": (".parquet",)}
 """Types of files that Strop reads as `load_dataset` does, with their suffixes."""
 _READ_FROM_FILES = frozenset({"image", "images", "tools", "chat_template_kwargs"})
 """Columns that Strop finds in files only, so that the rows of a data set on the Hub with one are written to a file."""
-_SAME_ROWS = ("split", "name", "data_files", "cache_dir", "token", "num_proc", "streaming")
-"""Arguments of `load_dataset` with which a dataset is still a file, or a split of a Hub name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,45 +30,6 @@ class DataSource:
     split: str | None = None
     columns: tuple[str, ...] = ()
     is_streamed: bool = False
-
-
-def recording_load_dataset(load: Callable[..., Any]) -> Callable[..., Any]:
-    """`datasets.load_dataset`, which also records where the rows come from."""
-
-    def load_dataset(path: Any, *arguments: Any, **options: Any) -> Any:
-        loaded = load(path, *arguments, **options)
-        if len(arguments) > 1 or isinstance(loaded, list):
-            return loaded
-        named = dict(zip(("name",), arguments, strict=False)) | options
-        splits = loaded if isinstance(loaded, Mapping) else {named.get("split"): loaded}
-        for split, dataset in splits.items():
-            _record(current_session(), dataset, str(path), None if split is None else str(split), named)
-        return loaded
-
-    return load_dataset
-
-
-def _record(
-    session: ScriptSession, dataset: Any, path: str, split: str | None, named: Mapping[str, Any]
-) -> None:
-    whole = split is not None and split.replace("_", "").isalnum()
-    if not whole or any(value is not None for name, value in named.items() if name not in _SAME_ROWS):
-        return
-    columns = tuple(dataset.column_names or ())
-    streamed = bool(named.get("streaming"))
-    if path in _FILE_TYPES:
-        files = named.get("data_files")
-        file = files.get(split) if isinstance(files, Mapping) else files if split == "train" else None
-        if not isinstance(file, str | PurePath) or PurePath(file).suffix not in _FILE_TYPES[path]:
-            return
-        if not Path(file).is_file():  # a pattern or a URL
-            return
-        found = DataSource(str(file), columns=columns, is_streamed=streamed)
-    elif named.get("data_files") is None and not _READ_FROM_FILES & {*columns}:
-        found = DataSource(path, named.get("name"), split, columns, streamed)
-    else:
-        return
-    session.origins[id(dataset)] = (dataset, getattr(dataset, "_fingerprint", None), found)
 
 
 def source_of(dataset: Any, what: str, folder: Path) -> DataSource:

@@ -13,11 +13,21 @@ from types import ModuleType
 from typing import Any
 
 from strop.compat.trl import rewards
-from strop.compat.trl.script import arguments, unsloth
-from strop.compat.trl.script.configurations import CONFIGURATIONS, ModelConfig, ScriptArguments
-from strop.compat.trl.script.detection import PACKAGES
+from strop.compat.trl.script.configurations import (
+    CONFIGURATIONS,
+    DatasetConfig,
+    DatasetMixtureConfig,
+    ModelConfig,
+    ScriptArguments,
+    get_dataset,
+    get_kbit_device_map,
+    get_peft_config,
+    get_quantization_config,
+    make_trl_parser,
+)
+from strop.compat.trl.script.models import FastLanguageModel, is_bfloat16_supported, patch_fast_rl
 from strop.compat.trl.script.recording import CHANGES, ChangingLoader, change_imported, restore_changed
-from strop.compat.trl.script.session import RefusedName, current_session
+from strop.compat.trl.script.session import PACKAGES, RefusedName, current_session
 from strop.compat.trl.script.trainers import TRAINERS
 from strop.config.suggest import did_you_mean
 
@@ -52,24 +62,24 @@ def _trl_names() -> dict[str, Any]:
         **TRAINERS,
         "ModelConfig": ModelConfig,
         "ScriptArguments": ScriptArguments,
-        "DatasetMixtureConfig": arguments.DatasetMixtureConfig,
-        "DatasetConfig": arguments.DatasetConfig,
-        "get_dataset": arguments.get_dataset,
-        "get_peft_config": arguments.get_peft_config,
-        "get_quantization_config": arguments.get_quantization_config,
-        "get_kbit_device_map": arguments.get_kbit_device_map,
+        "DatasetMixtureConfig": DatasetMixtureConfig,
+        "DatasetConfig": DatasetConfig,
+        "get_dataset": get_dataset,
+        "get_peft_config": get_peft_config,
+        "get_quantization_config": get_quantization_config,
+        "get_kbit_device_map": get_kbit_device_map,
         "init_zero_verbose": lambda: None,
         "__version__": "1.16.0",
     }
 
 
 def _unsloth_names() -> dict[str, Any]:
-    fast = unsloth.FastLanguageModel
+    fast = FastLanguageModel
     return {
         **dict.fromkeys(("FastLanguageModel", "FastModel", "FastVisionModel"), fast),
-        "PatchFastRL": unsloth.patch_fast_rl,
-        "is_bfloat16_supported": unsloth.is_bfloat16_supported,
-        "is_bf16_supported": unsloth.is_bfloat16_supported,
+        "PatchFastRL": patch_fast_rl,
+        "is_bfloat16_supported": is_bfloat16_supported,
+        "is_bf16_supported": is_bfloat16_supported,
         "__version__": "2026.11",
     }
 
@@ -87,7 +97,7 @@ class _StandIn(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         if name == "TrlParser" and self.__name__.partition(".")[0] == "trl":
-            return arguments.make_trl_parser()
+            return make_trl_parser()
         if f"{self.__name__}.{name}" in sys.modules:
             return sys.modules[f"{self.__name__}.{name}"]
         config = f"{name.removesuffix('Trainer')}Config"

@@ -7,12 +7,82 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
+from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
 
-from strop.compat.trl.script.datasets import recording_load_dataset
-from strop.compat.trl.script.models import recording_from_pretrained, recording_get_peft_model
-from strop.compat.trl.script.session import current_session
+from strop.compat.trl.script.datasets import _FILE_TYPES, _READ_FROM_FILES, DataSource
+from strop.compat.trl.script.models import RecordedModel
+from strop.compat.trl.script.session import ScriptSession, current_session
+
+_SAME_ROWS = ("split", "name", "data_files", "cache_dir", "token", "num_proc", "streaming")
+"""Arguments of `load_dataset` with which a dataset is still a file, or a split of a Hub name."""
+
+
+def recording_load_dataset(load: Callable[..., Any]) -> Callable[..., Any]:
+    """`datasets.load_dataset`, which also records where the rows come from."""
+
+    def load_dataset(path: Any, *arguments: Any, **options: Any) -> Any:
+        loaded = load(path, *arguments, **options)
+        if len(arguments) > 1 or isinstance(loaded, list):
+            return loaded
+        named = dict(zip(("name",), arguments, strict=False)) | options
+        splits = loaded if isinstance(loaded, Mapping) else {named.get("split"): loaded}
+        for split, dataset in splits.items():
+            _record(current_session(), dataset, str(path), None if split is None else str(split), named)
+        return loaded
+
+    return load_dataset
+
+
+def _record(
+    session: ScriptSession, dataset: Any, path: str, split: str | None, named: Mapping[str, Any]
+) -> None:
+    whole = split is not None and split.replace("_", "").isalnum()
+    if not whole or any(value is not None for name, value in named.items() if name not in _SAME_ROWS):
+        return
+    columns = tuple(dataset.column_names or ())
+    streamed = bool(named.get("streaming"))
+    if path in _FILE_TYPES:
+        files = named.get("data_files")
+        file = files.get(split) if isinstance(files, Mapping) else files if split == "train" else None
+        if not isinstance(file, str | PurePath) or PurePath(file).suffix not in _FILE_TYPES[path]:
+            return
+        if not Path(file).is_file():  # a pattern or a URL
+            return
+        found = DataSource(str(file), columns=columns, is_streamed=streamed)
+    elif named.get("data_files") is None and not _READ_FROM_FILES & {*columns}:
+        found = DataSource(path, named.get("name"), split, columns, streamed)
+    else:
+        return
+    session.origins[id(dataset)] = (dataset, getattr(dataset, "_fingerprint", None), found)
+
+
+def recording_from_pretrained(cls: type, name: Any, *arguments: Any, **options: Any) -> RecordedModel:
+    """`from_pretrained` of a class of causal language models."""
+    if arguments:
+        raise current_session().error(
+            f"{cls.__name__}.from_pretrained has arguments without names after the first one; write their names."
+        )
+    return RecordedModel(str(name), options)
+
+
+def recording_get_peft_model(get: Callable[..., Any]) -> Callable[..., Any]:
+    """`peft.get_peft_model`, which records the adapter of a stand-in."""
+
+    def get_peft_model(model: Any, peft_config: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(model, RecordedModel):
+            return get(model, peft_config, *arguments, **options)
+        if arguments or options:
+            named = next(iter(options), "adapter_name")
+            raise current_session().error(
+                f"get_peft_model has {named}, which Strop does not read; leave it out."
+            )
+        model.adapter = peft_config
+        return model
+
+    return get_peft_model
+
 
 _MODEL_CLASSES = ("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText")
 """Ends of the names of classes whose `from_pretrained` records; the others load their weights, for rewards."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from strop.config.load.job import Job
     from strop.run.entry.result import RunResult
 
+
+PACKAGES = ("trl", "unsloth")
+"""Packages that stand-ins replace; a script that imports one is TRL's."""
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _STROP = str(Path(__file__).parents[3])
 _PARSER_FRAMES = 4

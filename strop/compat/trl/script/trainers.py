@@ -1,24 +1,120 @@
-"""Stand-ins for TRL's trainers: parameters in TRL's order, and the run that `train()` starts."""
+"""Stand-ins for TRL's trainers: parameters in TRL's order, their rewards, and the run that `train()` starts."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from strop.compat.trl.reader import TrlProgram, read_trl_tree
-from strop.compat.trl.script import models, trained
-from strop.compat.trl.script.callbacks import CallbackAdapter
 from strop.compat.trl.script.configurations import config_of, process_count
 from strop.compat.trl.script.datasets import DataSource, eval_sources, source_of, written_rows
-from strop.compat.trl.script.rewards import ScriptRewards, read_rewards
+from strop.compat.trl.script.models import RecordedModel, model_of, quantization_keys, tokenizer_fields
+from strop.compat.trl.script.results import (
+    Accelerator,
+    CallbackAdapter,
+    TrainedModel,
+    TrainedState,
+    TrainOutput,
+    checkpoint_of,
+    evaluation,
+    own_work,
+    print_metrics,
+    save_metrics,
+    save_model,
+)
 from strop.compat.trl.script.session import RefusedArgument, ScriptStopped, current_session
 from strop.config.load.config_tree import ConfigTree, Source
 from strop.config.load.job import Job
 from strop.config.load.overrides import apply_override, parse_valid_overrides
 from strop.config.schema.walk import field_at
+from strop.python_rewards import PythonReward
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRewards:
+    """The parts of a reward, each with its weight."""
+
+    functions: tuple[dict[str, Any], ...]
+    """Entries of `reward.functions`."""
+    models: tuple[dict[str, Any], ...]
+    """Entries of `reward.models`."""
+    objects: tuple[PythonReward, ...]
+    """Functions that exist only in the script."""
+
+
+def read_rewards(reward_funcs: Any, weights: Sequence[float] | None) -> ScriptRewards:
+    """The rewards of a trainer. Raises ConfigError for weights of another number, and for an object that is neither a
+    function nor a model."""
+    session = current_session()
+    parts = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    parts = [part for part in parts if part is not None]
+    if not parts:
+        raise session.error(
+            "reward_funcs is missing; write a function, the name of a reward model, or a list of them."
+        )
+    if weights is None:
+        weights = [1.0] * len(parts)
+    if len(weights) != len(parts):
+        raise session.error(
+            f"reward_weights has {len(weights)} numbers for {len(parts)} rewards; write one for each of reward_funcs."
+        )
+    functions: list[dict[str, Any]] = []
+    models: list[dict[str, Any]] = []
+    objects: list[PythonReward] = []
+    for part, name, weight in zip(parts, _names(parts), map(float, weights), strict=True):
+        if isinstance(part, str | Path):
+            models.append({"path": str(part), "name": name, "weight": weight})
+        elif isinstance(part, RecordedModel) or not callable(part) or hasattr(part, "get_input_embeddings"):
+            raise session.error(
+                f"reward_funcs has a {type(part).__name__}; write a function, or the name of a reward model as a text."
+            )
+        elif reference := _reference(part):
+            named = {"name": name} if reference.rpartition(":")[2].rpartition(".")[2] != name else {}
+            functions.append({"function": reference, **named, "weight": weight})
+        else:
+            objects.append(PythonReward(part, name, weight))
+    return ScriptRewards(tuple(functions), tuple(models), tuple(objects))
+
+
+def _names(parts: Sequence[Any]) -> Iterator[str]:
+    """Names of reward components; those of the same name are numbered."""
+    used: set[str] = set()
+    for part in parts:
+        if isinstance(part, str | Path):
+            name = str(part).rstrip("/").rpartition("/")[2]
+        else:
+            inner = getattr(part, "func", part)  # functools.partial
+            name = str(getattr(inner, "__name__", type(inner).__name__)).strip("<>")
+        unique, number = name, 1
+        while unique in used:
+            number += 1
+            unique = f"{name}_{number}"
+        used.add(unique)
+        yield unique
+
+
+def _reference(function: Callable[..., Any]) -> str | None:
+    """`file.py:name` or a dotted path of a function that a module defines; None for one that exists only as an object,
+    such as a function of the script, a closure or a method."""
+    name = getattr(function, "__qualname__", "")
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__" or not inspect.isfunction(function):
+        return None
+    if not name.isidentifier() or getattr(module, name, None) is not function:
+        return None
+    if getattr(module, "strop_reference", None):
+        return f"{module.strop_reference}.{name}"
+    file = getattr(module, "__file__", None)
+    if "." in module.__name__ or file is None or Path(file).suffix != ".py" or "site-packages" in file:
+        return f"{module.__name__}.{name}"
+    relative = os.path.relpath(file)
+    return f"{file if relative.startswith('..') else relative}:{name}"
+
 
 _WORKFLOW = "write rollout.workflow in a run file (`strop help workflows`)"
 _OWN_LOSS = (
@@ -76,7 +172,7 @@ class RecordedTrainer:
         self.source: Source = session.source()
         self.given = given
         init_options = getattr(given.get("args"), "model_init_kwargs", None)
-        self._recorded = models.model_of(given.get("model"), init_options)
+        self._recorded = model_of(given.get("model"), init_options)
         self.model: Any = self._recorded
         self.args = config_of(self.program, given.get("args"), self._recorded.name_or_path)
         if given.get("peft_config") is not None:
@@ -89,8 +185,8 @@ class RecordedTrainer:
         self.eval_dataset = given.get("eval_dataset")
         self.processing_class = self.tokenizer = given.get("processing_class")
         self._require_initial_reference(given.get("ref_model"))
-        self.state = trained.TrainedState()
-        self.accelerator = trained.Accelerator()
+        self.state = TrainedState()
+        self.accelerator = Accelerator()
         self.is_world_process_zero = self.is_local_process_zero = lambda: True
         self.last_step: float | None = None
         """Last step that callbacks have seen."""
@@ -112,7 +208,7 @@ class RecordedTrainer:
         one = callback() if inspect.isclass(callback) else callback
         self._callbacks.append(CallbackAdapter(one, self))
 
-    def train(self, resume_from_checkpoint: Any = None, **options: Any) -> trained.TrainOutput:
+    def train(self, resume_from_checkpoint: Any = None, **options: Any) -> TrainOutput:
         """Start the run; a script that is only read ends here. Returns TRL's `TrainOutput` with the run's result."""
         session = current_session()
         if options:
@@ -121,13 +217,13 @@ class RecordedTrainer:
         if session.start is None:
             raise ScriptStopped(job)
         session.trained += 1
-        with trained.own_work(session):
+        with own_work(session):
             self._result = session.start(job)
         self.state.finish(self._result)
         for callback in self._callbacks:
             callback.on_end()
-        self.model = trained.TrainedModel(self._result, self.processing_class)
-        return trained.TrainOutput.of(self._result, self.state)
+        self.model = TrainedModel(self._result, self.processing_class)
+        return TrainOutput.of(self._result, self.state)
 
     def evaluate(self, eval_dataset: Any = None, **options: Any) -> dict[str, float]:
         """Evaluate the eval datasets with the trained model, or before training with the initial one."""
@@ -145,12 +241,12 @@ class RecordedTrainer:
             session.note("evaluate() is not executed here, and gives no numbers.")
             return {}
         checkpoint = None if self._result is None else self._result.folder
-        with trained.own_work(session):
-            return trained.evaluation(session.evaluate(job, checkpoint))
+        with own_work(session):
+            return evaluation(session.evaluate(job, checkpoint))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Copy the trained model to a folder."""
-        trained.save_model(self._result, output_dir or self.args.output_dir)
+        save_model(self._result, output_dir or self.args.output_dir)
 
     def save_state(self) -> None:
         """Nothing: checkpoints have the state."""
@@ -158,11 +254,11 @@ class RecordedTrainer:
 
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Print metrics."""
-        trained.print_metrics(split, metrics)
+        print_metrics(split, metrics)
 
     def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
         """Write metrics to `<split>_results.json` of the output folder."""
-        trained.save_metrics(Path(self.args.output_dir or "trainer_output"), split, metrics)
+        save_metrics(Path(self.args.output_dir or "trainer_output"), split, metrics)
 
     def end(self) -> None:
         """Nothing: monitors and processes are closed when the run ends."""
@@ -183,8 +279,8 @@ class RecordedTrainer:
         if reference is None:
             return
         session = current_session()
-        named = models.model_of(reference, None)
-        same = models.model_of(self.given.get("model"), None).name_or_path
+        named = model_of(reference, None)
+        same = model_of(self.given.get("model"), None).name_or_path
         if named.name_or_path != same or named.adapter is not None:
             raise session.error(
                 f"ref_model is {named.name_or_path}, and Strop's reference is the initial model, {same}; "
@@ -229,7 +325,7 @@ class RecordedTrainer:
         for key, value, source in self._recorded.trl_keys():
             tree.set((key,), value, source)
         if (quantized := self.given.get("quantization_config")) is not None:
-            for key, value, source in models.quantization_keys(quantized, self.source):
+            for key, value, source in quantization_keys(quantized, self.source):
                 tree.set((key,), value, source)
         if (processes := process_count()) > 1:
             tree.set(("num_processes",), processes, Source("override", f"WORLD_SIZE={processes}"))
@@ -275,10 +371,10 @@ class RecordedTrainer:
             if rewards.models:
                 fields.set(("reward", "models"), list(rewards.models), self.source)
         if self.processing_class is not None:
-            for field, value in models.tokenizer_fields(self.processing_class, self._recorded):
+            for field, value in tokenizer_fields(self.processing_class, self._recorded):
                 fields.set(tuple(field.split(".")), value, self.source)
         if isinstance(resume, str | Path):
-            fields.set(("resume",), str(trained.checkpoint_of(resume)), self.source)
+            fields.set(("resume",), str(checkpoint_of(resume)), self.source)
         for written in parse_valid_overrides(current_session().changes, fields.faults):
             apply_override(
                 fields,
@@ -303,15 +399,8 @@ class GRPOTrainer(RecordedTrainer):
     program = "grpo"
     parameters = (
         *("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
-        *(
-            "reward_processing_classes",
-            "callbacks",
-            "optimizers",
-            "quantization_config",
-            "peft_config",
-            "tools",
-        ),
-        *("rollout_func", "environment_factory"),
+        *("reward_processing_classes", "callbacks", "optimizers", "quantization_config", "peft_config"),
+        *("tools", "rollout_func", "environment_factory"),
     )
 
     def _rewards(self, weights: Any) -> ScriptRewards:
@@ -331,23 +420,9 @@ class SFTTrainer(RecordedTrainer):
 
     program = "sft"
     parameters = (
-        *(
-            "model",
-            "args",
-            "data_collator",
-            "train_dataset",
-            "eval_dataset",
-            "processing_class",
-            "compute_loss_func",
-        ),
-        *(
-            "compute_metrics",
-            "callbacks",
-            "optimizers",
-            "optimizer_cls_and_kwargs",
-            "preprocess_logits_for_metrics",
-        ),
-        *("quantization_config", "peft_config", "formatting_func"),
+        *("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"),
+        *("compute_loss_func", "compute_metrics", "callbacks", "optimizers", "optimizer_cls_and_kwargs"),
+        *("preprocess_logits_for_metrics", "quantization_config", "peft_config", "formatting_func"),
     )
 
     def _rows(self, dataset: Any, what: str) -> DataSource:
@@ -447,16 +522,9 @@ class CPOTrainer(RecordedTrainer):
 
     program = "cpo"
     parameters = (
-        *(
-            "model",
-            "args",
-            "data_collator",
-            "train_dataset",
-            "eval_dataset",
-            "processing_class",
-            "model_init",
-        ),
-        *("callbacks", "optimizers", "preprocess_logits_for_metrics", "peft_config", "compute_metrics"),
+        *("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"),
+        *("model_init", "callbacks", "optimizers", "preprocess_logits_for_metrics"),
+        *("peft_config", "compute_metrics"),
     )
 
 
