@@ -1,4 +1,4 @@
-"""What TRL's configurations for given responses share, and SFT: SFTConfig with the arguments of `trl sft`."""
+"""Rows that TRL's configurations for given responses share, and SFT: SFTConfig with the arguments of `trl sft`."""
 
 from __future__ import annotations
 
