@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict, disable_progress_bars
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -276,6 +277,31 @@ class TestSavedDatasets:
             rows_of(folder)
 
 
+class LibraryError(Exception):
+    """An error of a store's library, such as botocore's."""
+
+
+class FailingStore(MemoryFileSystem):
+    """A fake object store, one of whose methods fails."""
+
+    protocol = "failing"
+
+
+STORE_CALLS = [
+    ("t/train.jsonl", "__init__"),
+    ("t/train.jsonl", "info"),
+    ("t", "ls"),
+    ("t/train.jsonl", "_open"),
+    ("x/x.parquet", "_open"),
+]
+STORE_ERRORS = [
+    LibraryError("token expired"),
+    PermissionError("Forbidden"),
+    TimeoutError("no answer"),
+    KeyError("region"),
+]
+
+
 class TestUrls:
     @pytest.fixture
     def server(self, tmp_path):
@@ -296,6 +322,22 @@ class TestUrls:
         assert rows_of("memory://set", split="test") == ROWS
         with pytest.raises(DataError, match=r"memory://set/nope\.jsonl, or it cannot be reached"):
             rows_of("memory://set/nope.jsonl")
+
+    @pytest.mark.parametrize(("path", "call"), STORE_CALLS)
+    @pytest.mark.parametrize("error", STORE_ERRORS, ids=str)
+    def test_an_error_of_a_remote_stores_library_is_one_paragraph(self, path, call, error, monkeypatch):
+        def fail(*_: object, **__: object) -> None:
+            raise error
+
+        fsspec.register_implementation("failing", FailingStore, clobber=True)
+        for name, content in (("train.jsonl", LINES), ("x.parquet", FORMATS["a.parquet"])):
+            fsspec.filesystem("failing").pipe_file(f"failing://{name[0]}/{name}", content)
+        monkeypatch.setattr(FailingStore, call, fail)
+        FailingStore.clear_instance_cache()
+        for read in (rows_of, lambda url: list(stream_rows(TasksetConfig(path=url)))):
+            with pytest.raises(DataError, match=r"^failing://") as caught:
+                read(f"failing://{path}")
+            assert str(error) in str(caught.value) and "\n" not in str(caught.value)
 
     def test_file(self, write_lines):
         assert rows_of(f"file://{write_lines('a.jsonl', ROWS)}") == ROWS

@@ -80,7 +80,8 @@ def _read(text: str, where: str, base: str, allow_urls: bool) -> bytes:
     is_relative = "://" not in path and not path.startswith(("/", "~"))
     try:
         place = resolve_path(posixpath.join(base, path) if base and is_relative else path)
-        data = _content_at(place)
+        with place.access():
+            data = _content_at(place)
     except FileNotFoundError:
         raise DataError(f"{where}: there is no file {shown}.") from None
     except (OSError, ValueError) as error:
@@ -104,22 +105,15 @@ def _content_at(place: DataPath) -> bytes:
 
 def _fetched(place: DataPath) -> bytes:
     """The body of an HTTP response as it arrives, because a server may state another size, or none."""
-    from aiohttp import ClientError
-
     parts, size, deadline = [], 0, time.monotonic() + _FETCH_SECONDS
-    try:
-        # A block size of 0 is a stream; without a size, fsspec asks for it first, and calls every failure of that a
-        # missing file.
-        with place.filesystem.open(place.path, "rb", block_size=0, size=1) as body:
-            while size <= MAX_BYTES and (part := body.read(_CHUNK_BYTES)):
-                parts.append(part)
-                size += len(part)
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"the server has sent {size:,} bytes in {_FETCH_SECONDS:g} s, and no end"
-                    )
-    except ClientError as error:
-        raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
+    # A block size of 0 is a stream; without a size, fsspec asks for it first, and calls every failure of that a
+    # missing file.
+    with place.filesystem.open(place.path, "rb", block_size=0, size=1) as body:
+        while size <= MAX_BYTES and (part := body.read(_CHUNK_BYTES)):
+            parts.append(part)
+            size += len(part)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the server has sent {size:,} bytes in {_FETCH_SECONDS:g} s, and no end")
     return b"".join(parts)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import posixpath
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.config.redact import redact_text
-from strop.errors import DataError, MissingExtraError
+from strop.errors import DataError, MissingExtraError, StropError
 from strop.workers.atomic_write import atomic_path
 
 if TYPE_CHECKING:
@@ -46,6 +48,18 @@ class DataPath:
         return DataPath(
             posixpath.join(self.display_path, name), self.filesystem, posixpath.join(self.path, name)
         )
+
+    @contextmanager
+    def access(self) -> Iterator[None]:
+        """A context in which an error of a remote store's library, which may have any class, is an OSError."""
+        try:
+            yield
+        except (OSError, StropError):
+            raise
+        except Exception as error:  # each store's library has its own errors
+            if "file" in self.filesystem.protocol:
+                raise
+            raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
 
     def put(self, file: Path) -> None:
         """Copy a file of this machine to this path. On this machine's own file systems a kill leaves the old file.
@@ -84,7 +98,8 @@ class DataPath:
     def kind(self) -> str | None:
         """`file`, `directory`, or None if nothing exists there. Raises `DataError` if access fails."""
         try:
-            return str(self.filesystem.info(self.path)["type"])
+            with self.access():
+                return str(self.filesystem.info(self.path)["type"])
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -107,7 +122,7 @@ def resolve_path(path: str) -> DataPath:
             f"{shown} needs a package that is not installed: {error}. Install it with pip, or copy the data "
             "to this machine."
         ) from None
-    except (ValueError, OSError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001  (each store's library has its own errors)
         raise DataError(f"{shown} cannot be opened: {first_line(error)}.") from None
     return DataPath(shown, files, inner)
 

@@ -28,16 +28,8 @@ def read_file(place: DataPath, texts: frozenset[str] = frozenset()) -> RowSource
     """
     name = _data_file(place)
     try:
-        size = place.size_bytes()
-        part: RowSource
-        if size is None or size >= (MAPPED_FROM_BYTES // 8 if name.packed else MAPPED_FROM_BYTES):
-            part = convert_file(place, name, texts)
-        elif name.format == "parquet":
-            part = _read_parquet(place)
-        elif name.format == "csv":
-            part = _read_csv(place, name, texts)
-        else:
-            part = _read_lines(place, name.packed)
+        with place.access():
+            part = _rows_of(place, name, texts)
     except (OSError, EOFError) as error:
         raise DataError(f"{place.display_path} cannot be read: {first_line(error)}.") from None
     if not len(part):
@@ -45,12 +37,25 @@ def read_file(place: DataPath, texts: frozenset[str] = frozenset()) -> RowSource
     return part
 
 
+def _rows_of(place: DataPath, name: DataFileName, texts: frozenset[str]) -> RowSource:
+    size = place.size_bytes()
+    if size is None or size >= (MAPPED_FROM_BYTES // 8 if name.packed else MAPPED_FROM_BYTES):
+        return convert_file(place, name, texts)
+    if name.format == "parquet":
+        return _read_parquet(place)
+    return _read_csv(place, name, texts) if name.format == "csv" else _read_lines(place, name.packed)
+
+
 def stream_file(place: DataPath, texts: frozenset[str] = frozenset()) -> Iterator[tuple[str, Row]]:
     """Location and values of each row of a file, read from its beginning; the arguments are those of `read_file`.
 
     Raises `DataError` if it is not a data file or is malformed, and OSError if it cannot be read.
     """
-    name = _data_file(place)
+    with place.access():
+        yield from _stream(place, _data_file(place), texts)
+
+
+def _stream(place: DataPath, name: DataFileName, texts: frozenset[str]) -> Iterator[tuple[str, Row]]:
     if name.format == "parquet":
         with open_parquet(place) as file:
             rows = (row for batch in file.iter_batches(_STREAMED_ROWS) for row in batch.to_pylist())

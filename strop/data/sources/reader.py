@@ -9,7 +9,7 @@ from pathlib import Path
 from strop.config.data_files import DATA_FILE_PATTERNS, data_file_name
 from strop.config.redact import redact_text
 from strop.config.schema.data import GeneratorConfig, TasksetConfig
-from strop.data.sources.data_path import DataPath, resolve_path
+from strop.data.sources.data_path import DataPath, first_line, resolve_path
 from strop.data.sources.files import read_file
 from strop.data.sources.generators import generate_rows, is_generator
 from strop.data.sources.hub import read_hub_dataset, read_saved_dataset
@@ -109,7 +109,12 @@ def _directory_files(place: DataPath, taskset: TasksetConfig) -> list[DataPath]:
 
 
 def _data_files(place: DataPath) -> list[str]:
-    entries = {posixpath.basename(path.rstrip("/")) for path in place.filesystem.ls(place.path, detail=False)}
+    try:
+        with place.access():
+            paths = place.filesystem.ls(place.path, detail=False)
+    except OSError as error:
+        raise DataError(f"{place.display_path} cannot be read: {first_line(error)}.") from None
+    entries = {posixpath.basename(path.rstrip("/")) for path in paths}
     visible = sorted(name for name in entries if name[0] not in "._")
     files = [name for name in visible if data_file_name(name) and name not in _METADATA]
     if not files:

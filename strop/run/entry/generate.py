@@ -160,8 +160,8 @@ def _write(
     ]
     location = resolve_path(out)
     try:
-        location.filesystem.makedirs(posixpath.dirname(location.path), exist_ok=True)
-        with TemporaryDirectory(prefix="strop-") as folder:
+        with location.access(), TemporaryDirectory(prefix="strop-") as folder:
+            location.filesystem.makedirs(posixpath.dirname(location.path), exist_ok=True)
             file = Path(folder) / "rows.parquet"
             pq.write_table(pa.Table.from_pylist(rows), file)
             location.put(file)
