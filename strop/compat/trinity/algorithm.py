@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
+    InactiveCheck,
     KeyMapping,
-    ReadFunction,
     any_inactive,
     mapped,
     never,
-    no_effect,
+    no_effects,
     not_on_page,
     only,
     refused,
     versions,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, NUMBER_LIST, nullable, one_of
+from strop.compat.ledger.value_types import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    NUMBER_LIST,
+    ValueType,
+    nullable,
+    one_of,
+)
 from strop.compat.trinity import policy_loss, presets, sample_strategy
 from strop.compat.trinity.embedded_verl import newer_row
 from strop.compat.trinity.policy_loss import LOSS_ARGS
-from strop.compat.trinity.presets import ADVANTAGE_NAMES, PRESETS, algorithm_type_of, only_sampled
+from strop.compat.trinity.presets import (
+    ADVANTAGE_NAMES,
+    PRESETS,
+    algorithm_type_of,
+    only_advantages,
+    only_sampled,
+    only_types,
+)
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig, OfflineAlgorithmConfig, SftConfig
 from strop.config.schema.distillation import SampledJsdConfig
@@ -42,62 +57,13 @@ from strop.config.schema.preference import DpoConfig, PreferenceConfig, Unpaired
 from strop.config.schema.reward_modeling import RewardModelingConfig
 from strop.errors import ConfigError
 
+ARGS = "algorithm.advantage_fn_args"
+OF_STEPS = ("step_wise_grpo", "multi_step_grpo", "cod")
+"""Advantage functions of rollouts with several training sequences."""
+_MU = f"{LOSS_ARGS}.mu"
+_BYPASS = "trainer.trainer_config.algorithm.rollout_correction.bypass_mode"
 _TEACHER = "explorer.auxiliary_models.0.model_path"
 _WORKFLOW_ARGS = "buffer.explorer_input.taskset.workflow_args"
-_DISTILLATION = "algorithm.distillation"
-
-
-def read_distillation(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
-    """The teacher is the first auxiliary model, and the workflow's `temperature` divides its logits.
-
-    The divergence of the sampled tokens is a reward of each token: that of `on_policy_distill` is log p - log q.
-    """
-    path = foreign[_TEACHER] if foreign["explorer.auxiliary_models"] else None
-    if not path:
-        raise foreign.error_for(
-            _TEACHER,
-            f"{_TEACHER} is missing: the advantages {advantage} are a divergence from a teacher, which is the "
-            "first auxiliary model.",
-        )
-    divergence: dict[str, Any] = {"type": "sampled_kl", "estimator": "k1"}
-    if advantage == "jsd":
-        divergence = {"type": "sampled_jsd", "beta": foreign[f"{ARGS}.lambda_coef"]}
-    return {
-        f"{_DISTILLATION}.teachers": [{"path": path}],
-        f"{_DISTILLATION}.reward": {"divergence": divergence, "coef": foreign[f"{ARGS}.kl_coef"]},
-        f"{_DISTILLATION}.temperature": (foreign[_WORKFLOW_ARGS] or {}).get("temperature", 1.0),
-    }
-
-
-def write_distillation(section: DistillationOnlyConfig) -> dict[str, Any]:
-    """The arguments of the advantage function; none where the divergence is in the loss."""
-    reward = section.distillation.reward
-    if reward is None:
-        return {}
-    values: dict[str, Any] = {f"{ARGS}.kl_coef": reward.coef}
-    if isinstance(reward.divergence, SampledJsdConfig):
-        values[f"{ARGS}.lambda_coef"] = reward.divergence.beta
-    return values
-
-
-def _distillation_rows(read: ReadFunction) -> tuple[KeyMapping, ...]:
-    """Rows of the advantage functions' arguments; `read` is the converter of the algorithm."""
-    return (
-        mapped(
-            f"{ARGS}.kl_coef",
-            1.0,
-            f"{_DISTILLATION}.reward.coef",
-            read=read,
-            inactive=presets.only_advantages(*presets.DISTILLED),
-        ),
-        mapped(
-            f"{ARGS}.lambda_coef",
-            0.5,
-            f"{_DISTILLATION}.reward.divergence.beta",
-            read=read,
-            inactive=presets.only_advantages("jsd"),
-        ),
-    )
 
 
 def write_algorithm(run: Run) -> Mapping[str, Any]:
@@ -129,17 +95,11 @@ def write_algorithm(run: Run) -> Mapping[str, Any]:
         "algorithm.repeat_times": section.rollouts_per_task,
         "algorithm.advantage_fn": None if advantage == PRESETS[kind].advantage else advantage,
     }
-    for field, key in (
-        ("std_epsilon", "epsilon"),
-        ("gamma", "gamma"),
-        ("lam", "lam"),
-        ("baseline_shift", "baseline_shift"),
-    ):
+    names = {"epsilon": "std_epsilon"} | {name: name for name in ("gamma", "lam", "baseline_shift")}
+    for name, field in names.items():
         if hasattr(section, field):
-            values[f"{ARGS}.{key}"] = getattr(section, field)
-    values["trainer.trainer_config.algorithm.rollout_correction.bypass_mode"] = (
-        section.old_policy == "sampler"
-    )
+            values[f"{ARGS}.{name}"] = getattr(section, field)
+    values[_BYPASS] = section.old_policy == "sampler"
     if isinstance(section, GrpoConfig):
         values |= _write_std(section)
         if section.entropy_filter is not None:
@@ -157,7 +117,7 @@ def write_algorithm(run: Run) -> Mapping[str, Any]:
     if isinstance(section, MixConfig):
         values |= _write_mu(section)
     if isinstance(section, DistillationOnlyConfig):
-        values |= write_distillation(section)
+        values |= _write_distillation(section)
     if isinstance(section, OpmdConfig):
         by_mean = isinstance(section.baseline, MeanBaselineConfig)
         values[f"{ARGS}.opmd_baseline"] = "mean" if by_mean else "logavgexp"
@@ -193,6 +153,154 @@ def _write_mu(section: MixConfig) -> dict[str, Any]:
     }
 
 
+def _write_distillation(section: DistillationOnlyConfig) -> dict[str, Any]:
+    """The arguments of the advantage function; none where the divergence is in the loss."""
+    reward = section.distillation.reward
+    if reward is None:
+        return {}
+    values: dict[str, Any] = {f"{ARGS}.kl_coef": reward.coef}
+    if isinstance(reward.divergence, SampledJsdConfig):
+        values[f"{ARGS}.lambda_coef"] = reward.divergence.beta
+    return values
+
+
+@written_by(write_algorithm)
+def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the algorithm: the type's own, or that of `advantage_fn` if it is set."""
+    kind, advantage = presets.algorithm_type(foreign), presets.advantage(foreign)
+    if kind == "dpo":
+        own = {name: foreign[f"{LOSS_ARGS}.{name}"] for name in ("beta", "label_smoothing")}
+        settings = {"type": "dpo", **own}
+    elif kind in presets.SUPERVISED:
+        settings = {"type": "sft"}
+    else:
+        own = _mix(foreign, advantage) if kind in presets.MIXED else _by_advantage(foreign, advantage)
+        settings = {
+            "rollouts_per_task": presets.repeat_times(foreign),
+            "old_policy": _old_policy(foreign),
+            **own,
+        }
+    return {f"algorithm.{name}": value for name, value in settings.items()}
+
+
+def _by_advantage(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
+    """The algorithm that has the advantages of a function, with the function's arguments."""
+
+    def arg(name: str) -> Any:
+        return foreign[f"{ARGS}.{name}"]
+
+    settings: dict[str, Any] = {"type": presets.ADVANTAGES[advantage]}
+    match advantage:
+        case "ppo":
+            settings |= {"gamma": arg("gamma"), "lam": arg("lam")}
+        case "clipb":
+            settings["std_epsilon"] = arg("epsilon")
+            settings["entropy_filter.deviations"] = _entropy_bound(foreign, advantage)
+        case "clipv":
+            settings["std_epsilon"] = arg("epsilon")
+            settings["entropy_filter.center"] = "vocabulary"
+            settings["entropy_filter.deviations"] = _entropy_bound(foreign, advantage)
+            settings["entropy_filter.max_fraction"] = arg("max_frac")
+        case "grpo" | "step_wise_grpo" | "multi_step_grpo" | "rec" | "cod":
+            settings["std_epsilon"] = arg("epsilon")
+            settings["divide_by_std"] = _divides_by_std(foreign, advantage)
+            settings["std_over"] = "step" if arg("std_cal_level") == "batch" else "group"
+            if advantage != "rec":
+                settings["min_reward_std"] = arg("std_threshold")
+            if advantage == "grpo" and arg("std_threshold") is not None:
+                settings["repeat_groups"] = bool(arg("duplicate_experiences"))
+            if advantage in OF_STEPS:
+                settings["divide_by_sequences"] = arg("enable_step_norm")
+        case "gigpo":
+            settings |= {
+                "turn_weight": arg("omega"),
+                "gamma": arg("gamma"),
+                "divide_by_std": arg("fnorm") == "std",
+                "std_epsilon": arg("epsilon"),
+                "states_over": "step",
+            }
+        case "asymre":
+            settings["baseline_shift"] = arg("baseline_shift")
+        case "opmd":
+            by_mean = arg("opmd_baseline") == "mean"
+            settings["baseline"] = {"type": "mean"} if by_mean else {"type": "log_avg_exp", "tau": arg("tau")}
+        case "reinforceplusplus":
+            settings["gamma"] = arg("gamma")
+        case "on_policy_distill" | "jsd":
+            settings |= _distillation(foreign, advantage)
+    return settings
+
+
+def _entropy_bound(foreign: ForeignValues, advantage: str) -> float:
+    """The bound of the tokens that are left out, whose default differs between the two functions."""
+    return foreign[f"{ARGS}.mu"] if foreign.is_set(f"{ARGS}.mu") else presets.ENTROPY_FILTERS[advantage]
+
+
+def _mix(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
+    if advantage != "grpo":
+        raise foreign.error_for(
+            "algorithm.advantage_fn",
+            f"algorithm.advantage_fn {advantage} is incompatible with algorithm_type "
+            f"{presets.algorithm_type(foreign)}, which uses GRPO's advantages; write advantage_fn: grpo, or remove it.",
+        )
+    settings = {"type": "mix", "std_epsilon": foreign[f"{ARGS}.epsilon"]}
+    if presets.algorithm_type(foreign) == "mix":
+        return {**settings, "mu": foreign[_MU]}
+    warmup, decay = foreign[f"{_MU}_warmup_steps"], foreign[f"{_MU}_decay_steps"]
+    peak, final = foreign[f"{_MU}_peak"], foreign[f"{_MU}_valley"]
+    if warmup == decay == 0 or (warmup == 0 and peak == final):
+        settings["mu"] = final
+    else:
+        settings["mu"] = peak
+        settings["mu_schedule"] = {"warmup_steps": warmup, "decay_steps": decay, "final": final}
+    phi = foreign[f"{LOSS_ARGS}.enable_phi_function"]
+    return {**settings, "expert_weight": "p_one_minus_p" if phi else "none"}
+
+
+def _old_policy(foreign: ForeignValues) -> str:
+    """Ratios are relative to the sampler's log-probs, unless they are recomputed: `bypass_mode` is false, or in 0.6
+    `bypass_old_logprobs`."""
+    return "sampler" if foreign[_BYPASS] and foreign["algorithm.bypass_old_logprobs"] else "trainer"
+
+
+def _divides_by_std(foreign: ForeignValues, advantage: str) -> bool:
+    """Whether advantages are in units of the standard deviation: except for rec, by default."""
+    if advantage == "cod":
+        return bool(foreign[f"{ARGS}.std_cal_level"] != "none")
+    written = foreign[f"{ARGS}.std_normalize"]
+    return advantage != "rec" if written is None else bool(written)
+
+
+def _distillation(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
+    """The teacher is the first auxiliary model, and the workflow's `temperature` divides its logits.
+
+    The divergence of the sampled tokens is a reward of each token: that of `on_policy_distill` is log p - log q.
+    """
+    path = foreign[_TEACHER] if foreign["explorer.auxiliary_models"] else None
+    if not path:
+        raise foreign.error_for(
+            _TEACHER,
+            f"{_TEACHER} is missing: the advantages {advantage} are a divergence from a teacher, which is the "
+            "first auxiliary model.",
+        )
+    divergence: dict[str, Any] = {"type": "sampled_kl", "estimator": "k1"}
+    if advantage == "jsd":
+        divergence = {"type": "sampled_jsd", "beta": foreign[f"{ARGS}.lambda_coef"]}
+    return {
+        "distillation.teachers": [{"path": path}],
+        "distillation.reward": {"divergence": divergence, "coef": foreign[f"{ARGS}.kl_coef"]},
+        "distillation.temperature": (foreign[_WORKFLOW_ARGS] or {}).get("temperature", 1.0),
+    }
+
+
+_KL = {"none": None, "k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
+"""KL estimators by their names in Trinity."""
+_KL_LOSS = {**_KL, "corrected_k3": "k3"}
+"""KL estimators of the loss, which may also be weighted by the ratio."""
+_CORRECTED_RATIO = 2.0
+"""Maximum ratio of corrected_k3."""
+
+
 def write_kl(run: Run) -> Mapping[str, Any]:
     """Write the KL terms. `none` is written for a loss without one, because most types have one by
     default."""
@@ -211,137 +319,6 @@ def write_kl(run: Run) -> Mapping[str, Any]:
     return values
 
 
-def write_entropy(run: Run) -> Mapping[str, Any]:
-    """Write the entropy coefficient of the type's own entropy function."""
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
-        return {}
-    return {"algorithm.entropy_loss_fn_args.entropy_coef": run.algorithm.entropy_coef}
-
-
-KL = {"none": None, "k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
-"""KL estimators by their names in Trinity."""
-KL_LOSS = {**KL, "corrected_k3": "k3"}
-"""KL estimators of the loss, which may also be weighted by the ratio."""
-_CORRECTED_RATIO = 2.0
-"""Maximum ratio of corrected_k3."""
-ARGS = "algorithm.advantage_fn_args"
-OF_STEPS = ("step_wise_grpo", "multi_step_grpo", "cod")
-"""Advantage functions of rollouts with several training sequences."""
-MIXED = "algorithm.policy_loss_fn_args.mu"
-
-
-@written_by(write_algorithm)
-def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the algorithm: the type's own, or that of `advantage_fn` if it is set."""
-    kind, advantage = presets.algorithm_type(foreign), presets.advantage(foreign)
-    if kind == "dpo":
-        args = "algorithm.policy_loss_fn_args"
-        return {
-            "algorithm.type": "dpo",
-            "algorithm.beta": foreign[f"{args}.beta"],
-            "algorithm.label_smoothing": foreign[f"{args}.label_smoothing"],
-        }
-    if kind in presets.SUPERVISED:
-        return {"algorithm.type": "sft"}
-    settings: dict[str, Any] = {"algorithm.rollouts_per_task": presets.repeat_times(foreign)}
-    if kind in presets.MIXED:
-        return {**settings, **_mix(foreign, advantage)}
-    settings["algorithm.type"] = presets.ADVANTAGES[advantage]
-    settings["algorithm.old_policy"] = _old_policy(foreign)
-    match advantage:
-        case "ppo":
-            settings["algorithm.gamma"] = foreign[f"{ARGS}.gamma"]
-            settings["algorithm.lam"] = foreign[f"{ARGS}.lam"]
-        case "clipb" | "clipv":
-            settings["algorithm.std_epsilon"] = foreign[f"{ARGS}.epsilon"]
-            settings |= _entropy_filter(foreign, advantage)
-        case "grpo" | "step_wise_grpo" | "multi_step_grpo" | "rec" | "cod":
-            settings["algorithm.std_epsilon"] = foreign[f"{ARGS}.epsilon"]
-            settings["algorithm.divide_by_std"] = _divides_by_std(foreign, advantage)
-            settings["algorithm.std_over"] = (
-                "step" if foreign[f"{ARGS}.std_cal_level"] == "batch" else "group"
-            )
-            if advantage != "rec":
-                settings["algorithm.min_reward_std"] = foreign[f"{ARGS}.std_threshold"]
-            if advantage == "grpo" and foreign[f"{ARGS}.std_threshold"] is not None:
-                settings["algorithm.repeat_groups"] = bool(foreign[f"{ARGS}.duplicate_experiences"])
-            if advantage in OF_STEPS:
-                settings["algorithm.divide_by_sequences"] = foreign[f"{ARGS}.enable_step_norm"]
-        case "gigpo":
-            settings |= {
-                "algorithm.turn_weight": foreign[f"{ARGS}.omega"],
-                "algorithm.gamma": foreign[f"{ARGS}.gamma"],
-                "algorithm.divide_by_std": foreign[f"{ARGS}.fnorm"] == "std",
-                "algorithm.std_epsilon": foreign[f"{ARGS}.epsilon"],
-                "algorithm.states_over": "step",
-            }
-        case "asymre":
-            settings["algorithm.baseline_shift"] = foreign[f"{ARGS}.baseline_shift"]
-        case "opmd":
-            settings["algorithm.baseline"] = _baseline(foreign)
-        case "reinforceplusplus":
-            settings["algorithm.gamma"] = foreign[f"{ARGS}.gamma"]
-        case "on_policy_distill" | "jsd":
-            settings |= read_distillation(foreign, advantage)
-    return settings
-
-
-def _entropy_filter(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
-    """The tokens that are left out, and the bound, whose default differs between the two functions."""
-    bound = foreign[f"{ARGS}.mu"] if foreign.is_set(f"{ARGS}.mu") else presets.ENTROPY_FILTERS[advantage]
-    at = "algorithm.entropy_filter"
-    if advantage == "clipb":
-        return {f"{at}.deviations": bound}
-    fraction = foreign[f"{ARGS}.max_frac"]
-    return {f"{at}.center": "vocabulary", f"{at}.deviations": bound, f"{at}.max_fraction": fraction}
-
-
-def _mix(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
-    if advantage != "grpo":
-        raise foreign.error_for(
-            "algorithm.advantage_fn",
-            f"algorithm.advantage_fn {advantage} is incompatible with algorithm_type "
-            f"{presets.algorithm_type(foreign)}, which uses GRPO's advantages; write advantage_fn: grpo, or remove it.",
-        )
-    settings = {
-        "algorithm.type": "mix",
-        "algorithm.std_epsilon": foreign[f"{ARGS}.epsilon"],
-        "algorithm.old_policy": _old_policy(foreign),
-    }
-    if presets.algorithm_type(foreign) == "mix":
-        return {**settings, "algorithm.mu": foreign[MIXED]}
-    warmup, decay = foreign[f"{MIXED}_warmup_steps"], foreign[f"{MIXED}_decay_steps"]
-    peak, final = foreign[f"{MIXED}_peak"], foreign[f"{MIXED}_valley"]
-    if warmup == decay == 0 or (warmup == 0 and peak == final):
-        settings["algorithm.mu"] = final
-    else:
-        settings["algorithm.mu"] = peak
-        settings["algorithm.mu_schedule"] = {"warmup_steps": warmup, "decay_steps": decay, "final": final}
-    phi = foreign["algorithm.policy_loss_fn_args.enable_phi_function"]
-    return {**settings, "algorithm.expert_weight": "p_one_minus_p" if phi else "none"}
-
-
-def _old_policy(foreign: ForeignValues) -> str:
-    """Ratios are relative to the sampler's log-probs, unless they are recomputed: `bypass_mode` is false, or in 0.6
-    `bypass_old_logprobs`."""
-    bypass = foreign["trainer.trainer_config.algorithm.rollout_correction.bypass_mode"]
-    return "sampler" if bypass and foreign["algorithm.bypass_old_logprobs"] else "trainer"
-
-
-def _divides_by_std(foreign: ForeignValues, advantage: str) -> bool:
-    """Whether advantages are in units of the standard deviation: except for rec, by default."""
-    if advantage == "cod":
-        return bool(foreign[f"{ARGS}.std_cal_level"] != "none")
-    written = foreign[f"{ARGS}.std_normalize"]
-    return advantage != "rec" if written is None else bool(written)
-
-
-def _baseline(foreign: ForeignValues) -> dict[str, Any]:
-    if foreign[f"{ARGS}.opmd_baseline"] == "mean":
-        return {"type": "mean"}
-    return {"type": "log_avg_exp", "tau": foreign[f"{ARGS}.tau"]}
-
-
 @written_by(write_kl)
 def kl(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the KL terms: `kl_loss_fn` is in the loss, `kl_penalty_fn` in the reward."""
@@ -353,7 +330,7 @@ def kl(foreign: ForeignValues) -> Mapping[str, Any]:
         ("kl_reward", "kl_penalty_fn", "none"),
     ):
         name = presets.option(foreign, key, default)
-        estimator = KL_LOSS[name]
+        estimator = _KL_LOSS[name]
         if name == "corrected_k3":
             settings |= {
                 "algorithm.kl_loss.weight_by_ratio": True,
@@ -363,6 +340,13 @@ def kl(foreign: ForeignValues) -> Mapping[str, Any]:
             settings[f"algorithm.{place}.estimator"] = estimator
             settings[f"algorithm.{place}.coef"] = foreign[f"algorithm.{key}_args.kl_coef"]
     return settings
+
+
+def write_entropy(run: Run) -> Mapping[str, Any]:
+    """Write the entropy coefficient of the type's own entropy function."""
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+        return {}
+    return {"algorithm.entropy_loss_fn_args.entropy_coef": run.algorithm.entropy_coef}
 
 
 @written_by(write_entropy)
@@ -382,10 +366,9 @@ def entropy(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"algorithm.entropy_coef": coef}
 
 
-def _without_duplicates(foreign: ForeignValues) -> str | None:
-    if foreign[f"{ARGS}.std_threshold"] is None:
-        return "advantage_fn_args.std_threshold is null, so no group is left out"
-    return presets.only_advantages("grpo")(foreign)
+def _no_entropy(foreign: ForeignValues) -> str | None:
+    key = "algorithm.entropy_loss_fn_args.entropy_coef"
+    return None if foreign[key] else f"{key} is 0"
 
 
 def _held_by_itself(foreign: ForeignValues) -> str | None:
@@ -396,28 +379,22 @@ def _held_by_itself(foreign: ForeignValues) -> str | None:
     }.get(presets.algorithm_type(foreign))
 
 
-def _no_entropy(foreign: ForeignValues) -> str | None:
-    key = "algorithm.entropy_loss_fn_args.entropy_coef"
-    return None if foreign[key] else f"{key} is 0"
-
-
-def _no_kl(key: str) -> Any:
+def _no_kl(key: str) -> InactiveCheck:
     def inactive(foreign: ForeignValues) -> str | None:
-        name = presets.option(
-            foreign, key, presets.preset(foreign).kl_loss if key == "kl_loss_fn" else "none"
-        )
-        return _held_by_itself(foreign) or (f"{key} is none" if name == "none" else None)
+        default = presets.preset(foreign).kl_loss if key == "kl_loss_fn" else "none"
+        is_none = presets.option(foreign, key, default) == "none"
+        return _held_by_itself(foreign) or (f"{key} is none" if is_none else None)
 
     return inactive
 
 
-TYPE: tuple[KeyMapping, ...] = (
+_FUNCTIONS = (
     mapped(
         "algorithm.algorithm_type",
         "ppo",
         "algorithm.type",
         read=algorithm,
-        value_type=one_of(*presets.PRESETS),
+        value_type=one_of(*PRESETS),
         note="cpt, continued pretraining, is sft on the column data.train.text",
     ),
     mapped(
@@ -426,12 +403,10 @@ TYPE: tuple[KeyMapping, ...] = (
         "algorithm.rollouts_per_task",
         read=algorithm,
         value_type=nullable(INTEGER),
-        inactive=presets.only_sampled,
+        inactive=only_sampled,
         note="by algorithm_type: multi_step_grpo, gigpo, m2po, mix, mix_chord, on_policy_distill and jsd 8, ppo and "
         "raft 1, the others 2",
     ),
-)
-FUNCTIONS: tuple[KeyMapping, ...] = (
     sample_strategy.STRATEGY,
     mapped(
         "algorithm.advantage_fn",
@@ -439,7 +414,7 @@ FUNCTIONS: tuple[KeyMapping, ...] = (
         "algorithm.type",
         read=algorithm,
         value_type=nullable(one_of(*(name for name in presets.ADVANTAGES if name != "raft"))),
-        inactive=presets.only_sampled,
+        inactive=only_sampled,
         note="default by algorithm_type; another value selects the algorithm with these advantages; ppo has a critic",
     ),
     mapped(
@@ -448,7 +423,7 @@ FUNCTIONS: tuple[KeyMapping, ...] = (
         "algorithm.kl_reward",
         "algorithm.kl_reward.estimator",
         read=kl,
-        value_type=nullable(one_of(*KL)),
+        value_type=nullable(one_of(*_KL)),
         inactive=_held_by_itself,
         note="null means none",
     ),
@@ -460,7 +435,7 @@ FUNCTIONS: tuple[KeyMapping, ...] = (
         "algorithm.kl_loss.weight_by_ratio",
         "algorithm.kl_loss.max_ratio",
         read=kl,
-        value_type=nullable(one_of(*KL_LOSS)),
+        value_type=nullable(one_of(*_KL_LOSS)),
         inactive=_held_by_itself,
         note="null means k2, except under sft; corrected_k3: k3 times the ratio, which is at most 2",
     ),
@@ -470,139 +445,117 @@ FUNCTIONS: tuple[KeyMapping, ...] = (
         "algorithm.entropy_coef",
         read=entropy,
         value_type=nullable(one_of("default", "mix", "none")),
-        inactive=any_inactive(presets.only_sampled, _no_entropy),
+        inactive=any_inactive(only_sampled, _no_entropy),
     ),
 )
-ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
-    mapped(MIXED, 0.1, "algorithm.mu", read=algorithm, inactive=presets.only_types("mix")),
-    *(
-        mapped(f"{MIXED}_{name}", default, field, read=algorithm, inactive=presets.only_types("mix_chord"))
-        for name, default, field in (
-            ("peak", 0.1, "algorithm.mu"),
-            ("valley", 0.1, "algorithm.mu_schedule.final"),
-            ("warmup_steps", 0, "algorithm.mu_schedule.warmup_steps"),
-            ("decay_steps", 0, "algorithm.mu_schedule.decay_steps"),
-        )
-    ),
-    mapped(
-        "algorithm.policy_loss_fn_args.enable_phi_function",
-        True,
-        "algorithm.expert_weight",
-        read=algorithm,
-        inactive=presets.only_types("mix_chord"),
-    ),
-    mapped(
-        f"{ARGS}.std_normalize",
+
+
+def _row(
+    key: str,
+    default: Any,
+    *fields: str,
+    inactive: InactiveCheck,
+    value_type: ValueType | None = None,
+    note: str = "",
+) -> KeyMapping:
+    """The row of an argument of an advantage function or a policy loss that decides fields of the algorithm."""
+    names = tuple(f"algorithm.{field}" for field in fields)
+    return mapped(key, default, *names, read=algorithm, value_type=value_type, inactive=inactive, note=note)
+
+
+def _arg(
+    name: str,
+    default: Any,
+    *fields: str,
+    of: tuple[str, ...],
+    value_type: ValueType | None = None,
+    note: str = "",
+) -> KeyMapping:
+    """The row of an argument that some advantage functions have."""
+    inactive = only_advantages(*of)
+    return _row(f"{ARGS}.{name}", default, *fields, inactive=inactive, value_type=value_type, note=note)
+
+
+def _without_duplicates(foreign: ForeignValues) -> str | None:
+    if foreign[f"{ARGS}.std_threshold"] is None:
+        return "advantage_fn_args.std_threshold is null, so no group is left out"
+    return only_advantages("grpo")(foreign)
+
+
+_OF_WORKFLOW = (
+    "the causal advantages of cod read the rewards of the tasks of a whole trajectory, which only the workflow of its "
+    "authors gives; write false, or a workflow and `algorithm.type: custom` in a run file"
+)
+_OF_EXPERIENCES = (
+    "the workflow gives each experience the state before it under `env_state_hash` of its `info`, and the step's "
+    "reward under `step_reward`; write these names"
+)
+_RANKS = (
+    "it lowers the rewards in the baseline by the rank of a response's mean log-prob within its group (arXiv "
+    "2506.02355), which Strop's advantages do not read; remove it"
+)
+_CHORD = only_types("mix_chord")
+_COD, _GIGPO = only_advantages("cod"), only_advantages("gigpo")
+_STD = ("grpo", *OF_STEPS)
+_ARGUMENTS = not_on_page(
+    _row(_MU, 0.1, "mu", inactive=only_types("mix")),
+    _row(f"{_MU}_peak", 0.1, "mu", inactive=_CHORD),
+    _row(f"{_MU}_valley", 0.1, "mu_schedule.final", inactive=_CHORD),
+    _row(f"{_MU}_warmup_steps", 0, "mu_schedule.warmup_steps", inactive=_CHORD),
+    _row(f"{_MU}_decay_steps", 0, "mu_schedule.decay_steps", inactive=_CHORD),
+    _row(f"{LOSS_ARGS}.enable_phi_function", True, "expert_weight", inactive=_CHORD),
+    _row(f"{LOSS_ARGS}.beta", 0.1, "beta", inactive=only_types("dpo")),
+    _row(f"{LOSS_ARGS}.label_smoothing", 0.0, "label_smoothing", inactive=only_types("dpo")),
+    _arg("epsilon", 1e-6, "std_epsilon", of=(*_STD, "rec", "gigpo", *presets.ENTROPY_FILTERS)),
+    _arg(
+        "std_normalize",
         None,
-        "algorithm.divide_by_std",
-        read=algorithm,
+        "divide_by_std",
+        of=("rec",),
         value_type=nullable(BOOLEAN),
-        inactive=presets.only_advantages("rec"),
         note="null means false",
     ),
-    mapped(
-        f"{ARGS}.std_cal_level",
+    _arg(
+        "std_cal_level",
         "group",
-        "algorithm.std_over",
-        read=algorithm,
+        "std_over",
+        of=_STD,
         value_type=one_of("group", "batch", "none"),
-        inactive=presets.only_advantages("grpo", *OF_STEPS),
         note="none is cod's",
     ),
-    mapped(
-        f"{ARGS}.std_threshold",
+    _arg(
+        "std_threshold",
         None,
-        "algorithm.min_reward_std",
-        read=algorithm,
+        "min_reward_std",
+        of=_STD,
         value_type=nullable(NUMBER),
-        inactive=presets.only_advantages("grpo", *OF_STEPS),
         note="a step trains on the groups that are left; Trinity fills the batch from later ones",
     ),
-    mapped(
+    _row(
         f"{ARGS}.duplicate_experiences",
         False,
-        "algorithm.repeat_groups",
-        read=algorithm,
-        value_type=nullable(BOOLEAN),
+        "repeat_groups",
         inactive=_without_duplicates,
+        value_type=nullable(BOOLEAN),
     ),
-    mapped(
-        f"{ARGS}.enable_step_norm",
-        False,
-        "algorithm.divide_by_sequences",
-        read=algorithm,
-        inactive=presets.only_advantages(*OF_STEPS),
-    ),
-    mapped(
-        f"{ARGS}.baseline_shift",
-        -0.1,
-        "algorithm.baseline_shift",
-        read=algorithm,
-        inactive=presets.only_advantages("asymre"),
-    ),
-    *(
-        refused(f"{ARGS}.{name}", default, why, supported=only(default, None))
-        for name, default, why in (
-            (
-                "rank_penalty",
-                None,
-                "it lowers the rewards in the baseline by the rank of a response's mean log-prob within its group "
-                "(arXiv 2506.02355), which Strop's advantages do not read; remove it",
-            ),
-            ("drop", None, "all rollouts of a group are trained on; remove it"),
-        )
-    ),
-    mapped(
-        "algorithm.policy_loss_fn_args.beta",
-        0.1,
-        "algorithm.beta",
-        read=algorithm,
-        inactive=presets.only_types("dpo"),
-    ),
-    mapped(
-        "algorithm.policy_loss_fn_args.label_smoothing",
-        0.0,
-        "algorithm.label_smoothing",
-        read=algorithm,
-        inactive=presets.only_types("dpo"),
-    ),
-    mapped(
-        f"{ARGS}.epsilon",
-        1e-6,
-        "algorithm.std_epsilon",
-        read=algorithm,
-        inactive=presets.only_advantages("grpo", *OF_STEPS, "rec", "gigpo", *presets.ENTROPY_FILTERS),
-    ),
-    mapped(
-        f"{ARGS}.mu",
+    _arg("enable_step_norm", False, "divide_by_sequences", of=OF_STEPS),
+    refused(f"{ARGS}.rank_penalty", None, _RANKS),
+    refused(f"{ARGS}.drop", None, "all rollouts of a group are trained on; remove it"),
+    _arg("baseline_shift", -0.1, "baseline_shift", of=("asymre",)),
+    _arg(
+        "mu",
         2.5,
-        "algorithm.entropy_filter.deviations",
-        "algorithm.entropy_filter.center",
-        read=algorithm,
-        inactive=presets.only_advantages(*presets.ENTROPY_FILTERS),
+        "entropy_filter.deviations",
+        "entropy_filter.center",
+        of=(*presets.ENTROPY_FILTERS,),
         note="clipv: 8.5 if not set",
     ),
-    mapped(
-        f"{ARGS}.max_frac",
-        1e-4,
-        "algorithm.entropy_filter.max_fraction",
-        read=algorithm,
-        inactive=presets.only_advantages("clipv"),
-    ),
-    *(
-        refused(
-            f"{ARGS}.{name}",
-            default,
-            "the causal advantages of cod read the rewards of the tasks of a whole trajectory, which only the "
-            "workflow of its authors gives; write false, or a workflow and `algorithm.type: custom` in a run file",
-            supported=only(default),
-            inactive=presets.only_advantages("cod"),
-        )
-        for name, default in (("iterative_hint_e2e_causal", False), ("red_weight_adaptive_temp", False))
-    ),
-    *(
-        no_effect(f"{ARGS}.{name}", UNSET, "only iterative_hint_e2e_causal reads it", value_type=ANY)
-        for name in (
+    _arg("max_frac", 1e-4, "entropy_filter.max_fraction", of=("clipv",)),
+    refused(f"{ARGS}.iterative_hint_e2e_causal", False, _OF_WORKFLOW, inactive=_COD),
+    refused(f"{ARGS}.red_weight_adaptive_temp", False, _OF_WORKFLOW, inactive=_COD),
+    *no_effects(
+        ARGS,
+        (
             *("e2e_causal_returns_style", "e2e_causal_returns_window", "e2e_causal_returns_gamma"),
             *(
                 "e2e_causal_baseline",
@@ -611,100 +564,53 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
                 "red_weight_adaptive_version",
             ),
             *("red_weight_adaptive_level", "red_weight_adv_shift"),
-        )
+        ),
+        "only iterative_hint_e2e_causal reads it",
     ),
-    mapped(
-        f"{ARGS}.omega",
-        1.0,
-        "algorithm.turn_weight",
-        read=algorithm,
-        inactive=presets.only_advantages("gigpo"),
-    ),
-    mapped(
-        f"{ARGS}.fnorm",
+    _arg("omega", 1.0, "turn_weight", of=("gigpo",)),
+    _arg(
+        "fnorm",
         "none",
-        "algorithm.divide_by_std",
-        "algorithm.states_over",
-        read=algorithm,
+        "divide_by_std",
+        "states_over",
+        of=("gigpo",),
         value_type=one_of("none", "std"),
-        inactive=presets.only_advantages("gigpo"),
         note="gigpo compares the turns of a step that begin in the same state: states_over is step",
+    ),
+    refused(f"{ARGS}.step_reward_key", "step_reward", _OF_EXPERIENCES, inactive=_GIGPO),
+    refused(f"{ARGS}.env_state_hash_key", "env_state_hash", _OF_EXPERIENCES, inactive=_GIGPO),
+    _arg("gamma", 1.0, "gamma", of=("ppo", "reinforceplusplus", "gigpo")),
+    _arg("lam", 1.0, "lam", of=("ppo",)),
+    _arg("opmd_baseline", "mean", "baseline", of=("opmd",), value_type=one_of("mean", "logavgexp")),
+    _arg("tau", 1.0, "baseline.tau", of=("opmd",)),
+    _arg("kl_coef", 1.0, "distillation.reward.coef", of=presets.DISTILLED),
+    _arg("lambda_coef", 0.5, "distillation.reward.divergence.beta", of=("jsd",)),
+    refused(f"{ARGS}.*", UNSET, "unknown argument of the advantage function; remove it", supported=never),
+    *(
+        mapped(
+            f"algorithm.{name}_args.kl_coef", 0.001, f"algorithm.{field}.coef", read=kl, inactive=_no_kl(name)
+        )
+        for name, field in (("kl_penalty_fn", "kl_reward"), ("kl_loss_fn", "kl_loss"))
     ),
     *(
         refused(
-            f"{ARGS}.{name}",
-            default,
-            "the workflow gives each experience the state before it under `env_state_hash` of its `info`, and "
-            "the step's reward under `step_reward`; write these names",
-            supported=only(default),
-            inactive=presets.only_advantages("gigpo"),
+            f"algorithm.{name}_args.adaptive",
+            False,
+            "Trinity's adaptive coefficient ends with an error; write false",
+            inactive=_no_kl(name),
         )
-        for name, default in (("step_reward_key", "step_reward"), ("env_state_hash_key", "env_state_hash"))
-    ),
-    mapped(
-        f"{ARGS}.gamma",
-        1.0,
-        "algorithm.gamma",
-        read=algorithm,
-        inactive=presets.only_advantages("ppo", "reinforceplusplus", "gigpo"),
-    ),
-    mapped(f"{ARGS}.lam", 1.0, "algorithm.lam", read=algorithm, inactive=presets.only_advantages("ppo")),
-    mapped(
-        f"{ARGS}.opmd_baseline",
-        "mean",
-        "algorithm.baseline",
-        read=algorithm,
-        value_type=one_of("mean", "logavgexp"),
-        inactive=presets.only_advantages("opmd"),
-    ),
-    mapped(
-        f"{ARGS}.tau", 1.0, "algorithm.baseline.tau", read=algorithm, inactive=presets.only_advantages("opmd")
-    ),
-    *_distillation_rows(algorithm),
-    refused(f"{ARGS}.*", UNSET, "unknown argument of the advantage function; remove it", supported=never),
-    mapped(
-        "algorithm.kl_penalty_fn_args.kl_coef",
-        0.001,
-        "algorithm.kl_reward.coef",
-        read=kl,
-        inactive=_no_kl("kl_penalty_fn"),
-    ),
-    mapped(
-        "algorithm.kl_loss_fn_args.kl_coef",
-        0.001,
-        "algorithm.kl_loss.coef",
-        read=kl,
-        inactive=_no_kl("kl_loss_fn"),
-    ),
-    *not_on_page(
-        *(
-            refused(
-                f"algorithm.{name}_args.adaptive",
-                False,
-                "Trinity's adaptive coefficient ends with an error; write false",
-                supported=only(False),
-                inactive=_no_kl(name),
-            )
-            for name in ("kl_penalty_fn", "kl_loss_fn")
-        )
+        for name in ("kl_penalty_fn", "kl_loss_fn")
     ),
     mapped(
         "algorithm.entropy_loss_fn_args.entropy_coef",
         0.0,
         "algorithm.entropy_coef",
         read=entropy,
-        inactive=presets.only_sampled,
+        inactive=only_sampled,
     ),
 )
-
-
-def _is_bypass(foreign: ForeignValues, value: Any) -> bool:
-    """Whether a section `rollout_correction` says no more than the default."""
-    return value is True
-
-
 _SCHEDULES = nullable(one_of("constant", "cosine"))
-OPTIMIZER: tuple[KeyMapping, ...] = (
+_OPTIMIZER = (
     newer_row("algorithm.optimizer.lr", 1e-6, "0.4"),
     newer_row("algorithm.optimizer.lr_warmup_steps", -1, "0.4", value_type=nullable(INTEGER)),
     newer_row("algorithm.optimizer.lr_warmup_steps_ratio", 0.0, "0.4"),
@@ -720,14 +626,10 @@ OPTIMIZER: tuple[KeyMapping, ...] = (
     newer_row("algorithm.optimizer.betas", [0.9, 0.999], "0.4", value_type=NUMBER_LIST),
     newer_row("algorithm.optimizer.weight_decay", 0.01, "0.4"),
     newer_row("algorithm.optimizer.clip_grad", 1.0, "0.4"),
-    *(
-        replace(newer_row(f"algorithm.optimizer.{name}", default, "0.4", value_type=ANY), until="0.4")
-        for name, default in (("lr_warmup_init", 0.0), ("lr_decay_style", "constant"), ("min_lr", 0.0))
-    ),
-    replace(
-        newer_row("algorithm.optimizer.lr_decay_steps", None, "0.4", value_type=nullable(INTEGER)),
-        until="0.4",
-    ),
+    newer_row("algorithm.optimizer.lr_warmup_init", 0.0, "0.4", value_type=ANY, until="0.4"),
+    newer_row("algorithm.optimizer.lr_decay_style", "constant", "0.4", value_type=ANY, until="0.4"),
+    newer_row("algorithm.optimizer.min_lr", 0.0, "0.4", value_type=ANY, until="0.4"),
+    newer_row("algorithm.optimizer.lr_decay_steps", None, "0.4", value_type=nullable(INTEGER), until="0.4"),
     *versions(
         refused(
             "algorithm.optimizer.optimizer_type",
@@ -738,7 +640,7 @@ OPTIMIZER: tuple[KeyMapping, ...] = (
         since="0.4",
     ),
 )
-RATIOS: tuple[KeyMapping, ...] = versions(
+_OLD_POLICY = versions(
     mapped(
         "algorithm.bypass_old_logprobs",
         True,
@@ -752,7 +654,7 @@ RATIOS: tuple[KeyMapping, ...] = versions(
         UNSET,
         "Trinity 0.6 reads it and corrects nothing; write trainer.trainer_config.algorithm.rollout_correction, which "
         "0.5 applies, or remove it",
-        supported=_is_bypass,
+        supported=lambda foreign, value: value is True,  # the default of bypass_mode
     ),
     refused(
         "algorithm.enable_router_replay",
@@ -762,4 +664,4 @@ RATIOS: tuple[KeyMapping, ...] = versions(
     ),
     since="0.6",
 )
-ROWS = (*TYPE, *FUNCTIONS, *OPTIMIZER, *RATIOS, *ARGUMENTS, *policy_loss.ROWS)
+ROWS = (*_FUNCTIONS, *_OPTIMIZER, *_OLD_POLICY, *_ARGUMENTS, *policy_loss.ROWS)
