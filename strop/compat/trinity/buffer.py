@@ -4,12 +4,10 @@ offline data of sft, cpt and dpo."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from math import ceil
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    UNSET,
     ForeignValues,
     InactiveCheck,
     KeyMapping,
@@ -25,7 +23,7 @@ from strop.compat.ledger.key_mapping import (
     unstated_defaults,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
+from strop.compat.ledger.value_types import BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
 from strop.compat.trinity import formats, sample_strategy, synchronizer, tasksets
 from strop.compat.trinity.formats import EXPERIENCE, write_answer_columns, write_columns, write_source
 from strop.compat.trinity.model import template
@@ -53,6 +51,8 @@ from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.preference import DpoConfig
 from strop.config.step_arithmetic import to_steps
 
+_EXPERT_FRACTION = "algorithm.sample_strategy_args.expert_data_ratio"
+
 
 def write_batches(run: Run) -> Mapping[str, Any]:
     """Write the tasks per step (rows under sft, cpt and dpo), the rollouts of an update where a step has several, and
@@ -66,60 +66,6 @@ def write_batches(run: Run) -> Mapping[str, Any]:
     elif update is not None and update < step and step % update == 0:
         values["buffer.train_batch_size"] = update * run.algorithm.rollouts_per_task
     return values
-
-
-def write_duration(run: Run) -> Mapping[str, Any]:
-    """Write the duration in steps or epochs; a duration in updates must be a whole number of steps."""
-    length = to_steps(run, run.trainer.duration)
-    keys = {"steps": "buffer.total_steps", "epochs": "buffer.total_epochs"}
-    if length is None or length.unit not in keys:
-        return {}
-    return {keys[length.unit]: length.count}
-
-
-def write_offline_data(run: Run) -> Mapping[str, Any]:
-    """Write the training data of sft, cpt and dpo, which Trinity has in the experience buffer."""
-    if isinstance(run.algorithm, SftConfig) and run.data.train.text is not None:
-        text = {"prompt_type": "plaintext", "prompt_key": run.data.train.text}
-        written = {f"{EXPERIENCE}.format.{key}": value for key, value in text.items()}
-        return {f"{EXPERIENCE}.storage_type": "file", **write_source(EXPERIENCE, run.data.train), **written}
-    if isinstance(run.algorithm, SftConfig):
-        return {f"{EXPERIENCE}.storage_type": "file", **write_answer_columns(EXPERIENCE, run.data.train)}
-    if not isinstance(run.algorithm, DpoConfig):
-        return {}
-    train, form = run.data.train, f"{EXPERIENCE}.format"
-    values = {f"{EXPERIENCE}.storage_type": "file", **write_columns(EXPERIENCE, train)}
-    return {**values, f"{form}.chosen_key": train.chosen, f"{form}.rejected_key": train.rejected}
-
-
-def write_storage(run: Run) -> Mapping[str, Any]:
-    """Write the experience buffer of rollouts."""
-    buffer = run.buffer
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
-        return {}
-    values: dict[str, Any] = {f"{EXPERIENCE}.max_read_timeout": buffer.read_timeout_seconds}
-    match buffer:
-        case FileBufferConfig():
-            return {**values, f"{EXPERIENCE}.storage_type": "file", f"{EXPERIENCE}.path": buffer.path}
-        case SqlBufferConfig():
-            values |= {f"{EXPERIENCE}.storage_type": "sql", f"{EXPERIENCE}.path": buffer.url}
-            values[f"{EXPERIENCE}.name"] = buffer.name
-        case QueueBufferConfig() | PriorityBufferConfig():
-            values[f"{EXPERIENCE}.path"] = buffer.backup
-            values[f"{EXPERIENCE}.name"] = None if buffer.name == DEFAULT_BUFFER_NAME else buffer.name
-    if isinstance(buffer, PriorityBufferConfig):
-        values[f"{EXPERIENCE}.use_priority_queue"] = True
-        values[f"{EXPERIENCE}.reuse_cooldown_time"] = buffer.reuse_cooldown_seconds
-        at = f"{EXPERIENCE}.replay_buffer"
-        values[f"{at}.priority_fn_args.decay"] = buffer.use_penalty
-        if buffer.max_uses is not None:
-            values[f"{at}.priority_fn"] = "decay_limit_randomization"
-            values[f"{at}.priority_fn_args.use_count_limit"] = buffer.max_uses
-            values[f"{at}.priority_fn_args.sigma"] = buffer.noise
-    return {**values, f"{EXPERIENCE}.capacity": buffer.capacity_groups}
-
-
-_EXPERT_FRACTION = "algorithm.sample_strategy_args.expert_data_ratio"
 
 
 @written_by(write_batches)
@@ -181,6 +127,15 @@ def _turns(foreign: ForeignValues) -> str | None:
     return "it counts turns, and Strop's step trains on all turns of the rollouts of batch_size tasks"
 
 
+def write_duration(run: Run) -> Mapping[str, Any]:
+    """Write the duration in steps or epochs; a duration in updates must be a whole number of steps."""
+    length = to_steps(run, run.trainer.duration)
+    keys = {"steps": "buffer.total_steps", "epochs": "buffer.total_epochs"}
+    if length is None or length.unit not in keys:
+        return {}
+    return {keys[length.unit]: length.count}
+
+
 @written_by(write_duration)
 def duration(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the duration; `trainer.total_steps` takes precedence over `buffer.total_steps`, and both over the
@@ -192,16 +147,14 @@ def duration(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-def _epochs(foreign: ForeignValues) -> str | None:
-    for key in ("trainer.total_steps", "buffer.total_steps"):
-        if foreign[key] is not None:
-            return f"{key} is {foreign[key]} and takes precedence"
-    return None
+def _unless_set(*keys: str) -> InactiveCheck:
+    """Check that finds a key inactive where one of the given keys is set; the first one counts."""
 
+    def inactive(foreign: ForeignValues) -> str | None:
+        written = next((key for key in keys if foreign[key] is not None), None)
+        return written and f"{written} is {foreign[written]} and takes precedence"
 
-def _buffer_steps(foreign: ForeignValues) -> str | None:
-    steps = foreign["trainer.total_steps"]
-    return None if steps is None else f"trainer.total_steps is {steps} and takes precedence"
+    return inactive
 
 
 def _rows_counted(foreign: ForeignValues) -> str | None:
@@ -211,36 +164,80 @@ def _rows_counted(foreign: ForeignValues) -> str | None:
 
 
 _SIZES = (
-    mapped(
-        "buffer.batch_size",
-        1,
-        "trainer.tasks_per_step",
-        read=batches,
-        inactive=_rows_counted,
-        note="counts tasks",
+    *unstated_defaults(
+        mapped(
+            "buffer.batch_size",
+            1,
+            "trainer.tasks_per_step",
+            read=batches,
+            inactive=_rows_counted,
+            note="counts tasks",
+        ),
+        mapped(
+            "buffer.train_batch_size",
+            None,
+            "trainer.tasks_per_step",
+            "trainer.tasks_per_update",
+            read=batches,
+            value_type=nullable(INTEGER),
+            warn=_turns,
+            note="counts experiences: rollouts and, under mix, expert responses; more than those of batch_size tasks are a "
+            "larger step, fewer are several updates per step",
+        ),
+        mapped(
+            "buffer.total_epochs",
+            1,
+            "trainer.duration",
+            read=duration,
+            inactive=_unless_set("trainer.total_steps", "buffer.total_steps"),
+        ),
+        mapped(
+            "buffer.total_steps",
+            None,
+            "trainer.duration",
+            read=duration,
+            value_type=nullable(INTEGER),
+            inactive=_unless_set("trainer.total_steps"),
+            note="takes precedence over total_epochs",
+        ),
     ),
-    mapped(
-        "buffer.train_batch_size",
-        None,
-        "trainer.tasks_per_step",
-        "trainer.tasks_per_update",
-        read=batches,
-        value_type=nullable(INTEGER),
-        warn=_turns,
-        note="counts experiences: rollouts and, under mix, expert responses; more than those of batch_size tasks are a "
-        "larger step, fewer are several updates per step",
-    ),
-    mapped("buffer.total_epochs", 1, "trainer.duration", read=duration, inactive=_epochs),
-    mapped(
-        "buffer.total_steps",
-        None,
-        "trainer.duration",
-        read=duration,
-        value_type=nullable(INTEGER),
-        inactive=_buffer_steps,
-        note="takes precedence over total_epochs",
+    *not_on_page(
+        mapped(
+            _EXPERT_FRACTION,
+            0.5,
+            "algorithm.expert_fraction",
+            read=batches,
+            inactive=any_inactive(only_sampled, only_types(*MIXED)),
+            note="fraction of train_batch_size; without train_batch_size, fraction of all sequences of a step",
+        ),
     ),
 )
+
+
+def write_storage(run: Run) -> Mapping[str, Any]:
+    """Write the experience buffer of rollouts."""
+    buffer = run.buffer
+    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+        return {}
+    values: dict[str, Any] = {"max_read_timeout": buffer.read_timeout_seconds}
+    match buffer:
+        case FileBufferConfig():
+            values |= {"storage_type": "file", "path": buffer.path}
+        case SqlBufferConfig():
+            values |= {"storage_type": "sql", "path": buffer.url, "name": buffer.name}
+        case QueueBufferConfig() | PriorityBufferConfig():
+            name = None if buffer.name == DEFAULT_BUFFER_NAME else buffer.name
+            values |= {"path": buffer.backup, "name": name}
+    if not isinstance(buffer, FileBufferConfig):
+        values["capacity"] = buffer.capacity_groups
+    if isinstance(buffer, PriorityBufferConfig):
+        values |= {"use_priority_queue": True, "reuse_cooldown_time": buffer.reuse_cooldown_seconds}
+        values["replay_buffer.priority_fn_args.decay"] = buffer.use_penalty
+        if buffer.max_uses is not None:
+            values["replay_buffer.priority_fn"] = "decay_limit_randomization"
+            values["replay_buffer.priority_fn_args.use_count_limit"] = buffer.max_uses
+            values["replay_buffer.priority_fn_args.sigma"] = buffer.noise
+    return {f"{EXPERIENCE}.{name}": value for name, value in values.items()}
 
 
 @written_by(write_storage)
@@ -325,6 +322,21 @@ def storage_type(foreign: ForeignValues) -> str:
     return str(written or ("file" if is_offline(foreign) else "queue"))
 
 
+def write_offline_data(run: Run) -> Mapping[str, Any]:
+    """Write the training data of sft, cpt and dpo, which Trinity has in the experience buffer."""
+    if isinstance(run.algorithm, SftConfig) and run.data.train.text is not None:
+        text = {"prompt_type": "plaintext", "prompt_key": run.data.train.text}
+        written = {f"{EXPERIENCE}.format.{key}": value for key, value in text.items()}
+        return {f"{EXPERIENCE}.storage_type": "file", **write_source(EXPERIENCE, run.data.train), **written}
+    if isinstance(run.algorithm, SftConfig):
+        return {f"{EXPERIENCE}.storage_type": "file", **write_answer_columns(EXPERIENCE, run.data.train)}
+    if not isinstance(run.algorithm, DpoConfig):
+        return {}
+    train, form = run.data.train, f"{EXPERIENCE}.format"
+    values = {f"{EXPERIENCE}.storage_type": "file", **write_columns(EXPERIENCE, train)}
+    return {**values, f"{form}.chosen_key": train.chosen, f"{form}.rejected_key": train.rejected}
+
+
 _COLUMNS = {"sft": formats.answer_columns, "cpt": formats.text_columns, "dpo": formats.pair_columns}
 """Columns of the training data of each type that has no rollouts."""
 
@@ -337,15 +349,6 @@ def offline_data(foreign: ForeignValues) -> Mapping[str, Any]:
     columns = _COLUMNS[algorithm_type(foreign)](foreign, EXPERIENCE)
     settings = {**formats.row_source(foreign, EXPERIENCE), **columns}
     return {f"data.train.{name}": value for name, value in settings.items()}
-
-
-def _offline_rows(at: str, read: Any, field: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
-    """Rows of the subset and the split of offline data."""
-    text = partial(mapped, read=read, value_type=nullable(STRING))
-    return (
-        text(f"{at}.subset_name", None, f"{field}.subset", inactive=inactive),
-        text(f"{at}.split", None, f"{field}.split", inactive=inactive, note="ignored for a single file"),
-    )
 
 
 _queue = any_inactive(
@@ -367,11 +370,31 @@ _reused = any_inactive(
 _limited = any_inactive(
     _priority, unless(f"{EXPERIENCE}.replay_buffer.priority_fn", "decay_limit_randomization")
 )
-_dpo, _sft, _of_answers = only_types("dpo"), only_types("sft"), only_types("sft", "dpo")
+_of_answers = any_inactive(only_offline, only_types("sft", "dpo"))
+
+
+def _row(name: str, default: Any, *fields: str, **more: Any) -> KeyMapping:
+    """The row of a key of rollout storage."""
+    return mapped(f"{EXPERIENCE}.{name}", default, *fields, read=storage, **more)
+
+
+def _offline_row(name: str, field: str, inactive: InactiveCheck = only_offline, note: str = "") -> KeyMapping:
+    """The row of a key of offline data."""
+    key, read, text = f"{EXPERIENCE}.{name}", offline_data, nullable(STRING)
+    return mapped(key, None, f"data.train.{field}", read=read, value_type=text, inactive=inactive, note=note)
+
+
 _OF_TEXT = [f"{EXPERIENCE}.format.{name}" for name in ("prompt_type", "prompt_key", "messages_key")]
 """Keys of the format that also count for plain text."""
-_TRAIN = "data.train"
-_EXPERIENCE_BUFFER: tuple[KeyMapping, ...] = (
+_OF_TASKSETS = (
+    *("data_selector.*", "default_workflow_type", "default_eval_workflow_type", "default_reward_fn_type"),
+    *("is_eval", "mm_data_kwargs", "repeat_times", "rollout_args.*", "workflow_args", "reward_fn_args"),
+    *("format.workflow_key", "format.reward_fn_key", "format.video_key"),
+)
+"""Keys of a storage that the experience buffer does not use."""
+_COOLDOWN = "null means that each is trained on once"
+_DECAY = "buffer.use_penalty"
+_EXPERIENCE_BUFFER = (
     placement(
         f"{EXPERIENCE}.name",
         None,
@@ -381,46 +404,35 @@ _EXPERIENCE_BUFFER: tuple[KeyMapping, ...] = (
         fields=("buffer.name",),
         read=storage,
     ),
-    mapped(
-        f"{EXPERIENCE}.storage_type",
+    _row(
+        "storage_type",
         None,
         "buffer.type",
-        read=storage,
         value_type=nullable(one_of("queue", "sql", "file")),
         note="null means queue, or file under sft, cpt and dpo; a queue becomes a database where explorer and trainer "
         "are started separately",
     ),
-    mapped(
-        f"{EXPERIENCE}.path",
+    _row(
+        "path",
         None,
         "buffer.backup",
         "buffer.url",
         "buffer.path",
         "data.train.path",
-        read=storage,
         value_type=nullable(STRING),
         note="under sft, cpt and dpo, the data; else the backup of a queue, a database, or a folder; a relative "
         "path of a database is relative to the working directory, as in Trinity; a queue's backup, which belongs "
         "to the run, and a folder are in the run folder",
     ),
-    *_offline_rows(EXPERIENCE, offline_data, _TRAIN, only_offline),
+    _offline_row("subset_name", "subset"),
+    _offline_row("split", "split", note="ignored for a single file"),
     *(
-        also_inactive(row, any_inactive(only_offline, *([] if row.key in _OF_TEXT else [_of_answers])))
-        for row in formats.format_rows(EXPERIENCE, offline_data, _TRAIN, answer="response")
+        also_inactive(row, only_offline if row.key in _OF_TEXT else _of_answers)
+        for row in formats.format_rows(EXPERIENCE, offline_data, "data.train", answer="response")
     ),
-    *(
-        mapped(
-            f"{EXPERIENCE}.format.{side}_key",
-            None,
-            f"{_TRAIN}.{side}",
-            read=offline_data,
-            value_type=nullable(STRING),
-            inactive=_dpo,
-            note=f"null means {side}",
-        )
-        for side in ("chosen", "rejected")
-    ),
-    formats.turns_row(EXPERIENCE, offline_data, _TRAIN, _sft),
+    _offline_row("format.chosen_key", "chosen", only_types("dpo"), "null means chosen"),
+    _offline_row("format.rejected_key", "rejected", only_types("dpo"), "null means rejected"),
+    formats.turns_row(EXPERIENCE, offline_data, "data.train", only_types("sft")),
     mapped(
         f"{EXPERIENCE}.format.chat_template",
         None,
@@ -430,191 +442,119 @@ _EXPERIENCE_BUFFER: tuple[KeyMapping, ...] = (
         inactive=only_offline,
         note="Jinja; null means model.custom_chat_template",
     ),
-    mapped(
-        f"{EXPERIENCE}.max_read_timeout",
+    _row(
+        "max_read_timeout",
         1800,
         "buffer.read_timeout_seconds",
         "buffer.on_timeout",
-        read=storage,
         value_type=NUMBER,
         inactive=only_sampled,
         note="an incomplete batch is trained on; for a batch without a group the trainer waits once more",
     ),
-    mapped(
-        f"{EXPERIENCE}.use_priority_queue",
-        False,
-        "buffer.type",
-        read=storage,
-        value_type=BOOLEAN,
-        inactive=_queue,
-    ),
-    mapped(
-        f"{EXPERIENCE}.reuse_cooldown_time",
+    _row("use_priority_queue", False, "buffer.type", inactive=_queue),
+    _row(
+        "reuse_cooldown_time",
         None,
         "buffer.reuse_cooldown_seconds",
-        read=storage,
         value_type=nullable(NUMBER),
         inactive=_reused,
-        note="null means that each is trained on once",
+        note=_COOLDOWN,
     ),
-)
-_REPLAY: tuple[KeyMapping, ...] = not_on_page(
-    mapped(
-        f"{EXPERIENCE}.format.image_key",
-        None,
-        f"{_TRAIN}.images",
-        read=offline_data,
-        value_type=nullable(STRING),
-        inactive=only_offline,
-        note="images without a marker <image> stand at the start of the prompt",
-    ),
-    mapped(
-        f"{EXPERIENCE}.replay_buffer_kwargs.decay",
-        None,
-        "buffer.use_penalty",
-        read=storage,
-        value_type=nullable(NUMBER),
-        inactive=_priority,
-        note="0.3's name of replay_buffer.priority_fn_args.decay",
-    ),
-    mapped(
-        f"{EXPERIENCE}.replay_buffer_kwargs.priority_fn",
-        "linear_decay",
-        "buffer.use_penalty",
-        read=storage,
-        value_type=one_of("linear_decay"),
-        inactive=_priority,
-    ),
-    mapped(
-        f"{EXPERIENCE}.capacity",
-        None,
-        "buffer.capacity_groups",
-        read=storage,
-        value_type=nullable(INTEGER),
-        inactive=any_inactive(
-            only_sampled, lambda foreign: "storage_type is file" if storage_type(foreign) == "file" else None
+    *not_on_page(
+        _offline_row("format.image_key", "images", note=formats.UNMARKED_IMAGES),
+        _row(
+            "capacity",
+            None,
+            "buffer.capacity_groups",
+            value_type=nullable(INTEGER),
+            inactive=any_inactive(
+                only_sampled,
+                lambda foreign: "storage_type is file" if storage_type(foreign) == "file" else None,
+            ),
+            note="counts groups, the rollouts of one task; null means 4096",
         ),
-        note="counts groups, the rollouts of one task; null means 4096",
-    ),
-    mapped(
-        f"{EXPERIENCE}.replay_buffer.enable",
-        False,
-        "buffer.type",
-        read=storage,
-        inactive=_queue,
-        note="the same as use_priority_queue of earlier versions",
-    ),
-    mapped(
-        f"{EXPERIENCE}.replay_buffer.reuse_cooldown_time",
-        None,
-        "buffer.reuse_cooldown_seconds",
-        read=storage,
-        value_type=nullable(NUMBER),
-        inactive=_reused,
-        note="null means that each is trained on once",
-    ),
-    mapped(
-        f"{EXPERIENCE}.replay_buffer.priority_fn",
-        "linear_decay",
-        "buffer.max_uses",
-        read=storage,
-        value_type=one_of("linear_decay", "decay_limit_randomization"),
-        inactive=_priority,
-    ),
-    mapped(
-        f"{EXPERIENCE}.replay_buffer.priority_fn_args.decay",
-        2.0,
-        "buffer.use_penalty",
-        read=storage,
-        inactive=_priority,
-    ),
-    *(
-        mapped(
-            f"{EXPERIENCE}.replay_buffer.priority_fn_args.{name}",
-            default,
-            field,
-            read=storage,
-            value_type=value_type,
-            inactive=_limited,
-        )
-        for name, default, field, value_type in (
-            ("use_count_limit", 3, "buffer.max_uses", INTEGER),
-            ("sigma", 0.0, "buffer.noise", NUMBER),
-        )
-    ),
-    no_effect(
-        f"{EXPERIENCE}.enable_progress_bar", False, "data are read without a progress bar", value_type=BOOLEAN
-    ),
-    no_effect(
-        f"{EXPERIENCE}.format.reply_prefix",
-        None,
-        "only workflows read it; responses that are given have none",
-        value_type=nullable(STRING),
-    ),
-    *(
+        _row(
+            "replay_buffer_kwargs.decay",
+            None,
+            _DECAY,
+            value_type=nullable(NUMBER),
+            inactive=_priority,
+            note="0.3's name of replay_buffer.priority_fn_args.decay",
+        ),
+        _row(
+            "replay_buffer_kwargs.priority_fn",
+            "linear_decay",
+            _DECAY,
+            value_type=one_of("linear_decay"),
+            inactive=_priority,
+        ),
+        _row(
+            "replay_buffer.enable",
+            False,
+            "buffer.type",
+            inactive=_queue,
+            note="the same as use_priority_queue of earlier versions",
+        ),
+        _row(
+            "replay_buffer.reuse_cooldown_time",
+            None,
+            "buffer.reuse_cooldown_seconds",
+            value_type=nullable(NUMBER),
+            inactive=_reused,
+            note=_COOLDOWN,
+        ),
+        _row(
+            "replay_buffer.priority_fn",
+            "linear_decay",
+            "buffer.max_uses",
+            value_type=one_of("linear_decay", "decay_limit_randomization"),
+            inactive=_priority,
+        ),
+        _row("replay_buffer.priority_fn_args.decay", 2.0, _DECAY, inactive=_priority),
+        _row("replay_buffer.priority_fn_args.use_count_limit", 3, "buffer.max_uses", inactive=_limited),
+        _row("replay_buffer.priority_fn_args.sigma", 0.0, "buffer.noise", inactive=_limited),
         no_effect(
-            f"{EXPERIENCE}.{name}", default, "a database is read with Strop's own retries", value_type=ANY
-        )
-        for name, default in (("max_retry_times", 3), ("max_retry_interval", 1))
-    ),
-    *(
-        no_effect(f"{EXPERIENCE}.{name}", UNSET, "Trinity sets it itself", value_type=ANY)
-        for name in (
-            "schema_type",
-            "index",
-            "batch_size",
-            "tokenizer_path",
-            "total_epochs",
-            "total_steps",
-            "ray_namespace",
-        )
-    ),
-    placement(
-        f"{EXPERIENCE}.wrap_in_ray",
-        True,
-        "a queue is always an actor on a cluster",
-        supported=always,
-        value_type=BOOLEAN,
+            f"{EXPERIENCE}.enable_progress_bar",
+            False,
+            "data are read without a progress bar",
+            value_type=BOOLEAN,
+        ),
+        no_effect(
+            f"{EXPERIENCE}.format.reply_prefix",
+            None,
+            "only workflows read it; responses that are given have none",
+            value_type=nullable(STRING),
+        ),
+        *formats.retry_rows(EXPERIENCE),
+        *no_effects(
+            EXPERIENCE,
+            (
+                *("schema_type", "index", "batch_size", "tokenizer_path", "total_epochs", "total_steps"),
+                "ray_namespace",
+            ),
+            "Trinity sets it itself",
+        ),
+        *no_effects(EXPERIENCE, _OF_TASKSETS, "the experience buffer does not use it"),
+        placement(
+            f"{EXPERIENCE}.wrap_in_ray",
+            True,
+            "a queue is always an actor on a cluster",
+            supported=always,
+            value_type=BOOLEAN,
+        ),
     ),
 )
-_OF_TASKSETS = (
-    *(
-        "data_selector.*",
-        "default_workflow_type",
-        "default_eval_workflow_type",
-        "default_reward_fn_type",
-        "is_eval",
-    ),
-    *("mm_data_kwargs", "repeat_times", "rollout_args.*", "workflow_args", "reward_fn_args"),
-    *("format.workflow_key", "format.reward_fn_key", "format.video_key"),
-)
-"""Keys of a storage that the experience buffer does not use."""
-ROWS: tuple[KeyMapping, ...] = (
-    *unstated_defaults(*_SIZES),
+ROWS = (
+    *_SIZES,
     *tasksets.ROWS,
     *_EXPERIENCE_BUFFER,
     *sample_strategy.ROWS,
-    tasksets.WORKFLOW,
-    tasksets.REWARD,
-    *tasksets.DEFAULTS,
-    *not_on_page(
-        mapped(
-            _EXPERT_FRACTION,
-            0.5,
-            "algorithm.expert_fraction",
-            read=batches,
-            inactive=any_inactive(only_sampled, only_types(*MIXED)),
-            note="fraction of train_batch_size; without train_batch_size, fraction of all sequences of a step",
-        )
-    ),
-    *_REPLAY,
     *not_on_page(
         *no_effects(
             "buffer",
             ("explorer_output.*", "tokenizer_path", "pad_token_id", "cache_dir"),
             "Trinity sets it itself",
-        ),
-        *no_effects(EXPERIENCE, _OF_TASKSETS, "the experience buffer does not use it"),
+        )
     ),
     *sample_strategy.ARGUMENTS,
 )

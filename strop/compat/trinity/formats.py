@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from strop.compat.ledger.key_mapping import ForeignValues, InactiveCheck, KeyMapping, mapped, not_on_page
-from strop.compat.ledger.value_types import BOOLEAN, STRING, nullable, one_of
+from strop.compat.ledger.key_mapping import ForeignValues, InactiveCheck, KeyMapping, mapped, no_effect
+from strop.compat.ledger.value_types import ANY, BOOLEAN, STRING, nullable, one_of
 from strop.config.data_files import data_file_name
 from strop.config.schema.data import TasksetConfig
 
 _SYSTEM, _PREFIX = "buffer.explorer_input.system_prompt", "buffer.explorer_input.reply_prefix"
 _DATABASES = ("sqlite:///", "postgresql://", "postgres://")
+UNMARKED_IMAGES = "images without a marker <image> stand at the start of the prompt"
 PIPELINE_INPUTS = "data_processor.task_pipeline.inputs"
 
 
@@ -163,6 +164,26 @@ def _system(foreign: ForeignValues, at: str) -> str | None:
     return foreign[_SYSTEM] if at.startswith("buffer.explorer_input") else None
 
 
+def source_rows(at: str, read: Any, field: str) -> tuple[KeyMapping, ...]:
+    """Rows of the location of rows in files."""
+    text = partial(mapped, read=read, value_type=nullable(STRING))
+    split = text(
+        f"{at}.split", None, f"{field}.split", inactive=single_file(at), note="ignored for a single file"
+    )
+    return (
+        text(f"{at}.path", None, f"{field}.path"),
+        text(f"{at}.subset_name", None, f"{field}.subset"),
+        split,
+    )
+
+
+def retry_rows(at: str) -> tuple[KeyMapping, ...]:
+    """Rows of the retries of a database."""
+    retries = {"max_retry_times": 3, "max_retry_interval": 1}
+    why = "a database is read with Strop's own retries"
+    return tuple(no_effect(f"{at}.{name}", default, why, value_type=ANY) for name, default in retries.items())
+
+
 def format_rows(at: str, read: Any, field: str, *, answer: str) -> tuple[KeyMapping, ...]:
     """Rows of a `format` section; `answer` is the run-file field that `response_key` decides."""
     form = f"{at}.format"
@@ -196,12 +217,6 @@ def format_rows(at: str, read: Any, field: str, *, answer: str) -> tuple[KeyMapp
         ),
         text(f"{form}.tools_key", None, f"{field}.tools"),
     )
-
-
-def prefix_row(at: str, read: Any, field: str) -> tuple[KeyMapping, ...]:
-    """Row of the text with which every response begins."""
-    name = f"{at}.format.reply_prefix"
-    return not_on_page(mapped(name, None, f"{field}.reply_prefix", read=read, value_type=nullable(STRING)))
 
 
 def turns_row(at: str, read: Any, field: str, inactive: Callable[[ForeignValues], str | None]) -> KeyMapping:

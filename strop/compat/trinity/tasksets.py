@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
-    InactiveCheck,
     KeyMapping,
     also_inactive,
     always,
@@ -32,11 +30,21 @@ from strop.compat.ledger.value_types import (
     NUMBER,
     STRING,
     STRING_LIST,
+    ValueType,
     nullable,
     one_of,
 )
 from strop.compat.trinity import formats, workflows
-from strop.compat.trinity.formats import EVAL, INPUT, TASKSET, write_columns
+from strop.compat.trinity.formats import (
+    EVAL,
+    INPUT,
+    TASKSET,
+    UNMARKED_IMAGES,
+    format_rows,
+    retry_rows,
+    source_rows,
+    write_columns,
+)
 from strop.compat.trinity.presets import is_later, is_offline, only_sampled, repeat_times
 from strop.compat.trinity.workflows import (
     reward_name,
@@ -59,7 +67,7 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
     sampled = not isinstance(run.algorithm, OfflineAlgorithmConfig)
     if sampled:
         values |= write_columns(TASKSET, run.data.train) | _write_sampling(TASKSET, run.rollout.sampling)
-        values |= write_selector(run, f"{TASKSET}.task_selector")
+        values |= _write_selector(run, f"{TASKSET}.task_selector")
         if run.data.queue is not None:
             values[f"{TASKSET}.storage_type"] = "queue"
         if run.data.overlong == "left":
@@ -83,9 +91,8 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
         name, args = reward_name(run.reward.functions)
         if name == "math_boxed_reward" and (main[f"{TASKSET}.workflow_args"] or {}).get("with_think"):
             args = {"with_think": False, **args}
-        if (
-            name == "math_dapo_reward"
-        ):  # has the rules of this run in a file with a key of later versions than 0.3
+        if name == "math_dapo_reward":
+            # it has the rules of this run in a file with a key of later versions than 0.3
             values["algorithm.bypass_old_logprobs"] = True
             penalty = getattr(run.algorithm, "overlong_penalty", None)
             args |= {} if penalty is None else write_overlong_penalty(penalty)
@@ -118,13 +125,13 @@ def _write_sampling(at: str, sampling: SamplingConfig) -> dict[str, Any]:
     }
 
 
-SECTIONS = ("task_selector", "data_selector")
+_SELECTORS = ("task_selector", "data_selector")
 """Both names of the section with the order of the tasks."""
-EASY_TO_HARD = "offline_easy2hard"
+_EASY_TO_HARD = "offline_easy2hard"
 """Selector that sorts the tasks by a column, the largest value first."""
-DIFFICULTY_BASED = "difficulty_based"
+_DIFFICULTY_BASED = "difficulty_based"
 """Selector that estimates the pass rates of the tasks, and takes those near a target."""
-SELECTORS = ("sequential", "shuffle", "random", EASY_TO_HARD, DIFFICULTY_BASED)
+_KINDS = ("sequential", "shuffle", "random", _EASY_TO_HARD, _DIFFICULTY_BASED)
 """Names of the orders of the tasks."""
 OPERATORS = "data_processor.experience_pipeline.operators"
 PASS_RATES = "pass_rate_calculator"
@@ -141,16 +148,16 @@ _KWARGS: Mapping[str, tuple[str, Any]] = {
 """Field of `data.order` and Trinity's default for each argument of the selector `difficulty_based`."""
 
 
-def read_selector(foreign: ForeignValues, taskset: str) -> dict[str, Any]:
+def _read_selector(foreign: ForeignValues, taskset: str) -> dict[str, Any]:
     """The order of the tasks of a file. Trinity reads the rows in their order, unless a selector says otherwise."""
-    sections = [f"{taskset}.{name}" for name in SECTIONS]
+    sections = [f"{taskset}.{name}" for name in _SELECTORS]
     section = next((at for at in sections if foreign[f"{at}.selector_type"]), sections[-1])
     kind = foreign[f"{section}.selector_type"]
-    if kind == DIFFICULTY_BASED:
+    if kind == _DIFFICULTY_BASED:
         order = _difficulty(foreign, section)
-    elif kind == EASY_TO_HARD:
+    elif kind == _EASY_TO_HARD:
         column = _columns(
-            foreign, section, 1, f"{EASY_TO_HARD} sorts by one; write one, or sort the file and write"
+            foreign, section, 1, f"{_EASY_TO_HARD} sorts by one; write one, or sort the file and write"
         )
         order = {"type": "column", "column": column[0], "descending": True}
     else:
@@ -158,15 +165,15 @@ def read_selector(foreign: ForeignValues, taskset: str) -> dict[str, Any]:
     return {"data.shuffle": False, **{f"data.order.{name}": value for name, value in order.items()}}
 
 
-def write_selector(run: Run, at: str) -> dict[str, Any]:
+def _write_selector(run: Run, at: str) -> dict[str, Any]:
     """Write the selector `at` of the run's order; an ascending order by a column has none."""
     order = run.data.order
     match order:
         case ColumnOrderConfig(descending=True) if not (order.values or run.data.shuffle):
-            return {f"{at}.selector_type": EASY_TO_HARD, f"{at}.feature_keys": [order.column]}
+            return {f"{at}.selector_type": _EASY_TO_HARD, f"{at}.feature_keys": [order.column]}
         case DifficultyOrderConfig():
             return {
-                f"{at}.selector_type": DIFFICULTY_BASED,
+                f"{at}.selector_type": _DIFFICULTY_BASED,
                 f"{at}.feature_keys": [*order.columns],
                 f"{at}.kwargs": {name: getattr(order, field) for name, (field, _) in _KWARGS.items()},
             }
@@ -185,20 +192,20 @@ def _columns(foreign: ForeignValues, section: str, count: int, instead: str) -> 
 
 
 def _difficulty(foreign: ForeignValues, section: str) -> dict[str, Any]:
-    instead = f"{DIFFICULTY_BASED} interpolates between the pass rates of two models; write two columns, or"
+    instead = f"{_DIFFICULTY_BASED} interpolates between the pass rates of two models; write two columns, or"
     columns = _columns(foreign, section, 2, instead)
     kwargs = foreign[f"{section}.kwargs"] or {}
     unknown = [name for name in kwargs if name not in _KWARGS]
     if unknown:
         raise foreign.error_for(
             f"{section}.kwargs",
-            f"{section}.kwargs has {', '.join(unknown)}; {DIFFICULTY_BASED} has {', '.join(_KWARGS)}.",
+            f"{section}.kwargs has {', '.join(unknown)}; {_DIFFICULTY_BASED} has {', '.join(_KWARGS)}.",
         )
     operators = [operator.get("name") for operator in (foreign[OPERATORS] or {}).values()]
     if PASS_RATES not in operators:
         raise foreign.error_for(
             f"{section}.selector_type",
-            f"{section}.selector_type is {DIFFICULTY_BASED}, whose estimates Trinity updates only by the operator "
+            f"{section}.selector_type is {_DIFFICULTY_BASED}, whose estimates Trinity updates only by the operator "
             f"{PASS_RATES}; add `- name: {PASS_RATES}` to {OPERATORS}, or write selector_type: random.",
         )
     if operators[0] != PASS_RATES:
@@ -244,7 +251,7 @@ def _trains_on_nothing(foreign: ForeignValues) -> bool:
 def _task_order(foreign: ForeignValues) -> dict[str, Any]:
     if is_offline(foreign) or _is_queue(foreign):
         return {"data.shuffle": False}
-    return read_selector(foreign, TASKSET)
+    return _read_selector(foreign, TASKSET)
 
 
 def _is_queue(foreign: ForeignValues) -> bool:
@@ -340,41 +347,11 @@ def _function(foreign: ForeignValues, at: str) -> str | None:
     return next(filter(None, (foreign[f"{key}.default_reward_fn_type"] for key in keys)), None)
 
 
-_SET_BY_TRINITY = (
-    "index",
-    "is_eval",
-    "batch_size",
-    "total_epochs",
-    "total_steps",
-    "ray_namespace",
-    "capacity",
-)
-_UNUSED = (
-    *(
-        "format.chosen_key",
-        "format.rejected_key",
-        "format.enable_concatenated_multi_turn",
-        "format.chat_template",
-    ),
-    *(
-        "format.enable_thinking",
-        "max_read_timeout",
-        "mm_data_kwargs",
-        "replay_buffer_kwargs",
-        "replay_buffer",
-    ),
-    *("reuse_cooldown_time", "schema_type", "use_priority_queue", "wrap_in_ray", "tokenizer_path"),
-)
-"""Keys of a storage that a taskset does not use."""
-_OWN_RETRIES = "a database is read with Strop's own retries"
-_text = partial(mapped, read=tasks, value_type=nullable(STRING))
-
-
 def _drawn(foreign: ForeignValues) -> str | None:
-    kinds = {foreign[f"{TASKSET}.{name}.selector_type"] for name in SECTIONS}
+    kinds = {foreign[f"{TASKSET}.{name}.selector_type"] for name in _SELECTORS}
     if "random" in kinds:
         return "Strop draws each task once in an epoch, in a random order"
-    if DIFFICULTY_BASED in kinds:
+    if _DIFFICULTY_BASED in kinds:
         return "Strop updates the estimates after each step, not once per sync_interval, and keeps them in checkpoints"
     return None
 
@@ -383,13 +360,18 @@ def _in_order(foreign: ForeignValues) -> str:
     return "evaluations read all tasks in their order"
 
 
-def _without_columns(section: str) -> InactiveCheck:
-    """Check that finds the columns of a selector inactive where it reads none."""
-    return unless(f"{section}.selector_type", EASY_TO_HARD, DIFFICULTY_BASED)
-
-
 def _overwritten(foreign: ForeignValues) -> str | None:
     return f"Trinity overwrites it by algorithm.repeat_times, which is {repeat_times(foreign)}"
+
+
+_TEXT = nullable(STRING)
+_UNUSED = (
+    *("format.chosen_key", "format.rejected_key", "format.enable_concatenated_multi_turn"),
+    *("format.chat_template", "format.enable_thinking", "max_read_timeout", "mm_data_kwargs"),
+    *("replay_buffer_kwargs", "replay_buffer", "reuse_cooldown_time", "schema_type", "use_priority_queue"),
+    *("wrap_in_ray", "tokenizer_path"),
+)
+"""Keys of a storage that a taskset does not use."""
 
 
 def _taskset_rows(at: str, field: str, sampling: str, repeat: str) -> tuple[KeyMapping, ...]:
@@ -398,55 +380,104 @@ def _taskset_rows(at: str, field: str, sampling: str, repeat: str) -> tuple[KeyM
     is_trained = field == "data.train"
     workflow = "rollout.workflow" if is_trained else f"{field}.workflow"
     function = "reward.functions.0" if is_trained else f"{field}.reward.functions.0"
+    overwritten = _overwritten if is_trained else None
+
+    def row(key: str, *fields: str, value_type: ValueType = _TEXT, **more: Any) -> KeyMapping:
+        return mapped(f"{at}.{key}", None, *fields, read=tasks, value_type=value_type, **more)
+
+    if is_trained:
+        in_table, note = (
+            unless(f"{at}.storage_type", "sql", "queue"),
+            "the table name for tasks in a database",
+        )
+        name = row("name", f"{field}.table", inactive=in_table, note=note)
+    else:
+        note = "also the table name for tasks in a database"
+        name = row("name", f"{field}.name", f"{field}.table", note=note)
     return (
-        *_source_rows(at, field, is_trained),
-        mapped(
-            f"{at}.repeat_times",
-            None,
-            repeat,
-            read=tasks,
-            value_type=nullable(INTEGER),
-            inactive=_overwritten if is_trained else None,
+        name,
+        row(
+            "storage_type",
+            f"{field}.path",
+            *(("data.queue",) if is_trained else ()),
+            value_type=nullable(one_of("file", "sql", "queue")),
+            note="sql is a table of a SQLite or PostgreSQL database; queue is a table that other processes fill during "
+            "the run",
         ),
-        *formats.format_rows(at, tasks, field, answer="answer"),
-        mapped(
-            f"{at}.rollout_args.temperature",
-            None,
+        *source_rows(at, tasks, field),
+        row("repeat_times", repeat, value_type=nullable(INTEGER), inactive=overwritten),
+        *format_rows(at, tasks, field, answer="answer"),
+        row(
+            "rollout_args.temperature",
             f"{sampling}.temperature",
-            read=tasks,
             value_type=nullable(NUMBER),
             note="null means 1.0",
         ),
-        workflows.type_row(at, workflow, tasks),
-        _text(f"{at}.default_reward_fn_type", None, f"{function}.function"),
-        workflows.args_row(at, workflow, tasks),
-        *formats.prefix_row(at, tasks, field),
+        _workflow_row(at, workflow),
+        row("default_reward_fn_type", f"{function}.function"),
+        row("workflow_args", f"{workflow}.args", value_type=nullable(MAPPING)),
         *not_on_page(
+            row("format.reply_prefix", f"{field}.reply_prefix"),
             no_effect(
                 f"{at}.enable_progress_bar",
                 False,
                 "tasks are read without a progress bar",
                 value_type=nullable(BOOLEAN),
             ),
-            mapped(
-                f"{at}.default_eval_workflow_type",
-                None,
+            row(
+                "default_eval_workflow_type",
                 workflow,
-                read=tasks,
-                value_type=nullable(STRING),
                 inactive=(lambda foreign: "the taskset is trained on") if is_trained else None,
             ),
-            *_column_rows(at, field, is_trained),
-            *_order_rows(at, is_trained),
-            no_effect(f"{at}.max_retry_times", 3, _OWN_RETRIES, value_type=ANY),
-            no_effect(f"{at}.max_retry_interval", 1, _OWN_RETRIES, value_type=ANY),
-            *no_effects(at, _SET_BY_TRINITY, "Trinity sets it itself"),
-            *_rollout_rows(at, sampling, repeat),
-            mapped(
-                f"{at}.reward_fn_args",
+            row(
+                "format.image_key",
+                f"{field}.images",
+                *(("data.images.unmarked",) if is_trained else ()),
+                note=UNMARKED_IMAGES,
+            ),
+            *(
+                refused(f"{at}.format.{name}", default, why, supported=only(None, ""))
+                for name, default, why in (
+                    ("video_key", None, "Strop trains on text and images; remove it"),
+                    ("workflow_key", "", "a taskset has one workflow; write one taskset for each"),
+                    ("reward_fn_key", "", "a taskset has one reward; write one that chooses by the row"),
+                )
+            ),
+            *(each for section in _SELECTORS for each in _selector_rows(f"{at}.{section}", is_trained)),
+            *retry_rows(at),
+            *no_effects(
+                at,
+                (
+                    *("index", "is_eval", "batch_size", "total_epochs", "total_steps", "ray_namespace"),
+                    "capacity",
+                ),
+                "Trinity sets it itself",
+            ),
+            refused(
+                f"{at}.rollout_args.max_tokens",
                 None,
+                "write model.max_response_tokens, with the same value",
+                supported=lambda foreign, value: value in (None, foreign["model.max_response_tokens"]),
+            ),
+            row("rollout_args.top_p", f"{sampling}.top_p", value_type=nullable(NUMBER)),
+            row("rollout_args.top_k", f"{sampling}.top_k", value_type=nullable(INTEGER)),
+            placement(
+                f"{at}.rollout_args.logprobs",
+                None,
+                "log-probs are always recorded",
+                supported=always,
+                value_type=ANY,
+            ),
+            row(
+                "rollout_args.n",
+                repeat,
+                value_type=nullable(INTEGER),
+                inactive=overwritten,
+                note="older name of repeat_times",
+            ),
+            row(
+                "reward_fn_args",
                 f"{function}.args",
-                read=tasks,
                 value_type=nullable(MAPPING),
                 note="keyword arguments of the reward function",
             ),
@@ -454,154 +485,63 @@ def _taskset_rows(at: str, field: str, sampling: str, repeat: str) -> tuple[KeyM
     )
 
 
-def _source_rows(at: str, field: str, is_trained: bool) -> tuple[KeyMapping, ...]:
-    """The location of the taskset's rows."""
-    return (
-        _text(
-            f"{at}.name",
-            None,
-            f"{field}.table",
-            inactive=unless(f"{at}.storage_type", "sql", "queue"),
-            note="the table name for tasks in a database",
-        )
-        if is_trained
-        else _text(
-            f"{at}.name",
-            None,
-            f"{field}.name",
-            f"{field}.table",
-            note="also the table name for tasks in a database",
-        ),
-        mapped(
-            f"{at}.storage_type",
-            None,
-            f"{field}.path",
-            *(("data.queue",) if is_trained else ()),
-            read=tasks,
-            value_type=nullable(one_of("file", "sql", "queue")),
-            note="sql is a table of a SQLite or PostgreSQL database; queue is a table that other processes fill during "
-            "the run",
-        ),
-        _text(f"{at}.path", None, f"{field}.path"),
-        _text(f"{at}.subset_name", None, f"{field}.subset"),
-        _text(
-            f"{at}.split",
-            None,
-            f"{field}.split",
-            inactive=formats.single_file(at),
-            note="ignored for a single file",
-        ),
-    )
-
-
-def _column_rows(at: str, field: str, is_trained: bool) -> tuple[KeyMapping, ...]:
-    """The columns of `format` that the page does not have."""
-    return (
-        _text(
-            f"{at}.format.image_key",
-            None,
-            f"{field}.images",
-            *(("data.images.unmarked",) if is_trained else ()),
-            note="images without a marker <image> stand at the start of the prompt",
-        ),
-        *(
-            refused(f"{at}.format.{name}", default, why, supported=only(None, ""))
-            for name, default, why in (
-                ("video_key", None, "Strop trains on text and images; remove it"),
-                ("workflow_key", "", "a taskset has one workflow; write one taskset for each"),
-                ("reward_fn_key", "", "a taskset has one reward; write one that chooses by the row"),
-            )
-        ),
-    )
-
-
-def _order_rows(at: str, is_trained: bool) -> tuple[KeyMapping, ...]:
+def _selector_rows(section: str, is_trained: bool) -> tuple[KeyMapping, ...]:
     """The order of the tasks."""
+    key = f"{section}.selector_type"
     return (
-        *(
-            mapped(
-                f"{at}.{section}.selector_type",
-                None,
-                "data.shuffle",
-                "data.order",
-                read=tasks,
-                value_type=nullable(one_of(*SELECTORS)),
-                warn=_drawn,
-                inactive=None if is_trained else _in_order,
-                note="sequential; shuffle and random give each epoch an order of its own; offline_easy2hard sorts by "
-                "the column of feature_keys, the largest value first; difficulty_based is data.order: {type: "
-                "difficulty}",
-            )
-            for section in SECTIONS
-        ),
-        *(
-            mapped(
-                f"{at}.{section}.feature_keys",
-                [],
-                "data.order.column",
-                "data.order.columns",
-                read=tasks,
-                value_type=STRING_LIST,
-                inactive=_without_columns(f"{at}.{section}") if is_trained else _in_order,
-            )
-            for section in SECTIONS
-        ),
-        *(
-            mapped(
-                f"{at}.{section}.kwargs",
-                {},
-                "data.order",
-                read=tasks,
-                value_type=nullable(MAPPING),
-                inactive=unless(f"{at}.{section}.selector_type", DIFFICULTY_BASED)
-                if is_trained
-                else _in_order,
-                note="m, lamb, rho, adaptive_rho, target_reward, tau and do_sample of difficulty_based",
-            )
-            for section in SECTIONS
-        ),
-        *(
-            no_effect(f"{at}.{section}.seed", UNSET, "an order is drawn from the run's seed", value_type=ANY)
-            for section in SECTIONS
-        ),
-    )
-
-
-def _rollout_rows(at: str, sampling: str, repeat: str) -> tuple[KeyMapping, ...]:
-    """The keys of `rollout_args` that the page does not have."""
-    return (
-        refused(
-            f"{at}.rollout_args.max_tokens",
-            None,
-            "write model.max_response_tokens, with the same value",
-            supported=lambda foreign, value: value in (None, foreign["model.max_response_tokens"]),
-        ),
         mapped(
-            f"{at}.rollout_args.top_p", None, f"{sampling}.top_p", read=tasks, value_type=nullable(NUMBER)
-        ),
-        mapped(
-            f"{at}.rollout_args.top_k", None, f"{sampling}.top_k", read=tasks, value_type=nullable(INTEGER)
-        ),
-        placement(
-            f"{at}.rollout_args.logprobs",
+            key,
             None,
-            "log-probs are always recorded",
-            supported=always,
-            value_type=ANY,
-        ),
-        mapped(
-            f"{at}.rollout_args.n",
-            None,
-            repeat,
+            "data.shuffle",
+            "data.order",
             read=tasks,
-            value_type=nullable(INTEGER),
-            inactive=_overwritten if at == TASKSET else None,
-            note="older name of repeat_times",
+            value_type=nullable(one_of(*_KINDS)),
+            warn=_drawn,
+            inactive=None if is_trained else _in_order,
+            note="sequential; shuffle and random give each epoch an order of its own; offline_easy2hard sorts by the "
+            "column of feature_keys, the largest value first; difficulty_based is data.order: {type: difficulty}",
         ),
+        mapped(
+            f"{section}.feature_keys",
+            [],
+            "data.order.column",
+            "data.order.columns",
+            read=tasks,
+            value_type=STRING_LIST,
+            inactive=unless(key, _EASY_TO_HARD, _DIFFICULTY_BASED) if is_trained else _in_order,
+        ),
+        mapped(
+            f"{section}.kwargs",
+            {},
+            "data.order",
+            read=tasks,
+            value_type=nullable(MAPPING),
+            inactive=unless(key, _DIFFICULTY_BASED) if is_trained else _in_order,
+            note="m, lamb, rho, adaptive_rho, target_reward, tau and do_sample of difficulty_based",
+        ),
+        no_effect(f"{section}.seed", UNSET, "an order is drawn from the run's seed", value_type=ANY),
     )
 
 
-ROWS: tuple[KeyMapping, ...] = (
+def _workflow_row(at: str, field: str) -> KeyMapping:
+    """The row of `default_workflow_type`, of a taskset or of all of them."""
+    return mapped(
+        f"{at}.default_workflow_type",
+        None,
+        field,
+        read=tasks,
+        value_type=_TEXT,
+        note="simple_workflow: single_turn; math_workflow and math_boxed_workflow: math; a dotted path, or a name that "
+        "Trinity or a file of --plugin-dir registers: trinity; file.py:name for a workflow of Strop",
+        warn=workflows.prompt_differences(TASKSET if at in ("buffer", INPUT) else at),
+    )
+
+
+def _default_row(key: str, field: str, note: str = "") -> KeyMapping:
+    return mapped(key, None, field, read=tasks, value_type=_TEXT, note=note)
+
+
+ROWS = (
     *(
         also_inactive(row, only_sampled)
         for row in _taskset_rows(TASKSET, "data.train", "rollout.sampling", "algorithm.rollouts_per_task")
@@ -612,41 +552,29 @@ ROWS: tuple[KeyMapping, ...] = (
         *no_effects(TASKSET, _UNUSED, "a taskset does not use it"),
         *no_effects(f"{EVAL}.0", _UNUSED, "a taskset does not use it"),
     ),
-)
-REWARD = mapped(
-    "buffer.default_reward_fn_type",
-    None,
-    "reward.functions.0.function",
-    read=tasks,
-    value_type=nullable(STRING),
-    note=f"{', '.join(workflows.REWARDS)}, or file.py:function",
-)
-WORKFLOW = workflows.type_row("buffer", "rollout.workflow", tasks)
-DEFAULTS = not_on_page(
-    workflows.type_row(INPUT, "rollout.workflow", tasks),
-    mapped(
-        f"{INPUT}.default_eval_workflow_type",
-        None,
-        "data.eval.0.workflow",
-        read=tasks,
-        value_type=nullable(STRING),
-        note="of evaluation tasksets without their own",
-    ),
-    mapped(
-        f"{INPUT}.default_reward_fn_type",
-        None,
+    _workflow_row("buffer", "rollout.workflow"),
+    _default_row(
+        "buffer.default_reward_fn_type",
         "reward.functions.0.function",
-        read=tasks,
-        value_type=nullable(STRING),
+        f"{', '.join(workflows.REWARDS)}, or file.py:function",
     ),
-    _text(f"{INPUT}.system_prompt", None, "data.train.system"),
-    _text(f"{INPUT}.reply_prefix", None, "data.train.reply_prefix"),
-    refused(
-        f"{INPUT}.tasksets",
-        [],
-        "each item has a workflow, a reward and a selector of its own, and a run of Strop has one of each; write one "
-        "taskset and convert: a list under data.train of the run file is a mixture (`strop help data`), whose reward "
-        "may depend on the data source",
-        supported=lambda foreign, value: not value,
+    *not_on_page(
+        _workflow_row(INPUT, "rollout.workflow"),
+        _default_row(
+            f"{INPUT}.default_eval_workflow_type",
+            "data.eval.0.workflow",
+            "of evaluation tasksets without their own",
+        ),
+        _default_row(f"{INPUT}.default_reward_fn_type", "reward.functions.0.function"),
+        _default_row(f"{INPUT}.system_prompt", "data.train.system"),
+        _default_row(f"{INPUT}.reply_prefix", "data.train.reply_prefix"),
+        refused(
+            f"{INPUT}.tasksets",
+            [],
+            "each item has a workflow, a reward and a selector of its own, and a run of Strop has one of each; write "
+            "one taskset and convert: a list under data.train of the run file is a mixture (`strop help data`), whose "
+            "reward may depend on the data source",
+            supported=lambda foreign, value: not value,
+        ),
     ),
 )

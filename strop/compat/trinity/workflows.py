@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, mapped
-from strop.compat.ledger.value_types import MAPPING, STRING, nullable
+from strop.compat.ledger.key_mapping import ForeignValues
 from strop.compat.trinity import formats
 from strop.compat.trinity.formats import INPUT
 from strop.config.schema.policy_gradient import OverlongPenaltyConfig
@@ -218,25 +217,6 @@ def write_unscored_workflow(at: str, workflow: WorkflowConfig, temperature: floa
         return {}
     args = dict(workflow.args) | ({} if temperature in (None, 1.0) else {"temperature": temperature})
     return {f"{at}.default_workflow_type": _DISTILL, f"{at}.workflow_args": args or None}
-
-
-def type_row(at: str, field: str, read: Any) -> KeyMapping:
-    """Row of a taskset's `default_workflow_type`."""
-    return mapped(
-        f"{at}.default_workflow_type",
-        None,
-        field,
-        read=read,
-        value_type=nullable(STRING),
-        note="simple_workflow: single_turn; math_workflow and math_boxed_workflow: math; a dotted path, or a name that "
-        "Trinity or a file of --plugin-dir registers: trinity; file.py:name for a workflow of Strop",
-        warn=prompt_differences(at if at != "buffer" and at != INPUT else f"{INPUT}.taskset"),
-    )
-
-
-def args_row(at: str, field: str, read: Any) -> KeyMapping:
-    """Row of a taskset's `workflow_args`."""
-    return mapped(f"{at}.workflow_args", None, f"{field}.args", read=read, value_type=nullable(MAPPING))
 
 
 TRAINS_ON_VERDICTS = ("math_trainable_ruler_workflow",)
