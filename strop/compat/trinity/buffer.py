@@ -181,8 +181,8 @@ _SIZES = (
             read=batches,
             value_type=nullable(INTEGER),
             warn=_turns,
-            note="counts experiences: rollouts and, under mix, expert responses; more than those of batch_size tasks are a "
-            "larger step, fewer are several updates per step",
+            note="counts experiences: rollouts and, under mix, expert responses; more than those of batch_size tasks "
+            "are a larger step, fewer are several updates per step",
         ),
         mapped(
             "buffer.total_epochs",

@@ -9,8 +9,8 @@ from typing import Any
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
+    InactiveCheck,
     KeyMapping,
-    also_inactive,
     always,
     any_inactive,
     mapped,
@@ -30,6 +30,7 @@ from strop.compat.ledger.value_types import (
     NUMBER,
     STRING,
     STRING_OR_LIST,
+    ValueType,
     nullable,
 )
 from strop.compat.trinity.tasksets import OPERATORS, PASS_RATES, tasks
@@ -52,41 +53,46 @@ from strop.config.schema.task_order import DifficultyOrderConfig
 from strop.config.schema.task_pipeline import TaskOperatorConfig, TaskPipelineConfig
 from strop.errors import ConfigError
 
-SERVICE = "service.data_juicer"
+_SERVICE = "service.data_juicer"
 
 
-def has_service(foreign: ForeignValues) -> bool:
+def _value(foreign: ForeignValues, key: str, default: Any = None) -> Any:
+    """The value of a key without a default of its own."""
+    return foreign[key] if foreign.is_set(key) else default
+
+
+def _has_service(foreign: ForeignValues) -> bool:
     """Whether the file names a service, or has one started."""
-    return is_started(foreign) or bool(foreign[f"{SERVICE}.server_url"])
+    return _is_started(foreign) or bool(foreign[f"{_SERVICE}.server_url"])
 
 
-def read_service(foreign: ForeignValues, at: str) -> dict[str, Any]:
+def _read_service(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The fields of an operator; auto_start wins over server_url. Raises ConfigError without a service."""
-    if is_started(foreign):
-        port = foreign[f"{SERVICE}.port"] if foreign.is_set(f"{SERVICE}.port") else None
+    if _is_started(foreign):
+        port = _value(foreign, f"{_SERVICE}.port")
         return {"port": port} if port else {}
-    if foreign[f"{SERVICE}.server_url"] is None:
+    if foreign[f"{_SERVICE}.server_url"] is None:
         raise foreign.error_for(
             at,
-            f"{at} is data_juicer: write {SERVICE}.server_url, the address of a service that runs, or "
-            f"{SERVICE}.auto_start: true, and Strop starts one with the interpreter in STROP_DATA_JUICER_PYTHON.",
+            f"{at} is data_juicer: write {_SERVICE}.server_url, the address of a service that runs, or "
+            f"{_SERVICE}.auto_start: true, and Strop starts one with the interpreter in STROP_DATA_JUICER_PYTHON.",
         )
-    return {"url": foreign[f"{SERVICE}.server_url"]}
+    return {"url": foreign[f"{_SERVICE}.server_url"]}
 
 
-def write_service(section: DataJuicerSection) -> Iterator[tuple[str, Any]]:
+def _write_service(section: DataJuicerSection) -> Iterator[tuple[str, Any]]:
     """The keys of an operator's service."""
     if section.url is not None:
-        yield f"{SERVICE}.server_url", section.url
+        yield f"{_SERVICE}.server_url", section.url
         return
-    yield f"{SERVICE}.auto_start", True
+    yield f"{_SERVICE}.auto_start", True
     if section.port:
-        yield f"{SERVICE}.port", section.port
+        yield f"{_SERVICE}.port", section.port
 
 
-def is_started(foreign: ForeignValues) -> bool:
+def _is_started(foreign: ForeignValues) -> bool:
     """Whether the file has a service started."""
-    return foreign.is_set(f"{SERVICE}.auto_start") and bool(foreign[f"{SERVICE}.auto_start"])
+    return bool(_value(foreign, f"{_SERVICE}.auto_start"))
 
 
 _OPERATIONS = {"ADD": "add", "SUB": "subtract", "MUL": "multiply", "DIV": "divide"}
@@ -121,7 +127,7 @@ def write_pipeline(run: Run) -> Mapping[str, Any]:
         values |= {f"{OPERATORS}.{index}.{key}": value for key, value in operator.items()}
     for section in run.buffer.pipeline:
         if isinstance(section, DataJuicerConfig):
-            values |= dict(write_service(section))
+            values |= dict(_write_service(section))
     return values
 
 
@@ -146,11 +152,8 @@ def _experience_operator(section: ExperienceOperatorConfig) -> dict[str, Any]:
             terms = [_term(term) for term in section.terms]
             return {"name": "reward_shaping_mapper", "args": {"reward_shaping_configs": terms}}
         case DataJuicerConfig():
-            args = {"config_path": section.config, "operators": section.operators, "np": section.processes}
-            return {
-                "name": "data_juicer",
-                "args": {key: value for key, value in args.items() if value is not None},
-            }
+            args = {name: getattr(section, field) for name, field in _JUICER_FIELDS.items()}
+            return {"name": "data_juicer", "args": {k: v for k, v in args.items() if v is not None}}
         case CustomOperatorConfig():
             raise ConfigError(f"buffer.pipeline: Trinity has no operator {section.operator}.")
         case _:
@@ -211,7 +214,7 @@ def _experience_section(
 
 
 def _data_juicer(foreign: ForeignValues, at: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    service = read_service(foreign, f"{at}.name")
+    service = _read_service(foreign, f"{at}.name")
     written = {_JUICER_FIELDS[name]: value for name, value in args.items() if value is not None}
     if "config" in written:
         written.pop("operators", None)  # Trinity's service reads the recipe only
@@ -230,48 +233,8 @@ def _shaping_term(foreign: ForeignValues, at: str, written: Mapping[str, Any]) -
     return {"stat": written["stats_key"], "operation": _OPERATIONS[operation], "weight": weight}
 
 
-SERVICE_ROWS: tuple[KeyMapping, ...] = (
-    mapped(
-        f"{SERVICE}.auto_start",
-        UNSET,
-        "buffer.pipeline",
-        read=pipeline,
-        value_type=nullable(BOOLEAN),
-        note="Strop starts the service with the interpreter in STROP_DATA_JUICER_PYTHON",
-    ),
-    mapped(
-        f"{SERVICE}.port",
-        UNSET,
-        "buffer.pipeline",
-        read=pipeline,
-        value_type=nullable(INTEGER),
-        note="the port of a service that auto_start starts",
-    ),
-)
-_EXPERIENCE_ROWS: tuple[KeyMapping, ...] = (
-    mapped(
-        f"{OPERATORS}.0.name",
-        UNSET,
-        "buffer.pipeline",
-        "algorithm.mask_truncated",
-        read=pipeline,
-        value_type=STRING,
-        note=f"{', '.join(_MADE)}; {' and '.join(_WITHOUT_EFFECT)} change nothing",
-    ),
-    *unstated_defaults(
-        mapped(
-            f"{SERVICE}.server_url",
-            None,
-            "buffer.pipeline",
-            read=pipeline,
-            value_type=nullable(STRING),
-            note="address of a service that runs; the operator data_juicer uses it",
-        )
-    ),
-    mapped(f"{OPERATORS}.0.args", UNSET, "buffer.pipeline", read=pipeline, value_type=nullable(MAPPING)),
-)
-TASKS = "data_processor.task_pipeline"
-_TASK_OPERATORS = f"{TASKS}.operators"
+_TASKS = "data_processor.task_pipeline"
+_TASK_OPERATORS = f"{_TASKS}.operators"
 _CRITERIA = {"llm_quality_score_filter": "quality", "llm_difficulty_score_filter": "difficulty"}
 _WEIGHTS = {"quality": "llm_quality_score", "difficulty": "llm_difficulty_score"}
 _SCORE_ARGS = (
@@ -299,23 +262,23 @@ def write_task_pipeline(run: Run) -> Mapping[str, Any]:
         return {}
     path = run.data.train.path
     values: dict[str, Any] = {
-        f"{TASKS}.inputs": [path] if isinstance(path, str) else list(path),
+        f"{_TASKS}.inputs": [path] if isinstance(path, str) else list(path),
         **_num_process(section),
     }
     if section.columns is not None:
-        values[f"{TASKS}.target_fields"] = list(section.columns)
+        values[f"{_TASKS}.target_fields"] = list(section.columns)
     index = 0
     for operator in section.operators:
         if isinstance(operator, DataJuicerTasksConfig):
             values |= _juicer_values(operator, index)
             index += len(operator.operators or ())
             continue
-        values |= {f"{TASKS}.{key}": value for key, value in _task_operator(operator, index).items()}
+        values |= {f"{_TASKS}.{key}": value for key, value in _task_operator(operator, index).items()}
         index += 1
     if section.export is not None:
-        values |= {f"{TASKS}.output.path": section.export}
+        values |= {f"{_TASKS}.output.path": section.export}
         if section.export_table is not None:
-            values |= {f"{TASKS}.output.name": section.export_table, f"{TASKS}.output.storage_type": "sql"}
+            values |= {f"{_TASKS}.output.name": section.export_table, f"{_TASKS}.output.storage_type": "sql"}
     return values
 
 
@@ -324,15 +287,15 @@ def _num_process(section: TaskPipelineConfig) -> dict[str, Any]:
     models = [operator.model for operator in section.operators if isinstance(operator, LlmScoreConfig)]
     calls = [model.concurrency for model in models if isinstance(model, EndpointModelConfig)]
     is_default = section.processes == 1 and 1 not in calls
-    return {} if is_default else {f"{TASKS}.num_process": section.processes}
+    return {} if is_default else {f"{_TASKS}.num_process": section.processes}
 
 
 def _juicer_values(section: DataJuicerTasksConfig, index: int) -> dict[str, Any]:
-    values: dict[str, Any] = dict(write_service(section))
+    values: dict[str, Any] = dict(_write_service(section))
     if section.config is not None:
         if index:
             raise ConfigError("data.pipeline: Trinity has either operators or a recipe of Data-Juicer.")
-        return values | {f"{TASKS}.config_path": section.config}
+        return values | {f"{_TASKS}.config_path": section.config}
     for number, operator in enumerate(section.operators or (), index):
         (name, args), *_ = operator.items()
         values |= {f"{_TASK_OPERATORS}.{number}.name": name, f"{_TASK_OPERATORS}.{number}.args": args or {}}
@@ -385,27 +348,25 @@ def task_pipeline(foreign: ForeignValues) -> Mapping[str, Any]:
     if scored and (order := _order(foreign, scored)):
         operators.append(order)
     section: dict[str, Any] = {"operators": operators}
-    if foreign.is_set(f"{TASKS}.num_process"):
-        section["processes"] = foreign[f"{TASKS}.num_process"]
-    if foreign.is_set(f"{TASKS}.target_fields") and foreign[f"{TASKS}.target_fields"]:
-        fields = foreign[f"{TASKS}.target_fields"]
+    if (processes := _value(foreign, f"{_TASKS}.num_process")) is not None:
+        section["processes"] = processes
+    if fields := _value(foreign, f"{_TASKS}.target_fields"):
         section["columns"] = [fields] if isinstance(fields, str) else fields
     return {"data.pipeline": section | dict(_export(foreign))}
 
 
 def _sections(foreign: ForeignValues) -> Iterator[dict[str, Any]]:
     """The operators; neighbors that Data-Juicer runs are one. A recipe takes the place of all, as in Trinity."""
-    config_key = f"{TASKS}.config_path"
-    if foreign.is_set(config_key) and foreign[config_key] and has_service(foreign):
-        service = read_service(foreign, config_key)
-        yield {"type": "data_juicer", **service, "config": foreign[config_key]}
+    config_key = f"{_TASKS}.config_path"
+    if (recipe := _value(foreign, config_key)) and _has_service(foreign):
+        yield {"type": "data_juicer", **_read_service(foreign, config_key), "config": recipe}
         return
     juicer: dict[str, Any] | None = None
     for index, operator in (foreign[_TASK_OPERATORS] or {}).items():
         at = f"{_TASK_OPERATORS}.{index}"
         if operator.get("name") not in _CRITERIA:
-            if has_service(foreign):
-                juicer = juicer or {"type": "data_juicer", **read_service(foreign, at), "operators": []}
+            if _has_service(foreign):
+                juicer = juicer or {"type": "data_juicer", **_read_service(foreign, at), "operators": []}
                 juicer["operators"].append({operator["name"]: operator.get("args") or {}})
             continue
         if juicer is not None:
@@ -454,19 +415,19 @@ def _model(foreign: ForeignValues, args: Mapping[str, Any]) -> dict[str, Any]:
     model = {"type": "endpoint", "model": args["api_or_hf_model"]}
     if endpoint := args.get("api_endpoint"):
         model["url"] = str(endpoint).removesuffix("/chat/completions")
-    if foreign.is_set(f"{TASKS}.num_process"):
-        model["concurrency"] = foreign[f"{TASKS}.num_process"]
+    if (processes := _value(foreign, f"{_TASKS}.num_process")) is not None:
+        model["concurrency"] = processes
     return model
 
 
 def _order(foreign: ForeignValues, columns: set[str]) -> dict[str, Any] | None:
     """The order by priority, where weights or a limit are written. Scores that no operator computes have no weight."""
     weights = {
-        column: foreign[f"{TASKS}.priority_weights.{name}"]
+        column: foreign[f"{_TASKS}.priority_weights.{name}"]
         for name, column in _WEIGHTS.items()
-        if foreign.is_set(f"{TASKS}.priority_weights.{name}") and column in columns
+        if foreign.is_set(f"{_TASKS}.priority_weights.{name}") and column in columns
     }
-    top_k = foreign[f"{TASKS}.top_k"] if foreign.is_set(f"{TASKS}.top_k") else -1
+    top_k = _value(foreign, f"{_TASKS}.top_k", -1)
     if not weights and top_k == -1:
         return None
     defaults = {"llm_quality_score": 1.0, "llm_difficulty_score": -0.7}
@@ -475,171 +436,187 @@ def _order(foreign: ForeignValues, columns: set[str]) -> dict[str, Any] | None:
 
 
 def _export(foreign: ForeignValues) -> Iterator[tuple[str, Any]]:
-    if not foreign.is_set(f"{TASKS}.output.path") or not foreign[f"{TASKS}.output.path"]:
+    path = str(_value(foreign, f"{_TASKS}.output.path") or "")
+    if not path:
         return
-    path = str(foreign[f"{TASKS}.output.path"])
-    is_sql = (
-        foreign.is_set(f"{TASKS}.output.storage_type") and foreign[f"{TASKS}.output.storage_type"] == "sql"
-    )
-    if is_sql or "://" in path:
+    if _value(foreign, f"{_TASKS}.output.storage_type") == "sql" or "://" in path:
         yield "export", path if "://" in path else f"sqlite:///{path}"
-        yield "export_table", foreign[f"{TASKS}.output.name"] or "task_pipeline_output"
+        yield "export_table", foreign[f"{_TASKS}.output.name"] or "task_pipeline_output"
         return
     yield "export", path if path.endswith((".jsonl", ".parquet")) else f"{path.rstrip('/')}/output.jsonl"
 
 
-def _is_known(foreign: ForeignValues, value: Any) -> bool:
-    return value in _CRITERIA or has_service(foreign)
+_EXPERIENCES = "data_processor.experience_pipeline"
 
 
-_FIELD = "data.pipeline"
-_TASK_ROWS: tuple[KeyMapping, ...] = (
+def _without_operators(*keys: str) -> InactiveCheck:
+    """Check that finds a key of a pipeline inactive where none of the keys of its operators is set."""
+    return lambda foreign: None if any(foreign[key] for key in keys) else "the pipeline has no operators"
+
+
+_no_task_operators = _without_operators(_TASK_OPERATORS, f"{_TASKS}.config_path")
+_no_operators = _without_operators(OPERATORS)
+
+
+def _serves_nothing(foreign: ForeignValues) -> str | None:
+    nothing = _no_task_operators(foreign) and _no_operators(foreign)
+    return "no pipeline has operators" if nothing else None
+
+
+def _without_start(foreign: ForeignValues) -> str | None:
+    return None if _is_started(foreign) else f"{_SERVICE}.auto_start is not set"
+
+
+def _with_start(foreign: ForeignValues) -> str | None:
+    return f"{_SERVICE}.auto_start takes precedence" if _is_started(foreign) else None
+
+
+def _row(
+    key: str, value_type: ValueType, inactive: InactiveCheck | None = None, note: str = ""
+) -> KeyMapping:
+    """The row of a key of the task pipeline."""
+    where, read = f"{_TASKS}.{key}", task_pipeline
+    return mapped(
+        where, UNSET, "data.pipeline", read=read, value_type=value_type, inactive=inactive, note=note
+    )
+
+
+_SERVICE_ROWS = (
     mapped(
-        f"{TASKS}.num_process",
+        f"{_SERVICE}.auto_start",
         UNSET,
-        _FIELD,
-        read=task_pipeline,
-        value_type=INTEGER,
+        "buffer.pipeline",
+        read=pipeline,
+        value_type=nullable(BOOLEAN),
+        inactive=_serves_nothing,
+        note="Strop starts the service with the interpreter in STROP_DATA_JUICER_PYTHON",
+    ),
+    mapped(
+        f"{_SERVICE}.port",
+        UNSET,
+        "buffer.pipeline",
+        read=pipeline,
+        value_type=nullable(INTEGER),
+        inactive=any_inactive(_serves_nothing, _without_start),
+        note="the port of a service that auto_start starts",
+    ),
+    *unstated_defaults(
+        mapped(
+            f"{_SERVICE}.server_url",
+            None,
+            "buffer.pipeline",
+            read=pipeline,
+            value_type=nullable(STRING),
+            inactive=any_inactive(_serves_nothing, _with_start),
+            note="address of a service that runs; the operator data_juicer uses it",
+        )
+    ),
+)
+_TASK_ROWS = (
+    _row(
+        "num_process",
+        INTEGER,
+        inactive=_no_task_operators,
         note="processes, each of which asks an endpoint for one row at a time: 1 makes one call at a time",
     ),
     placement(
         f"{_TASK_OPERATORS}.0.name",
         UNSET,
         _UNKNOWN,
-        supported=_is_known,
+        supported=lambda foreign, value: value in _CRITERIA or _has_service(foreign),
         value_type=STRING,
-        fields=(_FIELD,),
+        fields=("data.pipeline",),
         read=task_pipeline,
     ),
-    mapped(
-        f"{_TASK_OPERATORS}.0.args",
-        UNSET,
-        _FIELD,
-        read=task_pipeline,
-        value_type=nullable(MAPPING),
+    _row(
+        "operators.0.args",
+        nullable(MAPPING),
         note=f"{', '.join(_SCORE_ARGS)}; without api_endpoint, the address is in OPENAI_BASE_URL",
     ),
     mapped(
-        f"{TASKS}.inputs",
+        f"{_TASKS}.inputs",
         UNSET,
         "data.train.path",
         read=tasks,
         value_type=nullable(STRING_OR_LIST),
+        inactive=_no_task_operators,
         note="files, hub names or databases; they take the place of the taskset's path",
     ),
-    mapped(
-        f"{TASKS}.target_fields",
-        UNSET,
-        _FIELD,
-        read=task_pipeline,
-        value_type=nullable(STRING_OR_LIST),
+    _row(
+        "target_fields",
+        nullable(STRING_OR_LIST),
+        inactive=_no_task_operators,
         note="columns of the prepared rows; null or empty means all",
     ),
+    *versions(
+        *(_row(f"priority_weights.{name}", NUMBER) for name in _WEIGHTS),
+        *(
+            no_effect(f"{_TASKS}.priority_weights.{name}", UNSET, why, value_type=NUMBER)
+            for name, why in (
+                ("diversity", "Trinity computes no diversity for it"),
+                ("usage_frequency", "no row has been used before the run"),
+            )
+        ),
+        refused(f"{_TASKS}.priority_weights.*", UNSET, "unknown weight; remove it", supported=never),
+        _row("top_k", INTEGER, note="-1 means all; the rows are sorted by priority"),
+        *(_row(f"output.{name}", nullable(STRING)) for name in ("path", "storage_type", "name")),
+        no_effect(f"{_TASKS}.output.*", UNSET, "the run reads the prepared rows by the taskset's own format"),
+        placement(
+            f"{_TASKS}.config_path",
+            UNSET,
+            _UNKNOWN,
+            supported=lambda foreign, value: not value or _has_service(foreign),
+            fields=("data.pipeline",),
+            read=task_pipeline,
+        ),
+        since="0.3",
+    ),
 )
-_LATER_TASK_ROWS: tuple[KeyMapping, ...] = versions(
-    *(
-        mapped(f"{TASKS}.priority_weights.{name}", UNSET, _FIELD, read=task_pipeline, value_type=NUMBER)
-        for name in _WEIGHTS
-    ),
-    *(
-        no_effect(f"{TASKS}.priority_weights.{name}", UNSET, why, value_type=NUMBER)
-        for name, why in (
-            ("diversity", "Trinity computes no diversity for it"),
-            ("usage_frequency", "no row has been used before the run"),
-        )
-    ),
+_EXPERIENCE_ROWS = (
     mapped(
-        f"{TASKS}.top_k",
+        f"{OPERATORS}.0.name",
         UNSET,
-        _FIELD,
-        read=task_pipeline,
-        value_type=INTEGER,
-        note="-1 means all; the rows are sorted by priority",
+        "buffer.pipeline",
+        "algorithm.mask_truncated",
+        read=pipeline,
+        value_type=STRING,
+        note=f"{', '.join(_MADE)}; {' and '.join(_WITHOUT_EFFECT)} change nothing",
     ),
-    *(
-        mapped(f"{TASKS}.output.{name}", UNSET, _FIELD, read=task_pipeline, value_type=nullable(STRING))
-        for name in ("path", "storage_type", "name")
+    mapped(f"{OPERATORS}.0.args", UNSET, "buffer.pipeline", read=pipeline, value_type=nullable(MAPPING)),
+    *versions(
+        no_effect(f"{_EXPERIENCES}.save_input", True, "rollouts are always recorded", value_type=BOOLEAN),
+        no_effect(
+            f"{_EXPERIENCES}.input_save_path",
+            None,
+            "rollouts are recorded in the run folder",
+            value_type=nullable(STRING),
+        ),
+        *(
+            refused(
+                f"{_EXPERIENCES}.{name}.*",
+                UNSET,
+                "rollouts go from the explorer to the buffer of the trainer only; remove it",
+                supported=always,
+                inactive=_no_operators,
+            )
+            for name in ("inputs", "output")
+        ),
+        since="0.3",
     ),
-    no_effect(f"{TASKS}.output.*", UNSET, "the run reads the prepared rows by the taskset's own format"),
-    refused(f"{TASKS}.priority_weights.*", UNSET, "unknown weight; remove it", supported=never),
-    placement(
-        f"{TASKS}.config_path",
-        UNSET,
-        _UNKNOWN,
-        supported=lambda foreign, value: not value or has_service(foreign),
-        fields=(_FIELD,),
-        read=task_pipeline,
-    ),
-    since="0.3",
 )
-_TASKS, _EXPERIENCES = TASKS, "data_processor.experience_pipeline"
-_BUFFERS = "rollouts go from the explorer to the buffer of the trainer only; remove it"
-
-
-def _serves_nothing(foreign: ForeignValues) -> str | None:
-    written = (f"{_TASKS}.operators", f"{_TASKS}.config_path", f"{_EXPERIENCES}.operators")
-    return None if any(foreign[key] for key in written) else "no pipeline has operators"
-
-
-def _without_start(foreign: ForeignValues) -> str | None:
-    return None if is_started(foreign) else f"{SERVICE}.auto_start is not set"
-
-
-def _with_start(foreign: ForeignValues) -> str | None:
-    return f"{SERVICE}.auto_start takes precedence" if is_started(foreign) else None
-
-
-def _has_no_tasks_operators(foreign: ForeignValues) -> str | None:
-    has = any(foreign[f"{_TASKS}.{name}"] for name in ("operators", "config_path"))
-    return None if has else "the pipeline has no operators"
-
-
-_INACTIVE = {
-    f"{SERVICE}.auto_start": _serves_nothing,
-    f"{SERVICE}.port": any_inactive(_serves_nothing, _without_start),
-    f"{SERVICE}.server_url": any_inactive(_serves_nothing, _with_start),
-    **dict.fromkeys(
-        (f"{_TASKS}.{name}" for name in ("num_process", "inputs", "target_fields")), _has_no_tasks_operators
+ROWS = (
+    *_SERVICE_ROWS,
+    *_TASK_ROWS,
+    *_EXPERIENCE_ROWS,
+    *versions(
+        *(
+            mapped(section, None, note="each key has a row of its own", value_type=nullable(MAPPING))
+            for section in ("data_processor", _TASKS, _EXPERIENCES, "service", _SERVICE)
+        ),
+        *(
+            mapped(key, None, note="each item has rows", value_type=nullable(MAPPING_LIST))
+            for key in (_TASK_OPERATORS, OPERATORS)
+        ),
+        since="0.3",
     ),
-}
-
-
-def _has_no_operators(foreign: ForeignValues) -> str | None:
-    return None if foreign[f"{_EXPERIENCES}.operators"] else "the pipeline has no operators"
-
-
-ROWS: tuple[KeyMapping, ...] = (
-    *(
-        also_inactive(row, _INACTIVE[row.key]) if row.key in _INACTIVE else row
-        for row in (*SERVICE_ROWS, *_TASK_ROWS, *_EXPERIENCE_ROWS)
-    ),
-    *unstated_defaults(
-        *versions(
-            *(
-                mapped(section, None, note="each key has a row of its own", value_type=nullable(MAPPING))
-                for section in ("data_processor", _TASKS, _EXPERIENCES, "service", "service.data_juicer")
-            ),
-            *(
-                mapped(
-                    f"{section}.operators", None, note="each item has rows", value_type=nullable(MAPPING_LIST)
-                )
-                for section in (_TASKS, _EXPERIENCES)
-            ),
-            no_effect(f"{_EXPERIENCES}.save_input", True, "rollouts are always recorded", value_type=BOOLEAN),
-            no_effect(
-                f"{_EXPERIENCES}.input_save_path",
-                None,
-                "rollouts are recorded in the run folder",
-                value_type=nullable(STRING),
-            ),
-            *(
-                refused(
-                    f"{_EXPERIENCES}.{name}.*", UNSET, _BUFFERS, supported=always, inactive=_has_no_operators
-                )
-                for name in ("inputs", "output")
-            ),
-            since="0.3",
-        )
-    ),
-    *_LATER_TASK_ROWS,
 )
