@@ -134,14 +134,7 @@ def _must_match(name: str, key: str) -> KeyMapping:
 
 
 DEEPSPEED = not_on_page(
-    *(
-        row
-        for name in _PLACEMENT
-        for row in (
-            _option(name),
-            _option(f"{name}.*"),
-        )
-    ),
+    *(row for name in _PLACEMENT for row in (_option(name), _option(f"{name}.*"))),
     _must_match("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
     _must_match("gradient_accumulation_steps", "gradient_accumulation_steps"),
     _must_match("gradient_clipping", "max_grad_norm"),

@@ -280,10 +280,7 @@ def write_checkpointing(run: Run) -> Mapping[str, Any]:
 def checkpointing(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the checkpoint interval; each checkpoint also exports the model as a Hugging Face folder."""
     steps = foreign["save_steps"]
-    return {
-        "checkpoint.every": f"{steps} updates" if steps > 0 else "never",
-        "checkpoint.export": True,
-    }
+    return {"checkpoint.every": f"{steps} updates" if steps > 0 else "never", "checkpoint.export": True}
 
 
 def write_folder(run: Run) -> Mapping[str, Any]:
@@ -481,13 +478,7 @@ _DATA: tuple[ComponentInput, ...] = (
     component_input("string", mapped("dataset_name", "", "data.train.path", read=tasksets)),
     component_input(
         "string",
-        mapped(
-            "dataset_prompt_column",
-            "problem",
-            "data.train.prompt",
-            "data.eval.0.prompt",
-            read=tasksets,
-        ),
+        mapped("dataset_prompt_column", "problem", "data.train.prompt", "data.eval.0.prompt", read=tasksets),
         required=True,
     ),
     component_input(
@@ -508,11 +499,7 @@ _ALGORITHM: tuple[ComponentInput, ...] = (
     component_input(
         "number",
         mapped(
-            "epsilon",
-            0.5,
-            "algorithm.policy_loss.clip_low",
-            "algorithm.policy_loss.clip_high",
-            read=loss,
+            "epsilon", 0.5, "algorithm.policy_loss.clip_low", "algorithm.policy_loss.clip_high", read=loss
         ),
     ),
     component_input(
@@ -524,17 +511,10 @@ _ALGORITHM: tuple[ComponentInput, ...] = (
 _TRAINING: tuple[ComponentInput, ...] = (
     component_input(
         "number",
-        mapped(
-            "num_train_epochs",
-            4.0,
-            "trainer.duration",
-            read=duration,
-            inactive=epochs_overridden,
-        ),
+        mapped("num_train_epochs", 4.0, "trainer.duration", read=duration, inactive=epochs_overridden),
     ),
     component_input(
-        "integer",
-        mapped("max_steps", -1, "trainer.duration", read=duration, note="counts updates"),
+        "integer", mapped("max_steps", -1, "trainer.duration", read=duration, note="counts updates")
     ),
     component_input(
         "integer",
@@ -573,13 +553,7 @@ _TRAINING: tuple[ComponentInput, ...] = (
     ),
     component_input(
         "number",
-        mapped(
-            "max_grad_norm",
-            1.0,
-            "trainer.max_grad_norm",
-            read=grad_norm,
-            note="0 means no bound",
-        ),
+        mapped("max_grad_norm", 1.0, "trainer.max_grad_norm", read=grad_norm, note="0 means no bound"),
     ),
     component_input(
         "string",
@@ -621,8 +595,7 @@ _GENERATION: tuple[ComponentInput, ...] = (
         ),
     ),
     component_input(
-        "number",
-        mapped("top_p", 1.0, "rollout.sampling.top_p", "data.eval.0.sampling.top_p", read=sampling),
+        "number", mapped("top_p", 1.0, "rollout.sampling.top_p", "data.eval.0.sampling.top_p", read=sampling)
     ),
 )
 _REST: tuple[ComponentInput, ...] = (
@@ -665,22 +638,15 @@ _REST: tuple[ComponentInput, ...] = (
         "number", no_effect("logging_steps", 5.0, "Strop always writes the metrics of every step")
     ),
     component_input(
-        "integer",
-        mapped("save_steps", 100, "checkpoint.every", read=checkpointing, note="counts updates"),
+        "integer", mapped("save_steps", 100, "checkpoint.every", read=checkpointing, note="counts updates")
     ),
     component_input("integer", mapped("save_total_limit", 20, "checkpoint.keep")),
     component_input("boolean", mapped("shuffle_dataset", True, "data.shuffle")),
-    component_input(
-        "boolean",
-        fused_kernels("use_liger_kernel"),
-    ),
+    component_input("boolean", fused_kernels("use_liger_kernel")),
     component_input(
         "number", placement("vllm_gpu_memory_utilization", 0.3, NATIVE_SAMPLER, supported=always)
     ),
-    component_input(
-        "integer",
-        placement("vllm_tensor_parallel_size", 1, NO_SHARDS, supported=only(1)),
-    ),
+    component_input("integer", placement("vllm_tensor_parallel_size", 1, NO_SHARDS, supported=only(1))),
 )
 _INPUTS = (*_DATA, *_ALGORITHM, *_TRAINING, *_GENERATION, *_REST)
 _FOLDER: tuple[KeyMapping, ...] = not_on_page(

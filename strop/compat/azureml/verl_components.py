@@ -236,12 +236,7 @@ _RFT_ACTOR: tuple[ComponentInput, ...] = (
     verl_input("actor_optim_lr", "number", 3e-6, f"{ACTOR}.optim.lr"),
     verl_input("actor_model_use_remove_padding", "boolean", True, f"{MODEL}.use_remove_padding"),
     verl_input(
-        "actor_strategy",
-        "string",
-        "fsdp2",
-        f"{ACTOR}.strategy",
-        enum=("fsdp", "fsdp2"),
-        also=("megatron",),
+        "actor_strategy", "string", "fsdp2", f"{ACTOR}.strategy", enum=("fsdp", "fsdp2"), also=("megatron",)
     ),
     verl_input("actor_fsdp_config_offload_policy", "boolean", True, f"{ACTOR}.fsdp_config.offload_policy"),
     verl_input("actor_rft_mini_batch_size", "integer", 128, f"{ACTOR}.ppo_mini_batch_size"),
@@ -350,12 +345,7 @@ _VERL_ACTOR: tuple[ComponentInput, ...] = (
     verl_input("actor_optim_lr", "number", 3e-6, f"{ACTOR}.optim.lr"),
     verl_input("actor_model_use_remove_padding", "boolean", True, f"{MODEL}.use_remove_padding"),
     verl_input(
-        "actor_strategy",
-        "string",
-        "fsdp2",
-        f"{ACTOR}.strategy",
-        enum=("fsdp", "fsdp2"),
-        also=("megatron",),
+        "actor_strategy", "string", "fsdp2", f"{ACTOR}.strategy", enum=("fsdp", "fsdp2"), also=("megatron",)
     ),
     verl_input("actor_fsdp_config_offload_policy", "boolean", True, f"{ACTOR}.fsdp_config.offload_policy"),
     verl_input("actor_ppo_mini_batch_size", "integer", 128, f"{ACTOR}.ppo_mini_batch_size"),

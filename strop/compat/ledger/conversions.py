@@ -28,9 +28,18 @@ def scaled(factor: float) -> ValueConversion:
     )
 
 
+def null_means(meant: Any, *, is_written: bool = True) -> ValueConversion:
+    """Null, or an empty value, means `meant`, which is written as it is, or as null unless `is_written`."""
+    return ValueConversion(
+        lambda value: value or meant, lambda value: None if value == meant and not is_written else value
+    )
+
+
 SWITCH = ValueConversion(lambda value: value, bool)
 """A switch of a field that has more values; null and false are written as false, the rest as true."""
 NEGATED = ValueConversion(lambda value: not value, lambda value: not value)
 """A switch with the opposite meaning."""
+ZERO_IS_NULL = ValueConversion(lambda value: value or None, lambda value: value or 0)
+"""A number that is 0 where the field is null."""
 EMPTY_IS_NULL = ValueConversion(lambda value: value or None, lambda value: value)
 """A value that is empty where the field is null."""

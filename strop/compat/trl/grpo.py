@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from strop.compat.ledger.conversions import null_means
 from strop.compat.ledger.key_mapping import (
     ForeignValues,
+    ValueConversion,
     always,
     mapped,
     no_effect,
@@ -32,17 +34,17 @@ from strop.compat.ledger.value_types import (
 )
 from strop.compat.trl import rewards
 from strop.compat.trl.model_and_data import (
+    MODEL_ROWS,
     TEXT_PROMPTS,
     dataset_rows,
     image_columns,
     image_places,
-    model_rows,
     taskset,
     write_dataset,
 )
 from strop.compat.trl.training_arguments import (
-    _device_batch,
     batch_rows,
+    device_batch,
     is_evaluated,
     training_rows,
     update_batch,
@@ -55,6 +57,8 @@ from strop.config.schema.policy_gradient import PolicyGradientConfig
 from strop.config.schema.policy_loss import CispoLossConfig, ClippedLossConfig, GspoLossConfig, SapoLossConfig
 from strop.errors import ConfigError
 
+_LOSSES = ("dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+"""TRL's losses; Strop has those of `_AGGREGATIONS`."""
 _AGGREGATIONS = {
     "dapo": "token-mean",
     "bnpo": "token-mean",
@@ -63,13 +67,11 @@ _AGGREGATIONS = {
     "sapo": "seq-mean-token-mean",
     "dr_grpo": "seq-mean-token-sum-norm",
 }
-_CLIPPED = {
-    "token-mean": "dapo",
-    "seq-mean-token-mean": "grpo",
-    "seq-mean-token-sum-norm": "dr_grpo",
-}
-_PROMPT_TOKENS = 1024
+_CLIPPED = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
 _STD_EPSILON = 1e-4
+_PROMPT_TOKENS = 1024
+TASKS = ("trainer.tasks_per_step", "trainer.tasks_per_update")
+_NULL_IS_EMPTY = ValueConversion(lambda value: value or {}, lambda value: dict(value) or None)
 
 
 def write_loss(run: Run) -> Mapping[str, Any]:
@@ -127,10 +129,7 @@ def loss(foreign: ForeignValues) -> Mapping[str, Any]:
                 f"epsilon_high is {high}, the maximum ratio of cispo in TRL, and would truncate every ratio; "
                 "write 5.0, for example.",
             )
-        return settings | {
-            "algorithm.policy_loss.type": "cispo",
-            "algorithm.policy_loss.clip_high": high - 1,
-        }
+        return settings | {"algorithm.policy_loss.type": "cispo", "algorithm.policy_loss.clip_high": high - 1}
     if name == "sapo":
         return settings | {
             "algorithm.policy_loss.type": "sapo",
@@ -195,221 +194,6 @@ def advantages(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-def write_sampling(run: Run) -> Mapping[str, Any]:
-    """Write the sampling options."""
-    options = run.rollout.sampling
-    return {
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-        "top_k": options.top_k,
-        "min_p": options.min_p or None,
-        "repetition_penalty": options.repetition_penalty,
-    }
-
-
-def _options(foreign: ForeignValues) -> dict[str, Any]:
-    return {
-        "temperature": foreign["temperature"],
-        "top_p": foreign["top_p"],
-        "top_k": foreign["top_k"] or 0,
-        "min_p": foreign["min_p"] or 0.0,
-        "repetition_penalty": foreign["repetition_penalty"],
-    }
-
-
-@written_by(write_sampling)
-def sampling(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the sampling options of training; evaluation uses the same (see dataset)."""
-    return {f"rollout.sampling.{name}": value for name, value in _options(foreign).items()}
-
-
-def write_grpo_dataset(run: Run) -> Mapping[str, Any]:
-    """Write the data set, and the completions per prompt in evaluations."""
-    evaluated = run.data.eval[0] if run.data.eval else None
-    rollouts = getattr(run.algorithm, "rollouts_per_task", None)
-    count = None if evaluated is None else evaluated.rollouts_per_task
-    return {**write_dataset(run), "num_generations_eval": None if count == rollouts else count}
-
-
-@written_by(write_grpo_dataset)
-def dataset(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the data set: the column `prompt`, and all columns for the reward functions."""
-    columns = {"prompt": "prompt", "answer": None, **image_columns(foreign)}
-    evaluated = {
-        "name": "eval",
-        **taskset(foreign, "dataset_test_split"),
-        **columns,
-        "rollouts_per_task": foreign["num_generations_eval"] or foreign["num_generations"],
-        "sampling": _options(foreign),
-    }
-    train = taskset(foreign, "dataset_train_split") | columns
-    return {
-        **{f"data.train.{name}": value for name, value in train.items()},
-        "data.eval": [evaluated] if is_evaluated(foreign) else [],
-        **TEXT_PROMPTS,
-        **image_places(columns),
-    }
-
-
-def write_prompt_length(run: Run) -> Mapping[str, Any]:
-    """Write the length limit of prompts, of earlier versions of TRL."""
-    limit, section = run.data.max_prompt_tokens, run.rollout.engine
-    context = section.max_model_len if isinstance(section, VllmEngineConfig) else None
-    implied = _PROMPT_TOKENS if context is None else context - run.data.max_response_tokens
-    return {"max_prompt_length": limit if run.data.overlong == "left" or limit != implied else None}
-
-
-@written_by(write_prompt_length)
-def prompt_length(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the length limit of prompts: a longer one loses its beginning; without a limit it is an error."""
-    limit, context = foreign["max_prompt_length"], context_length(foreign)
-    implied = _PROMPT_TOKENS
-    if context is not None:
-        implied = context - foreign["max_completion_length"]
-        if implied < 1:
-            raise foreign.error_for(
-                "vllm_max_model_length",
-                f"vllm_max_model_length ({context}) leaves no token for the prompt next to max_completion_length "
-                f"({foreign['max_completion_length']}); write a larger value.",
-            )
-    return {
-        "data.max_prompt_tokens": limit or implied,
-        "data.overlong": "left" if limit else "error",
-    }
-
-
-def write_template(run: Run) -> Mapping[str, Any]:
-    """Write the variables of the chat template."""
-    return {"chat_template_kwargs": dict(run.data.chat_template_args) or None}
-
-
-@written_by(write_template)
-def template(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the variables of the chat template."""
-    return {"data.chat_template_args": foreign["chat_template_kwargs"] or {}}
-
-
-def write_shuffling(run: Run) -> Mapping[str, Any]:
-    """Write whether the tasks are shuffled."""
-    return {"shuffle_dataset": run.data.shuffle}
-
-
-@written_by(write_shuffling)
-def shuffling(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read whether the tasks are shuffled; null means that they are not."""
-    return {"data.shuffle": bool(foreign["shuffle_dataset"])}
-
-
-def write_reward(run: Run) -> Mapping[str, Any]:
-    """Write the reward functions by their dotted paths, and the first reward model, with their weights."""
-    functions, models = run.reward.functions, run.reward.models
-    weights = [*(model.weight for model in models[:1]), *(part.weight for part in functions)]
-    return {
-        "reward_funcs": [part.function for part in functions] or None,
-        "reward_model_name_or_path": models[0].path if models else None,
-        "reward_weights": None if all(weight == 1 for weight in weights) else weights,
-    }
-
-
-@written_by(write_reward)
-def reward(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the reward functions, and a reward model, which comes before them in the weights."""
-    named, model = foreign["reward_funcs"] or [], foreign["reward_model_name_or_path"]
-    names = [named] if isinstance(named, str) else named
-    weights = foreign["reward_weights"]
-    count = len(names) + (model is not None)
-    if weights is None:
-        weights = [1.0] * count
-    if len(weights) != count:
-        raise foreign.error_for(
-            "reward_weights",
-            f"reward_weights has {len(weights)} numbers for {count} rewards; write one for each, in the order "
-            "of the reward model and reward_funcs.",
-        )
-    settings: dict[str, Any] = {
-        "reward.functions": [
-            {"function": _function(name), "weight": weight}
-            for name, weight in zip(names, weights[count - len(names) :], strict=True)
-        ]
-    }
-    if model is not None:
-        settings["reward.models"] = [{"path": model, "weight": weights[0], "text_prompts": "raw"}]
-    return settings
-
-
-def _function(name: str) -> str:
-    """The dotted path of a function; `trl grpo` also accepts the names of TRL's own, and modules of the current folder,
-    which it puts on Python's path."""
-    module, _, attribute = name.rpartition(".")
-    file = Path(*module.split(".")).with_suffix(".py") if module and ":" not in name else None
-    if file is not None and file.is_file():
-        return f"{file}:{attribute}"
-    if "." in name or ":" in name:
-        return name
-    return f"{rewards.__name__}.{name}"
-
-
-def write_rollout_batch(run: Run) -> Mapping[str, Any]:
-    """Write the completions of an update, and of a generation batch with several updates."""
-    rollouts = getattr(run.algorithm, "rollouts_per_task", 1)
-    per_step = run.trainer.tasks_per_step
-    batch = (run.trainer.tasks_per_update or per_step) * rollouts
-    values = _device_batch(run, batch, run.trainer.microbatch)
-    several = run.trainer.tasks_per_update not in (None, per_step)
-    return {
-        "num_generations": rollouts,
-        **values,
-        "generation_batch_size": per_step * rollouts if several else None,
-        "num_iterations": run.trainer.epochs_per_step,
-    }
-
-
-@written_by(write_rollout_batch)
-def rollout_batch(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the batch sizes, which count completions: those sampled at once are a step, and are trained on in
-    one or more updates, `num_iterations` times."""
-    batch, rollouts = update_batch(foreign), foreign["num_generations"]
-    if rollouts is None or rollouts < 2:
-        raise foreign.error_for(
-            "num_generations",
-            f"num_generations is {rollouts}, but GRPO compares the completions of one prompt with each other; "
-            "write 2 or more.",
-        )
-    sampled, steps = foreign["generation_batch_size"], foreign["steps_per_generation"]
-    if sampled is not None and steps is not None:
-        raise foreign.error_for(
-            "generation_batch_size",
-            "generation_batch_size and steps_per_generation both set the completions sampled at once; write "
-            "one of them.",
-        )
-    if sampled is None:
-        accumulated = foreign["gradient_accumulation_steps"]
-        sampled = batch // accumulated * (accumulated if steps is None else steps)
-    for key, size, unit in (
-        ("generation_batch_size", sampled, rollouts),
-        ("per_device_train_batch_size", batch, rollouts),
-        ("generation_batch_size", sampled, batch),
-    ):
-        if size < unit or size % unit:
-            raise foreign.error_for(
-                key,
-                f"the completions sampled at once ({sampled}) must be a multiple of those of an update "
-                f"(per_device_train_batch_size x gradient_accumulation_steps x num_processes, {batch}), and "
-                f"both a multiple of num_generations ({rollouts}), because Strop updates on whole groups; "
-                "change gradient_accumulation_steps.",
-            )
-    return {
-        "algorithm.rollouts_per_task": rollouts,
-        "trainer.tasks_per_step": sampled // rollouts,
-        "trainer.tasks_per_update": None if sampled == batch else batch // rollouts,
-        "trainer.epochs_per_step": foreign["num_iterations"],
-        "trainer.microbatch": f"{foreign['per_device_train_batch_size']} sequences",
-    }
-
-
-_LOSSES = ("dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo")
-_LACKING_LOSSES = ("luspo", "vespo")
-TASKS = ("trainer.tasks_per_step", "trainer.tasks_per_update")
 _SAPO = unless("loss_type", "sapo")
 _LOSS = (
     mapped("beta", 0.0, "algorithm.kl_loss.coef", read=kl, note="0 is no KL term"),
@@ -428,7 +212,7 @@ _LOSS = (
         "algorithm.policy_loss.type",
         "algorithm.aggregation",
         read=loss,
-        value_type=one_of(*_LOSSES, *_LACKING_LOSSES),
+        value_type=one_of(*_LOSSES),
     ),
     mapped(
         "importance_sampling_level",
@@ -502,6 +286,126 @@ _LOSS = (
         "log-probs are computed in float32, with weights of the dtype; leave it False",
     ),
 )
+
+
+def write_rollout_batch(run: Run) -> Mapping[str, Any]:
+    """Write the completions of an update, and of a generation batch with several updates."""
+    rollouts = getattr(run.algorithm, "rollouts_per_task", 1)
+    per_step = run.trainer.tasks_per_step
+    batch = (run.trainer.tasks_per_update or per_step) * rollouts
+    values = device_batch(run, batch, run.trainer.microbatch)
+    several = run.trainer.tasks_per_update not in (None, per_step)
+    return {
+        "num_generations": rollouts,
+        **values,
+        "generation_batch_size": per_step * rollouts if several else None,
+    }
+
+
+@written_by(write_rollout_batch)
+def rollout_batch(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the batch sizes, which count completions: those sampled at once are a step, and are trained on in
+    one or more updates."""
+    batch, rollouts = update_batch(foreign), foreign["num_generations"]
+    if rollouts is None or rollouts < 2:
+        raise foreign.error_for(
+            "num_generations",
+            f"num_generations is {rollouts}, but GRPO compares the completions of one prompt with each other; "
+            "write 2 or more.",
+        )
+    sampled, steps = foreign["generation_batch_size"], foreign["steps_per_generation"]
+    if sampled is not None and steps is not None:
+        raise foreign.error_for(
+            "generation_batch_size",
+            "generation_batch_size and steps_per_generation both set the completions sampled at once; write "
+            "one of them.",
+        )
+    if sampled is None:
+        accumulated = foreign["gradient_accumulation_steps"]
+        sampled = batch // accumulated * (accumulated if steps is None else steps)
+    for key, size, unit in (
+        ("generation_batch_size", sampled, rollouts),
+        ("per_device_train_batch_size", batch, rollouts),
+        ("generation_batch_size", sampled, batch),
+    ):
+        if size < unit or size % unit:
+            raise foreign.error_for(
+                key,
+                f"the completions sampled at once ({sampled}) must be a multiple of those of an update "
+                f"(per_device_train_batch_size x gradient_accumulation_steps x num_processes, {batch}), and "
+                f"both a multiple of num_generations ({rollouts}), because Strop updates on whole groups; "
+                "change gradient_accumulation_steps.",
+            )
+    return {
+        "algorithm.rollouts_per_task": rollouts,
+        "trainer.tasks_per_step": sampled // rollouts,
+        "trainer.tasks_per_update": None if sampled == batch else batch // rollouts,
+        "trainer.microbatch": f"{foreign['per_device_train_batch_size']} sequences",
+    }
+
+
+def _options(foreign: ForeignValues) -> dict[str, Any]:
+    return {
+        "temperature": foreign["temperature"],
+        "top_p": foreign["top_p"],
+        "top_k": foreign["top_k"] or 0,
+        "min_p": foreign["min_p"] or 0.0,
+        "repetition_penalty": foreign["repetition_penalty"],
+    }
+
+
+def write_grpo_dataset(run: Run) -> Mapping[str, Any]:
+    """Write the data set, and the completions per prompt in evaluations."""
+    evaluated = run.data.eval[0] if run.data.eval else None
+    rollouts = getattr(run.algorithm, "rollouts_per_task", None)
+    count = None if evaluated is None else evaluated.rollouts_per_task
+    return {**write_dataset(run), "num_generations_eval": None if count == rollouts else count}
+
+
+@written_by(write_grpo_dataset)
+def dataset(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the data set: the column `prompt`, and all columns for the reward functions."""
+    columns = {"prompt": "prompt", "answer": None, **image_columns(foreign)}
+    evaluated = {
+        "name": "eval",
+        **taskset(foreign, "dataset_test_split"),
+        **columns,
+        "rollouts_per_task": foreign["num_generations_eval"] or foreign["num_generations"],
+        "sampling": _options(foreign),
+    }
+    train = taskset(foreign, "dataset_train_split") | columns
+    return {
+        **{f"data.train.{name}": value for name, value in train.items()},
+        "data.eval": [evaluated] if is_evaluated(foreign) else [],
+        **TEXT_PROMPTS,
+        **image_places(columns),
+    }
+
+
+def write_prompt_length(run: Run) -> Mapping[str, Any]:
+    """Write the length limit of prompts, of earlier versions of TRL."""
+    limit, section = run.data.max_prompt_tokens, run.rollout.engine
+    context = section.max_model_len if isinstance(section, VllmEngineConfig) else None
+    implied = _PROMPT_TOKENS if context is None else context - run.data.max_response_tokens
+    return {"max_prompt_length": limit if run.data.overlong == "left" or limit != implied else None}
+
+
+@written_by(write_prompt_length)
+def prompt_length(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the length limit of prompts: a longer one loses its beginning; without a limit it is an error."""
+    limit, context = foreign["max_prompt_length"], context_length(foreign)
+    implied = _PROMPT_TOKENS
+    if context is not None:
+        implied = context - foreign["max_completion_length"]
+        if implied < 1:
+            raise foreign.error_for(
+                "vllm_max_model_length",
+                f"vllm_max_model_length ({context}) leaves no token for the prompt next to max_completion_length "
+                f"({foreign['max_completion_length']}); write a larger value.",
+            )
+    return {"data.max_prompt_tokens": limit or implied, "data.overlong": "left" if limit else "error"}
+
+
 SAMPLING = (
     mapped("num_generations", 8, "algorithm.rollouts_per_task", read=rollout_batch),
     mapped(
@@ -528,7 +432,7 @@ SAMPLING = (
         value_type=nullable(INTEGER),
         note="null means gradient_accumulation_steps",
     ),
-    mapped("num_iterations", 1, "trainer.epochs_per_step", read=rollout_batch),
+    mapped("num_iterations", 1, "trainer.epochs_per_step"),
     mapped("max_completion_length", 512, "data.max_response_tokens"),
     mapped(
         "max_prompt_length",
@@ -539,22 +443,79 @@ SAMPLING = (
         note="of earlier versions; without it a prompt of more than 1024 tokens ends the run, or one that exceeds "
         "vllm_max_model_length with its completion",
     ),
-    mapped("temperature", 1.0, "rollout.sampling.temperature", read=sampling),
-    mapped("top_p", 1.0, "rollout.sampling.top_p", read=sampling),
-    mapped("top_k", 0, "rollout.sampling.top_k", read=sampling, value_type=nullable(INTEGER)),
-    mapped("min_p", None, "rollout.sampling.min_p", read=sampling, value_type=nullable(NUMBER)),
-    mapped("repetition_penalty", 1.0, "rollout.sampling.repetition_penalty", read=sampling),
+    mapped("temperature", 1.0, "rollout.sampling.temperature"),
+    mapped("top_p", 1.0, "rollout.sampling.top_p"),
+    mapped("top_k", 0, "rollout.sampling.top_k", converts=null_means(0), value_type=nullable(INTEGER)),
+    mapped(
+        "min_p",
+        None,
+        "rollout.sampling.min_p",
+        converts=null_means(0.0, is_written=False),
+        value_type=nullable(NUMBER),
+    ),
+    mapped("repetition_penalty", 1.0, "rollout.sampling.repetition_penalty"),
     mapped(
         "chat_template_kwargs",
         None,
         "data.chat_template_args",
-        read=template,
+        converts=_NULL_IS_EMPTY,
         value_type=nullable(MAPPING),
     ),
     refused("generation_kwargs", None, "write temperature, top_p, top_k, min_p and repetition_penalty"),
     refused("max_tool_calling_iterations", None, "write rollout.workflow in a run file"),
-    mapped("shuffle_dataset", True, "data.shuffle", value_type=nullable(BOOLEAN), read=shuffling),
+    mapped("shuffle_dataset", True, "data.shuffle", converts=null_means(False), value_type=nullable(BOOLEAN)),
 )
+
+
+def write_reward(run: Run) -> Mapping[str, Any]:
+    """Write the reward functions by their dotted paths, and the first reward model, with their weights."""
+    functions, models = run.reward.functions, run.reward.models
+    weights = [*(model.weight for model in models[:1]), *(part.weight for part in functions)]
+    return {
+        "reward_funcs": [part.function for part in functions] or None,
+        "reward_model_name_or_path": models[0].path if models else None,
+        "reward_weights": None if all(weight == 1 for weight in weights) else weights,
+    }
+
+
+@written_by(write_reward)
+def reward(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the reward functions, and a reward model, which comes before them in the weights."""
+    named, model = foreign["reward_funcs"] or [], foreign["reward_model_name_or_path"]
+    names = [named] if isinstance(named, str) else named
+    weights = foreign["reward_weights"]
+    count = len(names) + (model is not None)
+    if weights is None:
+        weights = [1.0] * count
+    if len(weights) != count:
+        raise foreign.error_for(
+            "reward_weights",
+            f"reward_weights has {len(weights)} numbers for {count} rewards; write one for each, in the order "
+            "of the reward model and reward_funcs.",
+        )
+    settings: dict[str, Any] = {
+        "reward.functions": [
+            {"function": _function(name), "weight": weight}
+            for name, weight in zip(names, weights[count - len(names) :], strict=True)
+        ]
+    }
+    if model is not None:
+        settings["reward.models"] = [{"path": model, "weight": weights[0], "text_prompts": "raw"}]
+    return settings
+
+
+def _function(name: str) -> str:
+    """The dotted path of a function; `trl grpo` also accepts the names of TRL's own, and modules of the current folder,
+    which it puts on Python's path."""
+    module, _, attribute = name.rpartition(".")
+    file = Path(*module.split(".")).with_suffix(".py") if module and ":" not in name else None
+    if file is not None and file.is_file():
+        return f"{file}:{attribute}"
+    if "." in name or ":" in name:
+        return name
+    return f"{rewards.__name__}.{name}"
+
+
 REWARD = (
     mapped(
         "reward_funcs",
@@ -595,7 +556,7 @@ SAMPLER = (
 GRPO_LEDGER = Ledger(
     "trl",
     (
-        *model_rows(),
+        *MODEL_ROWS,
         *dataset_rows(dataset),
         *REWARD,
         *SAMPLING,

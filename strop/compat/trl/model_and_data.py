@@ -104,85 +104,67 @@ def _declared_coefficient(path: Any) -> float:
     return float(text.get("router_aux_loss_coef") or 0.0)
 
 
-_OPTION_OF_LORA = without_peft
-
-
-def model_rows() -> tuple[KeyMapping, ...]:
-    """ModelConfig, with the dtype and the adapter."""
-    return (
-        mapped("model_name_or_path", None, "model.path", value_type=nullable(STRING)),
-        refused("model_revision", "main", "download the revision, and write its folder"),
-        mapped(
-            "dtype",
-            "float32",
-            "model.dtype",
-            read=precision,
-            value_type=one_of("float32", "bfloat16", "bf16"),
-            note="dtype of the parameters",
-        ),
-        placement("attn_implementation", None, OWN_KERNELS, supported=always, value_type=ANY),
-        *_adapter_rows(),
-        refused("load_in_8bit", False, "Strop trains on weights that are not quantized; leave it False"),
-        refused("load_in_4bit", False, "Strop trains on weights that are not quantized; leave it False"),
-        *(
-            no_effect(key, default, "it is an option of load_in_4bit", value_type=ANY)
-            for key, default in (
-                ("bnb_4bit_quant_type", "nf4"),
-                ("use_bnb_nested_quant", False),
-                ("bnb_4bit_quant_storage", None),
-            )
-        ),
-        mapped("trust_remote_code", False, "model.trust_remote_code"),
-        refused("model_init_kwargs", None, "write the keys of ModelConfig, such as dtype"),
-        mapped(
-            "router_aux_loss_coef",
-            None,
-            "trainer.router_loss.balance_coef",
-            "trainer.router_loss.balance_over",
-            read=router_loss,
-            value_type=nullable(NUMBER),
-            note="null takes the coefficient in the model's config.json, which dense models lack; 0 for none. Of a "
-            "model on the Hub it is not known: write it",
-        ),
-    )
-
-
-def _adapter_rows() -> tuple[KeyMapping, ...]:
-    return (
-        mapped("use_peft", False, "model.lora", read=lora),
-        mapped("lora_r", 16, "model.lora.rank", read=lora, inactive=_OPTION_OF_LORA),
-        mapped(
-            "lora_alpha",
-            32,
-            "model.lora.alpha",
-            read=lora,
-            inactive=_OPTION_OF_LORA,
-            value_type=NUMBER,
-        ),
-        mapped("lora_dropout", 0.05, "model.lora.dropout", read=lora, inactive=_OPTION_OF_LORA),
-        mapped("use_rslora", False, "model.lora.use_rslora", read=lora, inactive=_OPTION_OF_LORA),
-        mapped(
-            "lora_target_modules",
-            None,
-            "model.lora.targets",
-            read=lora,
-            inactive=_OPTION_OF_LORA,
-            value_type=nullable(STRING_OR_LIST),
-        ),
-        *(
-            refused(key, default, why, inactive=_OPTION_OF_LORA)
-            for key, default, why in (
-                ("lora_target_parameters", None, "Strop adapts modules; write lora_target_modules"),
-                (
-                    "lora_modules_to_save",
-                    None,
-                    "Strop trains either the adapter or all weights; leave it null",
-                ),
-                ("lora_task_type", "CAUSAL_LM", "Strop trains causal language models; leave it CAUSAL_LM"),
-                ("use_dora", False, "Strop has LoRA adapters without a magnitude vector; leave it False"),
-            )
-        ),
-    )
+_ADAPTER_ROWS = (
+    mapped("use_peft", False, "model.lora", read=lora),
+    mapped("lora_r", 16, "model.lora.rank", read=lora, inactive=without_peft),
+    mapped("lora_alpha", 32, "model.lora.alpha", read=lora, inactive=without_peft, value_type=NUMBER),
+    mapped("lora_dropout", 0.05, "model.lora.dropout", read=lora, inactive=without_peft),
+    mapped("use_rslora", False, "model.lora.use_rslora", read=lora, inactive=without_peft),
+    mapped(
+        "lora_target_modules",
+        None,
+        "model.lora.targets",
+        read=lora,
+        inactive=without_peft,
+        value_type=nullable(STRING_OR_LIST),
+    ),
+    *(
+        refused(key, default, why, inactive=without_peft)
+        for key, default, why in (
+            ("lora_target_parameters", None, "Strop adapts modules; write lora_target_modules"),
+            ("lora_modules_to_save", None, "Strop trains either the adapter or all weights; leave it null"),
+            ("lora_task_type", "CAUSAL_LM", "Strop trains causal language models; leave it CAUSAL_LM"),
+            ("use_dora", False, "Strop has LoRA adapters without a magnitude vector; leave it False"),
+        )
+    ),
+)
+MODEL_ROWS = (
+    mapped("model_name_or_path", None, "model.path", value_type=nullable(STRING)),
+    refused("model_revision", "main", "download the revision, and write its folder"),
+    mapped(
+        "dtype",
+        "float32",
+        "model.dtype",
+        read=precision,
+        value_type=one_of("float32", "bfloat16", "bf16"),
+        note="dtype of the parameters",
+    ),
+    placement("attn_implementation", None, OWN_KERNELS, supported=always, value_type=ANY),
+    *_ADAPTER_ROWS,
+    refused("load_in_8bit", False, "Strop trains on weights that are not quantized; leave it False"),
+    refused("load_in_4bit", False, "Strop trains on weights that are not quantized; leave it False"),
+    *(
+        no_effect(key, default, "it is an option of load_in_4bit", value_type=ANY)
+        for key, default in (
+            ("bnb_4bit_quant_type", "nf4"),
+            ("use_bnb_nested_quant", False),
+            ("bnb_4bit_quant_storage", None),
+        )
+    ),
+    mapped("trust_remote_code", False, "model.trust_remote_code"),
+    refused("model_init_kwargs", None, "write the keys of ModelConfig, such as dtype"),
+    mapped(
+        "router_aux_loss_coef",
+        None,
+        "trainer.router_loss.balance_coef",
+        "trainer.router_loss.balance_over",
+        read=router_loss,
+        value_type=nullable(NUMBER),
+        note="null takes the coefficient in the model's config.json, which dense models lack; 0 for none. Of a "
+        "model on the Hub it is not known: write it",
+    ),
+)
+"""ModelConfig, with the dtype and the adapter."""
 
 
 _COLUMNS = ("image", "images")

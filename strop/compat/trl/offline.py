@@ -21,18 +21,18 @@ from strop.compat.ledger.key_mapping import (
 from strop.compat.ledger.table import Ledger
 from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, nullable, one_of
 from strop.compat.trl.model_and_data import (
+    MODEL_ROWS,
     TEXT_PROMPTS,
     dataset_rows,
     image_columns,
     image_places,
-    model_rows,
     taskset,
     write_dataset,
 )
 from strop.compat.trl.training_arguments import (
     SHUFFLED_ROW,
-    _device_batch,
     batch_rows,
+    device_batch,
     is_evaluated,
     training_rows,
     update_batch,
@@ -48,7 +48,7 @@ def write_offline_batch(run: Run) -> Mapping[str, Any]:
     size, longest = run.trainer.microbatch, run.data.max_prompt_tokens + run.data.max_response_tokens
     if run.data.packing is not None and size.unit == "tokens" and size.count % longest == 0:
         size = Amount(size.count // longest, "sequences")
-    batch = _device_batch(run, run.trainer.tasks_per_update or run.trainer.tasks_per_step, size)
+    batch = device_batch(run, run.trainer.tasks_per_update or run.trainer.tasks_per_step, size)
     return {**batch, "dataloader_drop_last": run.data.incomplete_batch == "drop"}
 
 
@@ -292,7 +292,7 @@ def offline_rows(
     """Rows of a configuration for given responses. `read` decides the columns, of which `warnings` say more;
     `streaming` and `order` are the rows of a streamed data set and of the order of rows."""
     return (
-        *model_rows(),
+        *MODEL_ROWS,
         *dataset_rows(read, *warnings, _unknown_columns, streaming=streaming, fields=_FIELDS),
         *batch_rows(offline_batch, "trainer.tasks_per_step"),
         mapped("dataloader_drop_last", False, "data.incomplete_batch", read=offline_batch),
@@ -310,11 +310,7 @@ def offline_rows(
 
 
 ACTIVATION_ROW = placement(
-    "activation_offloading",
-    False,
-    "activations stay on the device",
-    supported=only(False),
-    value_type=ANY,
+    "activation_offloading", False, "activations stay on the device", supported=only(False), value_type=ANY
 )
 DROPOUT_ROW = refused("disable_dropout", True, "write lora_dropout 0; models have no other dropout here")
 _LENGTH_ROWS = (

@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.compat.ledger.key_mapping import (
-    ForeignValues,
-    KeyMapping,
-    mapped,
-    refused,
-    written_by,
-)
-from strop.compat.ledger.value_types import (
-    BOOLEAN,
-    MAPPING,
-    NUMBER,
-    nullable,
-    one_of,
-)
+from strop.compat.ledger.conversions import ZERO_IS_NULL
+from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, mapped, refused, written_by
+from strop.compat.ledger.value_types import BOOLEAN, MAPPING, NUMBER, nullable, one_of
 from strop.config.schema import Run
 from strop.config.schema.optimizer import AdamWConfig, BitsAndBytesAdamWConfig
 from strop.config.schema.schedule import (
@@ -42,18 +31,6 @@ _BITSANDBYTES = {
 }
 """Bits of the moments, and whether they are paged."""
 _UNDECAYED = ("galore_adamw", "lomo", "adalomo")
-SCHEDULES = (
-    *("linear", "cosine", "cosine_with_min_lr", "cosine_with_restarts", "polynomial", "constant"),
-    *("constant_with_warmup", "inverse_sqrt"),
-)
-_OPTIONS = {
-    "cosine": ("num_cycles",),
-    "cosine_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate"),
-    "cosine_with_restarts": ("num_cycles",),
-    "polynomial": ("lr_end", "power"),
-    "inverse_sqrt": ("timescale",),
-}
-"""Accepted options of `lr_scheduler_kwargs`, by schedule."""
 
 
 def write_optimizer(run: Run) -> Mapping[str, Any]:
@@ -113,15 +90,18 @@ def not_adamw(foreign: ForeignValues) -> str | None:
     return None if is_adamw else f"optim is {name}"
 
 
-def write_grad_norm(run: Run) -> Mapping[str, Any]:
-    """Write the bound of the gradient norm; 0 means no bound."""
-    return {"max_grad_norm": run.trainer.max_grad_norm or 0.0}
-
-
-@written_by(write_grad_norm)
-def grad_norm(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the bound of the gradient norm; 0 means no bound."""
-    return {"trainer.max_grad_norm": foreign["max_grad_norm"] or None}
+SCHEDULES = (
+    *("linear", "cosine", "cosine_with_min_lr", "cosine_with_restarts", "polynomial", "constant"),
+    *("constant_with_warmup", "inverse_sqrt"),
+)
+_OPTIONS = {
+    "cosine": ("num_cycles",),
+    "cosine_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate"),
+    "cosine_with_restarts": ("num_cycles",),
+    "polynomial": ("lr_end", "power"),
+    "inverse_sqrt": ("timescale",),
+}
+"""Accepted options of `lr_scheduler_kwargs`, by schedule."""
 
 
 def write_schedule(run: Run) -> Mapping[str, Any]:
@@ -191,6 +171,49 @@ def no_warmup(foreign: ForeignValues) -> str | None:
     return "lr_scheduler_type is constant, which has no warm-up" if constant else None
 
 
+_SCHEDULE_ROWS = (
+    mapped(
+        "lr_scheduler_type",
+        "linear",
+        "trainer.schedule.type",
+        read=schedule,
+        value_type=one_of(*SCHEDULES),
+        note="counts updates",
+    ),
+    mapped(
+        "lr_scheduler_kwargs",
+        None,
+        "trainer.schedule.min_ratio",
+        "trainer.schedule.cycles",
+        "trainer.schedule.power",
+        "trainer.schedule.timescale",
+        read=schedule,
+        value_type=nullable(MAPPING),
+        note="num_cycles, min_lr, min_lr_rate, lr_end, power, timescale",
+    ),
+    mapped(
+        "warmup_steps",
+        0,
+        "trainer.schedule.warmup",
+        "trainer.schedule.warmup_rounding",
+        read=schedule,
+        value_type=NUMBER,
+        inactive=no_warmup,
+        note="updates; below 1 a fraction of the run, rounded up",
+    ),
+    mapped(
+        "warmup_ratio",
+        None,
+        "trainer.schedule.warmup",
+        "trainer.schedule.warmup_rounding",
+        read=schedule,
+        value_type=nullable(NUMBER),
+        inactive=no_warmup,
+        deprecated="write warmup_steps, which may be a fraction",
+    ),
+)
+
+
 def write_precision(run: Run) -> Mapping[str, Any]:
     """Write the dtype of the parameters, and whether matrix products are in bfloat16."""
     compute = run.model.compute_dtype or run.model.dtype
@@ -206,8 +229,8 @@ def precision(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"model.dtype": dtype, "model.compute_dtype": "bfloat16" if mixed else None}
 
 
-def _optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
-    adam = not_adamw
+def optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
+    """Rows of the optimizer, the schedule and the precision, with a configuration's default learning rate."""
     return (
         mapped("learning_rate", learning_rate, "trainer.optimizer.lr", read=optimizer),
         mapped(
@@ -229,17 +252,17 @@ def _optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
             inactive=without_decay,
             note="not of norms and biases, which transformers leaves out",
         ),
-        mapped("adam_beta1", 0.9, "trainer.optimizer.betas", read=optimizer, inactive=adam),
-        mapped("adam_beta2", 0.999, "trainer.optimizer.betas", read=optimizer, inactive=adam),
-        mapped("adam_epsilon", 1e-8, "trainer.optimizer.eps", read=optimizer, inactive=adam),
+        mapped("adam_beta1", 0.9, "trainer.optimizer.betas", read=optimizer, inactive=not_adamw),
+        mapped("adam_beta2", 0.999, "trainer.optimizer.betas", read=optimizer, inactive=not_adamw),
+        mapped("adam_epsilon", 1e-8, "trainer.optimizer.eps", read=optimizer, inactive=not_adamw),
         refused("optim_args", None, "write the options of trainer.optimizer in a run file"),
         refused(
             "optim_target_modules",
             None,
             "galore_adamw projects all matrices of the layers; leave it at its default",
         ),
-        mapped("max_grad_norm", 1.0, "trainer.max_grad_norm", read=grad_norm, note="0 is no bound"),
-        *_schedule_rows(),
+        mapped("max_grad_norm", 1.0, "trainer.max_grad_norm", converts=ZERO_IS_NULL, note="0 is no bound"),
+        *_SCHEDULE_ROWS,
         mapped(
             "bf16",
             None,
@@ -251,48 +274,4 @@ def _optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
         refused("fp16", False, "Strop computes in bfloat16 or float32; write bf16"),
         refused("label_smoothing_factor", 0.0, "its losses have no label smoothing; leave it 0"),
         refused("neftune_noise_alpha", None, "Strop trains without noise in embeddings; leave it null"),
-    )
-
-
-def _schedule_rows() -> tuple[KeyMapping, ...]:
-    return (
-        mapped(
-            "lr_scheduler_type",
-            "linear",
-            "trainer.schedule.type",
-            read=schedule,
-            value_type=one_of(*SCHEDULES),
-            note="counts updates",
-        ),
-        mapped(
-            "lr_scheduler_kwargs",
-            None,
-            "trainer.schedule.min_ratio",
-            "trainer.schedule.cycles",
-            "trainer.schedule.power",
-            "trainer.schedule.timescale",
-            read=schedule,
-            value_type=nullable(MAPPING),
-            note="num_cycles, min_lr, min_lr_rate, lr_end, power, timescale",
-        ),
-        mapped(
-            "warmup_steps",
-            0,
-            "trainer.schedule.warmup",
-            "trainer.schedule.warmup_rounding",
-            read=schedule,
-            value_type=NUMBER,
-            inactive=no_warmup,
-            note="updates; below 1 a fraction of the run, rounded up",
-        ),
-        mapped(
-            "warmup_ratio",
-            None,
-            "trainer.schedule.warmup",
-            "trainer.schedule.warmup_rounding",
-            read=schedule,
-            value_type=nullable(NUMBER),
-            inactive=no_warmup,
-            deprecated="write warmup_steps, which may be a fraction",
-        ),
     )

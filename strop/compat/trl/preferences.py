@@ -204,14 +204,7 @@ PRECOMPUTE_ROWS = (
 )
 """Options on the log-probs of the reference."""
 DPO_LEDGER = Ledger(
-    "trl-dpo",
-    (
-        *offline_rows(pairs, 1e-6),
-        *_LENGTH_ROWS,
-        *LOSS_ROWS,
-        *PRECOMPUTE_ROWS,
-        DROPOUT_ROW,
-    ),
+    "trl-dpo", (*offline_rows(pairs, 1e-6), *_LENGTH_ROWS, *LOSS_ROWS, *PRECOMPUTE_ROWS, DROPOUT_ROW)
 )
 _LABELED: dict[str, Any] = {"prompt": "prompt", "response": "completion", "label": "label", "answer": None}
 
@@ -393,27 +386,26 @@ def _prompts_untrained(foreign: ForeignValues) -> str:
     return "the cross entropy is over the tokens of the chosen responses; TRL's is over those of their prompts too"
 
 
-def _without_reference_rows() -> tuple[KeyMapping, ...]:
-    """Fields that CPOConfig and ORPOConfig have and the promoted configurations have not."""
-    return (
-        no_effect(
-            "max_completion_length",
-            None,
-            "TRL reads it for encoder-decoder models only",
-            value_type=nullable(INTEGER),
-        ),
-        refused(
-            "generate_during_eval", False, "write an eval taskset with a reward in a run file; leave it False"
-        ),
-        refused(
-            "is_encoder_decoder",
-            None,
-            "Strop trains causal language models; leave it out",
-            value_type=nullable(BOOLEAN),
-            supported=lambda _, value: not value,
-        ),
-        DROPOUT_ROW,
-    )
+_WITHOUT_REFERENCE_ROWS = (
+    no_effect(
+        "max_completion_length",
+        None,
+        "TRL reads it for encoder-decoder models only",
+        value_type=nullable(INTEGER),
+    ),
+    refused(
+        "generate_during_eval", False, "write an eval taskset with a reward in a run file; leave it False"
+    ),
+    refused(
+        "is_encoder_decoder",
+        None,
+        "Strop trains causal language models; leave it out",
+        value_type=nullable(BOOLEAN),
+        supported=lambda _, value: not value,
+    ),
+    DROPOUT_ROW,
+)
+"""Fields that CPOConfig and ORPOConfig have and the promoted configurations have not."""
 
 
 def _experimental_rows(rows: tuple[KeyMapping, ...]) -> tuple[KeyMapping, ...]:
@@ -487,7 +479,7 @@ CPO_LEDGER = Ledger(
             ),
         ),
         mapped("alpha", 0.0, "algorithm.reward_shape", read=cpo),
-        *_without_reference_rows(),
+        *_WITHOUT_REFERENCE_ROWS,
     ),
 )
 ORPO_LEDGER = Ledger(
@@ -496,6 +488,6 @@ ORPO_LEDGER = Ledger(
         *_experimental_rows(offline_rows(orpo, 1e-6)),
         mapped("beta", 0.1, "algorithm.beta", read=orpo, warn=_prompts_untrained),
         no_effect("padding_value", None, "sequences are packed without padding", value_type=ANY),
-        *_without_reference_rows(),
+        *_WITHOUT_REFERENCE_ROWS,
     ),
 )

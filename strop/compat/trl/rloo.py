@@ -10,7 +10,7 @@ from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, mapped, n
 from strop.compat.ledger.table import Ledger
 from strop.compat.ledger.value_types import NUMBER, nullable
 from strop.compat.trl.grpo import REWARD, SAMPLER, SAMPLING, TASKS, dataset, rollout_batch
-from strop.compat.trl.model_and_data import dataset_rows, model_rows
+from strop.compat.trl.model_and_data import MODEL_ROWS, dataset_rows
 from strop.compat.trl.training_arguments import batch_rows, training_rows, update_batch
 from strop.compat.trl.vllm import VLLM_ENGINE
 from strop.config.schema import Run
@@ -127,7 +127,7 @@ def _shared_with_grpo() -> tuple[KeyMapping, ...]:
 RLOO_LEDGER = Ledger(
     "trl-rloo",
     (
-        *model_rows(),
+        *MODEL_ROWS,
         *dataset_rows(dataset),
         *_shared_with_grpo(),
         *_LOSS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from strop.compat.ledger.conversions import NEGATED, null_means
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -16,20 +17,13 @@ from strop.compat.ledger.key_mapping import (
     only,
     placement,
     refused,
+    unless,
     written_by,
 )
 from strop.compat.ledger.placement_notes import NO_SHARDS, OWN_KERNELS, fused_kernels
-from strop.compat.ledger.value_types import (
-    ANY,
-    INTEGER,
-    NUMBER,
-    STRING,
-    STRING_OR_LIST,
-    nullable,
-    one_of,
-)
-from strop.compat.trl.optimization import _optimization_rows
-from strop.compat.trl.training_engine import ROWS
+from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
+from strop.compat.trl.optimization import optimization_rows
+from strop.compat.trl.training_engine import ENGINE_ROWS
 from strop.config.schema import Run
 from strop.config.step_arithmetic import to_steps, updates_per_step
 from strop.config.units import Amount
@@ -62,7 +56,7 @@ def update_batch(foreign: ForeignValues) -> int:
     return int(device * accumulated * processes)
 
 
-def _device_batch(run: Run, batch: int, size: Amount) -> dict[str, Any]:
+def device_batch(run: Run, batch: int, size: Amount) -> dict[str, Any]:
     """The batch of each process: the micro-batch of this size, if it divides the process's part of an update. The
     processes are the ranks, if they divide an update."""
     ranks = run.trainer.engine.ranks
@@ -76,7 +70,7 @@ def _device_batch(run: Run, batch: int, size: Amount) -> dict[str, Any]:
     }
 
 
-def in_updates(run: Run, amount: Amount | None) -> float | None:
+def _in_updates(run: Run, amount: Amount | None) -> float | None:
     """An interval in updates; None if updates cannot express it."""
     steps, per_step = to_steps(run, amount), updates_per_step(run)
     if steps is None:
@@ -86,7 +80,17 @@ def in_updates(run: Run, amount: Amount | None) -> float | None:
     return steps.count if steps.unit == "updates" else None
 
 
-def interval(foreign: ForeignValues, strategy: str, steps: float) -> str:
+def _written_interval(run: Run, every: Amount | None, kind: str) -> dict[str, Any]:
+    """The strategy and the steps, of `save` or `eval`."""
+    if every is None:
+        return {f"{kind}_strategy": "no"}
+    if every.unit == "epochs":
+        return {f"{kind}_strategy": "epoch" if every.count == 1 else None}
+    updates = _in_updates(run, every)
+    return {f"{kind}_strategy": "steps" if updates else None, f"{kind}_steps": updates}
+
+
+def _interval(foreign: ForeignValues, strategy: str, steps: float) -> str:
     """The interval of a strategy: never, every epoch, or a number of updates."""
     if strategy == "steps" and (steps < 1 or steps != int(steps)):
         key = "save_steps" if strategy == foreign["save_strategy"] else "eval_steps"
@@ -101,7 +105,7 @@ def write_duration(run: Run) -> Mapping[str, Any]:
     length = run.trainer.duration
     if length.unit == "epochs":
         return {"num_train_epochs": length.count}
-    return {"max_steps": in_updates(run, length)}
+    return {"max_steps": _in_updates(run, length)}
 
 
 @written_by(write_duration)
@@ -118,35 +122,15 @@ def epochs_overridden(foreign: ForeignValues) -> str | None:
 
 
 def write_saving(run: Run) -> Mapping[str, Any]:
-    """Write the interval of checkpoints, how many are kept, and whether the best one counts."""
-    often = run.checkpoint.every
-    values: dict[str, Any] = {"save_total_limit": run.checkpoint.keep}
-    values["save_only_model"] = not run.checkpoint.save_optimizer
-    if often is None:
-        return {**values, "save_strategy": "no"}
-    if often.unit == "epochs":
-        return {**values, "save_strategy": "epoch" if often.count == 1 else None}
-    updates = in_updates(run, often)
-    return {**values, "save_strategy": "steps" if updates else None, "save_steps": updates}
+    """Write the interval of checkpoints."""
+    return _written_interval(run, run.checkpoint.every, "save")
 
 
 @written_by(write_saving)
 def saving(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the interval of checkpoints, how many are kept, and what they hold besides the model, which each of
-    them exports as a Hugging Face folder."""
-    strategy = foreign["save_strategy"]
-    return {
-        "checkpoint.every": interval(foreign, strategy, foreign["save_steps"]),
-        "checkpoint.keep": foreign["save_total_limit"],
-        "checkpoint.save_optimizer": not foreign["save_only_model"],
-        "checkpoint.export": True,
-    }
-
-
-def saves_not_by_steps(foreign: ForeignValues) -> str | None:
-    """`save_steps` has no effect under another strategy."""
-    strategy = foreign["save_strategy"]
-    return None if strategy == "steps" else f"save_strategy is {strategy}"
+    """Read the interval of checkpoints, each of which exports the model as a Hugging Face folder."""
+    every = _interval(foreign, foreign["save_strategy"], foreign["save_steps"])
+    return {"checkpoint.every": every, "checkpoint.export": True}
 
 
 def is_evaluated(foreign: ForeignValues) -> bool:
@@ -161,14 +145,10 @@ def without_evaluation(foreign: ForeignValues) -> str | None:
 
 def write_evaluation(run: Run) -> Mapping[str, Any]:
     """Write the interval of evaluations."""
-    often = run.evaluate.every
-    if not run.data.eval or often is None:
+    if not run.data.eval or run.evaluate.every is None:
         return {"eval_strategy": "no"}
-    values: dict[str, Any] = {"eval_on_start": run.evaluate.at_start}
-    if often.unit == "epochs":
-        return {**values, "eval_strategy": "epoch" if often.count == 1 else None}
-    updates = in_updates(run, often)
-    return {**values, "eval_strategy": "steps" if updates else None, "eval_steps": updates}
+    written = _written_interval(run, run.evaluate.every, "eval")
+    return {"eval_on_start": run.evaluate.at_start, **written}
 
 
 @written_by(write_evaluation)
@@ -176,93 +156,61 @@ def evaluation(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the interval of evaluations; `eval_steps` unset means `logging_steps`."""
     strategy, steps = foreign["eval_strategy"], foreign["eval_steps"]
     return {
-        "evaluate.every": interval(foreign, strategy, foreign["logging_steps"] if steps is None else steps),
+        "evaluate.every": _interval(foreign, strategy, foreign["logging_steps"] if steps is None else steps),
         "evaluate.at_start": bool(foreign["eval_on_start"]) and is_evaluated(foreign),
     }
 
 
-def not_by_steps(foreign: ForeignValues) -> str | None:
-    """`eval_steps` has no effect under another strategy."""
-    strategy = foreign["eval_strategy"]
-    return None if strategy == "steps" else f"eval_strategy is {strategy}"
-
-
-def _interval_rows() -> tuple[KeyMapping, ...]:
-    return (
-        mapped(
-            "num_train_epochs",
-            3.0,
-            "trainer.duration",
-            read=duration,
-            inactive=epochs_overridden,
-        ),
-        mapped("max_steps", -1, "trainer.duration", read=duration, note="counts updates"),
-        mapped(
-            "save_strategy",
-            "steps",
-            "checkpoint.every",
-            read=saving,
-            value_type=one_of("no", "steps", "epoch"),
-        ),
-        mapped(
-            "save_steps",
-            500,
-            "checkpoint.every",
-            read=saving,
-            value_type=NUMBER,
-            inactive=saves_not_by_steps,
-            note="counts updates",
-        ),
-        mapped(
-            "save_total_limit",
-            None,
-            "checkpoint.keep",
-            read=saving,
-            value_type=nullable(INTEGER),
-            note="null keeps all",
-        ),
-        mapped("save_only_model", False, "checkpoint.save_optimizer", read=saving),
-        refused("load_best_model_at_end", False, "write checkpoint.best in a run file"),
-        no_effect("metric_for_best_model", None, "it is an option of load_best_model_at_end", value_type=ANY),
-        no_effect("greater_is_better", None, "it is an option of load_best_model_at_end", value_type=ANY),
-        mapped(
-            "eval_strategy",
-            "no",
-            "evaluate.every",
-            read=evaluation,
-            value_type=one_of("no", "steps", "epoch"),
-        ),
-        mapped(
-            "eval_steps",
-            None,
-            "evaluate.every",
-            read=evaluation,
-            value_type=nullable(NUMBER),
-            inactive=not_by_steps,
-            note="counts updates; null means logging_steps",
-        ),
-        mapped("eval_on_start", False, "evaluate.at_start", read=evaluation, inactive=without_evaluation),
-        refused("eval_delay", 0, "evaluations start at the first interval", inactive=without_evaluation),
-        no_effect("logging_steps", 10, "Strop always writes the metrics of every step", value_type=NUMBER),
-    )
+_INTERVAL_ROWS = (
+    mapped("num_train_epochs", 3.0, "trainer.duration", read=duration, inactive=epochs_overridden),
+    mapped("max_steps", -1, "trainer.duration", read=duration, note="counts updates"),
+    mapped(
+        "save_strategy", "steps", "checkpoint.every", read=saving, value_type=one_of("no", "steps", "epoch")
+    ),
+    mapped(
+        "save_steps",
+        500,
+        "checkpoint.every",
+        read=saving,
+        value_type=NUMBER,
+        inactive=unless("save_strategy", "steps"),
+        note="counts updates",
+    ),
+    mapped("save_total_limit", None, "checkpoint.keep", value_type=nullable(INTEGER), note="null keeps all"),
+    mapped("save_only_model", False, "checkpoint.save_optimizer", converts=NEGATED),
+    refused("load_best_model_at_end", False, "write checkpoint.best in a run file"),
+    no_effect("metric_for_best_model", None, "it is an option of load_best_model_at_end", value_type=ANY),
+    no_effect("greater_is_better", None, "it is an option of load_best_model_at_end", value_type=ANY),
+    mapped(
+        "eval_strategy", "no", "evaluate.every", read=evaluation, value_type=one_of("no", "steps", "epoch")
+    ),
+    mapped(
+        "eval_steps",
+        None,
+        "evaluate.every",
+        read=evaluation,
+        value_type=nullable(NUMBER),
+        inactive=unless("eval_strategy", "steps"),
+        note="counts updates; null means logging_steps",
+    ),
+    mapped("eval_on_start", False, "evaluate.at_start", read=evaluation, inactive=without_evaluation),
+    refused("eval_delay", 0, "evaluations start at the first interval", inactive=without_evaluation),
+    no_effect("logging_steps", 10, "Strop always writes the metrics of every step", value_type=NUMBER),
+)
 
 
 MONITORS = ("tensorboard", "wandb", "mlflow", "swanlab")
 
 
-def write_names(run: Run) -> Mapping[str, Any]:
-    """Write the run folder and the names."""
-    return {"output_dir": str(run.folder_path), "run_name": run.name, "project": run.project}
+def write_folder(run: Run) -> Mapping[str, Any]:
+    """Write the run folder."""
+    return {"output_dir": str(run.folder_path)}
 
 
-@written_by(write_names)
-def names(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the run folder and the names of the run and its project for monitors."""
-    return {
-        "folder": foreign["output_dir"] or "trainer_output",
-        "project": foreign["project"],
-        "name": foreign["run_name"] or "run",
-    }
+@written_by(write_folder)
+def folder(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the run folder."""
+    return {"folder": foreign["output_dir"] or "trainer_output"}
 
 
 def write_monitors(run: Run) -> Mapping[str, Any]:
@@ -287,23 +235,22 @@ def monitors(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"record.monitors": ["console", *(name for name in names if name != "none")]}
 
 
-def _name_rows() -> tuple[KeyMapping, ...]:
-    return (
-        mapped("output_dir", None, "folder", read=names, value_type=nullable(STRING)),
-        mapped("run_name", None, "name", read=names, value_type=nullable(STRING)),
-        mapped("project", "huggingface", "project", read=names),
-        mapped(
-            "report_to",
-            "none",
-            "record.monitors",
-            read=monitors,
-            value_type=nullable(STRING_OR_LIST),
-            note="in addition to the console",
-        ),
-        mapped("seed", 42, "seed"),
-        refused("data_seed", None, "write seed, which also orders the tasks"),
-        no_effect("env.*", UNSET, "set environment variables before the command", value_type=ANY),
-    )
+_NAME_ROWS = (
+    mapped("output_dir", None, "folder", read=folder, value_type=nullable(STRING)),
+    mapped("run_name", None, "name", converts=null_means("run"), value_type=nullable(STRING)),
+    mapped("project", "huggingface", "project"),
+    mapped(
+        "report_to",
+        "none",
+        "record.monitors",
+        read=monitors,
+        value_type=nullable(STRING_OR_LIST),
+        note="in addition to the console",
+    ),
+    mapped("seed", 42, "seed"),
+    refused("data_seed", None, "write seed, which also orders the tasks"),
+    no_effect("env.*", UNSET, "set environment variables before the command", value_type=ANY),
+)
 
 
 _WITHOUT_EFFECT: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -363,10 +310,7 @@ _WITHOUT_EFFECT: tuple[tuple[str, dict[str, Any]], ...] = (
             "length_column_name": "length",
         },
     ),
-    (
-        "losses are divided by counts over the whole batch",
-        {"average_tokens_across_devices": True},
-    ),
+    ("losses are divided by counts over the whole batch", {"average_tokens_across_devices": True}),
     (
         "a checkpoint is written whole, and a run resumes exactly",
         {
@@ -377,20 +321,12 @@ _WITHOUT_EFFECT: tuple[tuple[str, dict[str, Any]], ...] = (
             "full_determinism": False,
         },
     ),
-    (
-        "sequences are packed without padding",
-        {"pad_to_multiple_of": "auto"},
-    ),
+    ("sequences are packed without padding", {"pad_to_multiple_of": "auto"}),
 )
 _PLACEMENT: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         OWN_KERNELS,
-        {
-            "torch_compile": False,
-            "torch_compile_backend": None,
-            "torch_compile_mode": None,
-            "tf32": None,
-        },
+        {"torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None, "tf32": None},
     ),
     (NO_SHARDS, {"parallelism_config": None}),
     ("a single process trains", {"accelerator_config": None}),
@@ -433,9 +369,9 @@ def training_rows(
     """TrainingArguments, apart from the batch sizes, with the defaults that configurations change; `order` is the row
     of the order of tasks."""
     return (
-        *_name_rows(),
-        *_optimization_rows(learning_rate),
-        *_interval_rows(),
+        *_NAME_ROWS,
+        *optimization_rows(learning_rate),
+        *_INTERVAL_ROWS,
         refused("resume_from_checkpoint", None, "run the same command again to resume a run"),
         refused("push_to_hub", False, "upload the folder `model` of the run when it has ended"),
         order,
@@ -451,7 +387,7 @@ def training_rows(
         ),
         no_effect("remove_unused_columns", remove_unused_columns, "Strop reads data in processes of its own"),
         fused_kernels("use_liger_kernel", value_type=ANY),
-        *ROWS,
+        *ENGINE_ROWS,
         *(
             placement(key, default, "it changes no result", supported=always, value_type=ANY)
             for key, default in _ALWAYS_PLACED.items()

@@ -236,7 +236,7 @@ def _engine_row(key: str, instead: str, *fields: str) -> KeyMapping:
 
 
 _LAYOUT = ("replicate", "reshard_after_forward", "cpu_offload", "forward_prefetch")
-ROWS = (
+ENGINE_ROWS = (
     _engine_row("fsdp", NO_SHARDS),
     replace(
         _engine_row(

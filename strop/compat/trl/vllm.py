@@ -8,8 +8,6 @@ from typing import Any
 
 from strop.compat.ledger.key_mapping import (
     ForeignValues,
-    InactiveCheck,
-    KeyMapping,
     any_inactive,
     mapped,
     no_effect,
@@ -103,6 +101,93 @@ def _retries(seconds: float) -> int:
     return math.ceil(math.log2(seconds + 1))
 
 
+_COLOCATED = any_inactive(_without_vllm, unless("vllm_mode", "colocate"))
+_SERVER = any_inactive(_without_vllm, unless("vllm_mode", "server"))
+_AT_HOST = any_inactive(
+    _SERVER, lambda foreign: "vllm_server_base_url is set" if foreign["vllm_server_base_url"] else None
+)
+VLLM_ENGINE = (
+    placement(
+        "use_vllm",
+        False,
+        "the native sampler samples",
+        supported=lambda foreign, value: not (value and foreign.here),
+        fields=(f"{_ENGINE}.type",),
+        read=engine,
+    ),
+    mapped(
+        "vllm_mode",
+        "colocate",
+        f"{_ENGINE}.type",
+        read=engine,
+        value_type=one_of("colocate", "server"),
+        inactive=_without_vllm,
+        note="colocate is vLLM in a process of its own; server is `trl vllm-serve` of TRL 1.16 on this machine, "
+        "with the options in `strop help engines`",
+    ),
+    mapped(
+        "vllm_model_impl",
+        "vllm",
+        f"{_ENGINE}.engine_kwargs",
+        read=engine,
+        value_type=one_of("vllm", "transformers"),
+        inactive=_COLOCATED,
+    ),
+    mapped("vllm_enable_sleep_mode", False, "rollout.release_memory", read=engine, inactive=_COLOCATED),
+    mapped(
+        "vllm_server_base_url",
+        None,
+        f"{_ENGINE}.base_url",
+        f"{_ENGINE}.model",
+        f"{_ENGINE}.weight_updates",
+        read=engine,
+        value_type=nullable(STRING),
+        inactive=_SERVER,
+        note="without /v1; the model's name at the server is model_name_or_path",
+    ),
+    mapped(
+        "vllm_server_host",
+        _EVERY_ADDRESS,
+        f"{_ENGINE}.base_url",
+        read=engine,
+        inactive=_AT_HOST,
+        note="0.0.0.0 is this machine",
+    ),
+    mapped("vllm_server_port", 8000, f"{_ENGINE}.base_url", read=engine, inactive=_AT_HOST),
+    mapped(
+        "vllm_server_timeout",
+        240.0,
+        f"{_ENGINE}.retries",
+        read=engine,
+        value_type=NUMBER,
+        inactive=_SERVER,
+        note="waits of 1, 2, 4, ... s that last at least this time together",
+    ),
+    no_effect(
+        "vllm_group_port",
+        51216,
+        "weights reach the server through a file in shared memory, without a process group",
+    ),
+    mapped(
+        "vllm_gpu_memory_utilization",
+        0.3,
+        f"{_ENGINE}.gpu_memory_utilization",
+        read=engine,
+        inactive=_COLOCATED,
+    ),
+    mapped(
+        "vllm_max_model_length",
+        None,
+        f"{_ENGINE}.max_model_len",
+        read=engine,
+        value_type=nullable(INTEGER),
+        inactive=_COLOCATED,
+    ),
+    mapped("vllm_tensor_parallel_size", 1, f"{_ENGINE}.tensor_parallel", read=engine, inactive=_COLOCATED),
+)
+"""Rows of the engine, which GRPOConfig and RLOOConfig share."""
+
+
 def write_correction(run: Run) -> Mapping[str, Any]:
     """Write the correction of the sampler's probabilities where vLLM samples."""
     if not write_engine(run):
@@ -144,148 +229,50 @@ def correction(foreign: ForeignValues) -> Mapping[str, Any]:
     return {f"{_CORRECTION}.level": level, f"{_CORRECTION}.cap": cap, f"{_CORRECTION}.floor": floor}
 
 
-def _mode(name: str) -> InactiveCheck:
-    return any_inactive(_without_vllm, unless("vllm_mode", name))
-
-
-def _engine_rows() -> tuple[KeyMapping, ...]:
-    server, colocate = _mode("server"), _mode("colocate")
-    addressed = any_inactive(
-        server,
-        lambda foreign: "vllm_server_base_url is set" if foreign["vllm_server_base_url"] else None,
-    )
-    return (
-        placement(
-            "use_vllm",
-            False,
-            "the native sampler samples",
-            supported=lambda foreign, value: not (value and foreign.here),
-            fields=(f"{_ENGINE}.type",),
-            read=engine,
-        ),
-        mapped(
-            "vllm_mode",
-            "colocate",
-            f"{_ENGINE}.type",
-            read=engine,
-            value_type=one_of("colocate", "server"),
-            inactive=_without_vllm,
-            note="colocate is vLLM in a process of its own; server is `trl vllm-serve` of TRL 1.16 on this machine, "
-            "with the options in `strop help engines`",
-        ),
-        mapped(
-            "vllm_model_impl",
-            "vllm",
-            f"{_ENGINE}.engine_kwargs",
-            read=engine,
-            value_type=one_of("vllm", "transformers"),
-            inactive=colocate,
-        ),
-        mapped("vllm_enable_sleep_mode", False, "rollout.release_memory", read=engine, inactive=colocate),
-        mapped(
-            "vllm_server_base_url",
-            None,
-            f"{_ENGINE}.base_url",
-            f"{_ENGINE}.model",
-            f"{_ENGINE}.weight_updates",
-            read=engine,
-            value_type=nullable(STRING),
-            inactive=server,
-            note="without /v1; the model's name at the server is model_name_or_path",
-        ),
-        mapped(
-            "vllm_server_host",
-            _EVERY_ADDRESS,
-            f"{_ENGINE}.base_url",
-            read=engine,
-            inactive=addressed,
-            note="0.0.0.0 is this machine",
-        ),
-        mapped("vllm_server_port", 8000, f"{_ENGINE}.base_url", read=engine, inactive=addressed),
-        mapped(
-            "vllm_server_timeout",
-            240.0,
-            f"{_ENGINE}.retries",
-            read=engine,
-            value_type=NUMBER,
-            inactive=server,
-            note="waits of 1, 2, 4, ... s that last at least this time together",
-        ),
-        no_effect(
-            "vllm_group_port",
-            51216,
-            "weights reach the server through a file in shared memory, without a process group",
-        ),
-        mapped(
-            "vllm_gpu_memory_utilization",
-            0.3,
-            f"{_ENGINE}.gpu_memory_utilization",
-            read=engine,
-            inactive=colocate,
-        ),
-        mapped(
-            "vllm_max_model_length",
-            None,
-            f"{_ENGINE}.max_model_len",
-            read=engine,
-            value_type=nullable(INTEGER),
-            inactive=colocate,
-        ),
-        mapped("vllm_tensor_parallel_size", 1, f"{_ENGINE}.tensor_parallel", read=engine, inactive=colocate),
-    )
-
-
-def _correction_rows() -> tuple[KeyMapping, ...]:
-    active = any_inactive(_without_vllm, unless("vllm_importance_sampling_correction", True))
-    cap, floor = f"{_CORRECTION}.cap", f"{_CORRECTION}.floor"
-    return (
-        mapped(
-            "vllm_importance_sampling_correction",
-            True,
-            _CORRECTION,
-            read=correction,
-            inactive=_without_vllm,
-            note="the native sampler has the trainer's weights, so its probabilities need none",
-        ),
-        mapped(
-            "vllm_importance_sampling_mode",
-            "sequence_mask",
-            f"{_CORRECTION}.level",
-            f"{_CORRECTION}.floor",
-            read=correction,
-            value_type=one_of(*_MODES),
-            inactive=active,
-        ),
-        mapped(
-            "vllm_importance_sampling_clip_max",
-            3.0,
-            cap,
-            read=correction,
-            value_type=nullable(NUMBER),
-            inactive=active,
-        ),
-        mapped(
-            "vllm_importance_sampling_clip_min",
-            None,
-            floor,
-            read=correction,
-            value_type=nullable(NUMBER),
-            inactive=active,
-            note="with a *_mask mode; null masks only weights above the maximum",
-        ),
-        mapped(
-            "vllm_importance_sampling_cap",
-            None,
-            cap,
-            read=correction,
-            value_type=nullable(NUMBER),
-            inactive=active,
-            deprecated="write vllm_importance_sampling_clip_max",
-        ),
-    )
-
-
-VLLM_ENGINE = _engine_rows()
-"""Rows of the engine, which GRPOConfig and RLOOConfig share."""
-VLLM_CORRECTION = _correction_rows()
+_UNCORRECTED = any_inactive(_without_vllm, unless("vllm_importance_sampling_correction", True))
+VLLM_CORRECTION = (
+    mapped(
+        "vllm_importance_sampling_correction",
+        True,
+        _CORRECTION,
+        read=correction,
+        inactive=_without_vllm,
+        note="the native sampler has the trainer's weights, so its probabilities need none",
+    ),
+    mapped(
+        "vllm_importance_sampling_mode",
+        "sequence_mask",
+        f"{_CORRECTION}.level",
+        f"{_CORRECTION}.floor",
+        read=correction,
+        value_type=one_of(*_MODES),
+        inactive=_UNCORRECTED,
+    ),
+    mapped(
+        "vllm_importance_sampling_clip_max",
+        3.0,
+        f"{_CORRECTION}.cap",
+        read=correction,
+        value_type=nullable(NUMBER),
+        inactive=_UNCORRECTED,
+    ),
+    mapped(
+        "vllm_importance_sampling_clip_min",
+        None,
+        f"{_CORRECTION}.floor",
+        read=correction,
+        value_type=nullable(NUMBER),
+        inactive=_UNCORRECTED,
+        note="with a *_mask mode; null masks only weights above the maximum",
+    ),
+    mapped(
+        "vllm_importance_sampling_cap",
+        None,
+        f"{_CORRECTION}.cap",
+        read=correction,
+        value_type=nullable(NUMBER),
+        inactive=_UNCORRECTED,
+        deprecated="write vllm_importance_sampling_clip_max",
+    ),
+)
 """Rows of the correction, which RLOOConfig does not have."""
