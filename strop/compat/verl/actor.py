@@ -274,7 +274,83 @@ _ROUTER_LOSS = (
         note="aux_loss balances each micro-batch in Megatron, and the update here, as global_aux_loss does",
     ),
 )
-_PAGE = (
+_RECOMPUTATION = ("granularity", "method", "num_layers", "modules")
+REFERENCE_ROWS = tuple(
+    no_effect(
+        f"{_REF}.megatron.override_transformer_config.recompute_{name}",
+        UNSET,
+        "the reference model is not trained, so that nothing of it is recomputed",
+        value_type=ANY,
+    )
+    for name in _RECOMPUTATION
+)
+"""Rows of Megatron's options for the reference model, whose forward pass no backward pass follows."""
+_REFERENCE_MODEL = (
+    engine.REF_OFFLOAD,
+    placement(f"{_REF}.fsdp_config.wrap_policy.min_num_params", 0, NO_SHARDS, supported=only(0)),
+    placement(
+        f"{_REF}.log_prob_micro_batch_size",
+        None,
+        TRAINER_MICRO_BATCHES,
+        value_type=nullable(INTEGER),
+        supported=only(None),
+        inactive=any_inactive(switches.reference, switches.ref_fixed),
+    ),
+    placement(
+        f"{_REF}.log_prob_micro_batch_size_per_gpu",
+        16,
+        TRAINER_MICRO_BATCHES,
+        supported=same_as(f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
+        inactive=any_inactive(switches.reference, switches.ref_fixed),
+    ),
+    placement(
+        f"{_REF}.log_prob_use_dynamic_bsz",
+        "${actor_rollout_ref.actor.use_dynamic_bsz}",
+        TRAINER_MICRO_BATCHES,
+        supported=same_as(f"{_ACTOR}.use_dynamic_bsz"),
+        inactive=switches.reference,
+    ),
+    placement(
+        f"{_REF}.log_prob_max_token_len_per_gpu",
+        "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}",
+        TRAINER_MICRO_BATCHES,
+        supported=same_as(f"{_ACTOR}.ppo_max_token_len_per_gpu"),
+        inactive=any_inactive(switches.reference, switches.ref_dynamic),
+    ),
+    placement(
+        f"{_REF}.ulysses_sequence_parallel_size",
+        "${actor_rollout_ref.actor.ulysses_sequence_parallel_size}",
+        "the reference model is divided as the actor is",
+        supported=same_as(f"{_ACTOR}.ulysses_sequence_parallel_size"),
+    ),
+    *not_on_page(
+        placement(
+            f"{_REF}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
+            None,
+            NO_SHARDS,
+            supported=only(None),
+        ),
+        *REFERENCE_ROWS,
+        *megatron_parallelism_rows(f"{_REF}.megatron", any_inactive(switches.reference, switches.megatron)),
+    ),
+)
+
+
+def _quantized_training(section: str, inactive: InactiveCheck | None = None) -> tuple[KeyMapping, ...]:
+    """Rows of quantization-aware training, which changes what is learned."""
+    return (
+        refused(f"{section}.qat.enable", False, NO_QUANTIZED_TRAINING, inactive=inactive),
+        no_effect(f"{section}.qat.*", UNSET, "quantization-aware training is off", value_type=ANY),
+    )
+
+
+def is_response_length(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports null and the maximum length of a response."""
+    return value is None or bool(value == foreign["data.max_response_length"])
+
+
+_MEMORY = "it changes only memory use"
+_LISTED = (
     placement(f"{_ACTOR}.strategy", "fsdp", ONE_TRAINER, value_type=STRING, supported=only("fsdp", "fsdp2")),
     mapped(
         f"{_ACTOR}.ppo_mini_batch_size",
@@ -371,119 +447,67 @@ _PAGE = (
         warn=without_extra,
         note="without optimizer, a resumed run starts with a fresh optimizer state",
     ),
-    *not_on_page(
-        mapped(
-            f"{_ACTOR}.fsdp_config.model_dtype",
-            "fp32",
-            "model.dtype",
-            "model.compute_dtype",
-            read=precision,
-            value_type=one_of(*PARAMETER_DTYPES),
-            warn=half_parameters(f"{_ACTOR}.fsdp_config.model_dtype"),
-            note="dtype of the parameters",
-        ),
-        mapped(
-            f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype",
-            "bf16",
-            "model.compute_dtype",
-            read=precision,
-            value_type=one_of("bf16", "bfloat16", "fp32", "float32"),
-            note="dtype of the computation",
-        ),
-        no_effect(
-            f"{_ACTOR}.fsdp_config.mixed_precision.buffer_dtype",
-            "fp32",
-            "buffers, such as rotary frequencies, stay in float32",
-            value_type=ANY,
-        ),
-        *engine.NOT_ON_PAGE,
-        engine.TIMEOUT,
-        *RECOMPUTED.megatron_rows("model.gradient_checkpointing", recomputation),
-        *_ROUTER_LOSS,
-        *megatron_parallelism_rows(f"{_ACTOR}.megatron", switches.megatron, ()),
-    ),
+    *_REFERENCE_MODEL,
 )
-_RECOMPUTATION = ("granularity", "method", "num_layers", "modules")
-REFERENCE_ROWS = tuple(
+_UNLISTED = not_on_page(
+    mapped(
+        f"{_ACTOR}.fsdp_config.model_dtype",
+        "fp32",
+        "model.dtype",
+        "model.compute_dtype",
+        read=precision,
+        value_type=one_of(*PARAMETER_DTYPES),
+        warn=half_parameters(f"{_ACTOR}.fsdp_config.model_dtype"),
+        note="dtype of the parameters",
+    ),
+    mapped(
+        f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype",
+        "bf16",
+        "model.compute_dtype",
+        read=precision,
+        value_type=one_of("bf16", "bfloat16", "fp32", "float32"),
+        note="dtype of the computation",
+    ),
     no_effect(
-        f"{_REF}.megatron.override_transformer_config.recompute_{name}",
-        UNSET,
-        "the reference model is not trained, so that nothing of it is recomputed",
+        f"{_ACTOR}.fsdp_config.mixed_precision.buffer_dtype",
+        "fp32",
+        "buffers, such as rotary frequencies, stay in float32",
         value_type=ANY,
-    )
-    for name in _RECOMPUTATION
-)
-"""Rows of Megatron's options for the reference model, whose forward pass no backward pass follows."""
-_REFERENCE_MODEL = (
-    engine.REF_OFFLOAD,
-    placement(f"{_REF}.fsdp_config.wrap_policy.min_num_params", 0, NO_SHARDS, supported=only(0)),
-    placement(
-        f"{_REF}.log_prob_micro_batch_size",
-        None,
-        TRAINER_MICRO_BATCHES,
-        value_type=nullable(INTEGER),
-        supported=only(None),
-        inactive=any_inactive(switches.reference, switches.ref_fixed),
     ),
-    placement(
-        f"{_REF}.log_prob_micro_batch_size_per_gpu",
-        16,
-        TRAINER_MICRO_BATCHES,
-        supported=same_as(f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
-        inactive=any_inactive(switches.reference, switches.ref_fixed),
-    ),
-    placement(
-        f"{_REF}.log_prob_use_dynamic_bsz",
-        "${actor_rollout_ref.actor.use_dynamic_bsz}",
-        TRAINER_MICRO_BATCHES,
-        supported=same_as(f"{_ACTOR}.use_dynamic_bsz"),
-        inactive=switches.reference,
-    ),
-    placement(
-        f"{_REF}.log_prob_max_token_len_per_gpu",
-        "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}",
-        TRAINER_MICRO_BATCHES,
-        supported=same_as(f"{_ACTOR}.ppo_max_token_len_per_gpu"),
-        inactive=any_inactive(switches.reference, switches.ref_dynamic),
-    ),
-    placement(
-        f"{_REF}.ulysses_sequence_parallel_size",
-        "${actor_rollout_ref.actor.ulysses_sequence_parallel_size}",
-        "the reference model is divided as the actor is",
-        supported=same_as(f"{_ACTOR}.ulysses_sequence_parallel_size"),
-    ),
-    *not_on_page(
-        placement(
-            f"{_REF}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
-            None,
-            NO_SHARDS,
-            supported=only(None),
-        ),
-        *REFERENCE_ROWS,
-        *megatron_parallelism_rows(f"{_REF}.megatron", any_inactive(switches.reference, switches.megatron)),
-    ),
-)
-
-
-def _quantized_training(section: str, inactive: InactiveCheck | None = None) -> tuple[KeyMapping, ...]:
-    """Rows of quantization-aware training, which changes what is learned."""
-    return (
-        refused(f"{section}.qat.enable", False, NO_QUANTIZED_TRAINING, inactive=inactive),
-        no_effect(f"{section}.qat.*", UNSET, "quantization-aware training is off", value_type=ANY),
-    )
-
-
-WORKER_SETTINGS = not_on_page(
+    *engine.NOT_ON_PAGE,
+    engine.TIMEOUT,
+    *RECOMPUTED.megatron_rows("model.gradient_checkpointing", recomputation),
+    *_ROUTER_LOSS,
+    *megatron_parallelism_rows(f"{_ACTOR}.megatron", switches.megatron, ()),
     *worker_rows(_ACTOR),
     *worker_rows(_REF, switches.reference),
     placement_section(f"{_ACTOR}.fsdp_config", NO_SHARDS),
-    placement_section(f"{_REF}.fsdp_config", NO_SHARDS, inactive=switches.reference),
-    *_quantized_training(_ACTOR),
-    *_quantized_training(f"{_ACTOR}.fsdp_config"),
     default_only(f"{_ACTOR}.use_fused_kernels", UNSET, OWN_KERNELS),
     default_only(
         f"{_ACTOR}.use_prefix_grouper", False, "prompts of a group are always shared, with the same gradient"
     ),
+    no_effect(f"{_ACTOR}.calculate_entropy", False, "the metrics always include the entropy"),
+    no_effect(
+        f"{_ACTOR}.calculate_sum_pi_squared", False, "optimal_token_baseline computes it, without this key"
+    ),
+    no_effect(f"{_ACTOR}.freeze_vision_tower", False, "models of text have no vision tower"),
+    refused(
+        f"{_ACTOR}.loss_scale_factor",
+        None,
+        "the sum over tokens is divided by data.max_response_length; leave it null",
+        supported=is_response_length,
+        inactive=unless(f"{_ACTOR}.loss_agg_mode", "seq-mean-token-sum-norm"),
+    ),
+    no_effect(f"{_ACTOR}.sum_pi_squared_checkpointing", UNSET, _MEMORY, value_type=ANY),
+    no_effect(
+        f"{_ACTOR}.model_engine",
+        UNSET,
+        f"{_ACTOR}.strategy and the config group model_engine name the engine",
+        value_type=ANY,
+    ),
+    placement_section(f"{_REF}.fsdp_config", NO_SHARDS, inactive=switches.reference),
+    *_quantized_training(_ACTOR),
+    *_quantized_training(f"{_ACTOR}.fsdp_config"),
     default_only(f"{_REF}.use_torch_compile", UNSET, "nothing is compiled", switches.reference),
     placement(
         f"{_REF}.strategy",
@@ -493,45 +517,12 @@ WORKER_SETTINGS = not_on_page(
         supported=only("fsdp", "fsdp2"),
         inactive=switches.reference,
     ),
-    no_effect(f"{_ACTOR}.calculate_entropy", False, "the metrics always include the entropy"),
-    no_effect(
-        f"{_ACTOR}.calculate_sum_pi_squared", False, "optimal_token_baseline computes it, without this key"
-    ),
-    no_effect(f"{_ACTOR}.freeze_vision_tower", False, "models of text have no vision tower"),
+    no_effect(f"{_REF}.param_offload", UNSET, _MEMORY, value_type=ANY),
+    placement_section(f"{_REF}.model", "the reference model is the initial policy"),
     no_effect(f"{_ACTOR}.checkpoint.async_save", False, "checkpoints are complete before the next step"),
     no_effect(f"{_ACTOR}.checkpoint.strict", True, "checkpoints are always complete"),
     no_effect_section(f"{_ACTOR}.checkpoint.mbridge_config", "there is one checkpoint format"),
-)
-
-
-def is_response_length(foreign: ForeignValues, value: Any) -> bool:
-    """Check that supports null and the maximum length of a response."""
-    return value is None or bool(value == foreign["data.max_response_length"])
-
-
-LATER_ACTOR = not_on_page(
-    refused(
-        f"{_ACTOR}.loss_scale_factor",
-        None,
-        "the sum over tokens is divided by data.max_response_length; leave it null",
-        supported=is_response_length,
-        inactive=unless(f"{_ACTOR}.loss_agg_mode", "seq-mean-token-sum-norm"),
-    )
-)
-_MEMORY = "it changes only memory use"
-FILE_ACTOR = not_on_page(
     no_effect(f"{_REF}.optim.*", UNSET, "the reference model is not trained", value_type=ANY),
-    no_effect(f"{_REF}.param_offload", UNSET, _MEMORY, value_type=ANY),
-    placement_section(f"{_REF}.model", "the reference model is the initial policy"),
     no_effect("actor_rollout_ref.profiler.*", UNSET, NO_PROFILER, value_type=ANY),
-    no_effect(f"{_ACTOR}.sum_pi_squared_checkpointing", UNSET, _MEMORY, value_type=ANY),
 )
-UNREAD_ACTOR = not_on_page(
-    no_effect(
-        f"{_ACTOR}.model_engine",
-        UNSET,
-        f"{_ACTOR}.strategy and the config group model_engine name the engine",
-        value_type=ANY,
-    )
-)
-ROWS = (*_PAGE, *_REFERENCE_MODEL, *WORKER_SETTINGS, *LATER_ACTOR, *FILE_ACTOR, *UNREAD_ACTOR)
+ROWS = (*_LISTED, *_UNLISTED)

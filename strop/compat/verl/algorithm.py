@@ -298,7 +298,7 @@ def critic_rate(foreign: ForeignValues) -> str | None:
     )
 
 
-_PAGE = (
+_LISTED = (
     mapped(
         "algorithm.gamma",
         1.0,
@@ -366,116 +366,112 @@ _PAGE = (
         read=kl_reward,
         inactive=switches.adaptive_kl,
     ),
-    *not_on_page(
-        mapped(
-            "algorithm.norm_adv_by_std_in_grpo",
-            True,
-            "algorithm.divide_by_std",
-            read=estimator,
-            inactive=switches.by_std,
-        ),
-        mapped(
-            "algorithm.sppo_eta",
-            1.0,
-            "algorithm.eta",
-            read=estimator,
-            note="selects the recipe SPPO, as actor_rollout_ref.actor.sppo_eta does; the baseline is over the step",
-        ),
-        mapped(
-            DPO_BETA,
-            0.1,
-            "algorithm.beta",
-            read=estimator,
-            note="selects the recipe SPIN, as trainer.ref_update_freq does: DPO on two responses to each prompt, one "
-            "update per step",
-            warn=one_response,
-        ),
-        mapped(
-            REF_UPDATE,
-            -1,
-            "algorithm.type",
-            read=estimator,
-            note="steps between updates of the recipe SPIN's reference, from the policy at the step's start; 1 only",
-        ),
-        mapped(
-            "algorithm.gdpo_reward_keys",
-            None,
-            "algorithm.reward_parts",
-            read=estimator,
-            value_type=nullable(STRING_OR_LIST),
-            inactive=switches.gdpo,
-            note="numbers that the reward function returns, compared one by one; a KL penalty in the reward has "
-            "no effect with them",
-        ),
-        mapped(
-            "algorithm.gdpo_reward_weights",
-            None,
-            "algorithm.part_weights",
-            read=estimator,
-            value_type=nullable(NUMBER_LIST),
-            inactive=switches.gdpo,
-            note="null means 1 for each",
-        ),
-        mapped(
-            "algorithm.use_pf_ppo",
-            False,
-            "algorithm.resampling",
-            read=resampling,
-            inactive=switches.gae,
-            note="draws the rollouts of the updates by their rewards; of gae only, as in verl",
-        ),
-        mapped(
-            "algorithm.pf_ppo.reweight_method",
-            "pow",
-            "algorithm.resampling.method",
-            read=resampling,
-            value_type=one_of("pow", "max_min", "max_random"),
-            inactive=switches.pf_ppo,
-        ),
-        mapped(
-            "algorithm.pf_ppo.weight_pow",
-            2.0,
-            "algorithm.resampling.power",
-            read=resampling,
-            inactive=switches.pf_ppo,
-        ),
-        mapped(
-            "algorithm.filter_groups.enable",
-            False,
-            "algorithm.dynamic_sampling",
-            read=filter_groups,
-            inactive=any_inactive(switches.distillation_alone, async_units.unfiltered, switches.compares_one),
-            note="replaces groups whose rewards are all equal",
-        ),
-        mapped(
-            "algorithm.filter_groups.max_num_gen_batches",
-            0,
-            "algorithm.dynamic_sampling.max_tries",
-            read=filter_groups,
-            inactive=switches.filter_groups,
-            note="0 means Strop's default bound",
-        ),
-        mapped(
-            "algorithm.filter_groups.metric",
-            None,
-            "algorithm.dynamic_sampling.metric",
-            read=filter_groups,
-            value_type=nullable(STRING),
-            inactive=switches.filter_groups,
-            note="score, seq_reward, seq_final_reward and null mean the whole reward; acc of a "
-            "built-in reward is its score",
-        ),
-    ),
 )
-LATER_ALGORITHM = not_on_page(
+_UNLISTED = not_on_page(
+    mapped(
+        "algorithm.norm_adv_by_std_in_grpo",
+        True,
+        "algorithm.divide_by_std",
+        read=estimator,
+        inactive=switches.by_std,
+    ),
+    mapped(
+        "algorithm.sppo_eta",
+        1.0,
+        "algorithm.eta",
+        read=estimator,
+        note="selects the recipe SPPO, as actor_rollout_ref.actor.sppo_eta does; the baseline is over the step",
+    ),
+    mapped(
+        DPO_BETA,
+        0.1,
+        "algorithm.beta",
+        read=estimator,
+        note="selects the recipe SPIN, as trainer.ref_update_freq does: DPO on two responses to each prompt, one "
+        "update per step",
+        warn=one_response,
+    ),
+    mapped(
+        REF_UPDATE,
+        -1,
+        "algorithm.type",
+        read=estimator,
+        note="steps between updates of the recipe SPIN's reference, from the policy at the step's start; 1 only",
+    ),
+    mapped(
+        "algorithm.gdpo_reward_keys",
+        None,
+        "algorithm.reward_parts",
+        read=estimator,
+        value_type=nullable(STRING_OR_LIST),
+        inactive=switches.gdpo,
+        note="numbers that the reward function returns, compared one by one; a KL penalty in the reward has "
+        "no effect with them",
+    ),
+    mapped(
+        "algorithm.gdpo_reward_weights",
+        None,
+        "algorithm.part_weights",
+        read=estimator,
+        value_type=nullable(NUMBER_LIST),
+        inactive=switches.gdpo,
+        note="null means 1 for each",
+    ),
+    mapped(
+        "algorithm.use_pf_ppo",
+        False,
+        "algorithm.resampling",
+        read=resampling,
+        inactive=switches.gae,
+        note="draws the rollouts of the updates by their rewards; of gae only, as in verl",
+    ),
+    mapped(
+        "algorithm.pf_ppo.reweight_method",
+        "pow",
+        "algorithm.resampling.method",
+        read=resampling,
+        value_type=one_of("pow", "max_min", "max_random"),
+        inactive=switches.pf_ppo,
+    ),
+    mapped(
+        "algorithm.pf_ppo.weight_pow",
+        2.0,
+        "algorithm.resampling.power",
+        read=resampling,
+        inactive=switches.pf_ppo,
+    ),
+    mapped(
+        "algorithm.filter_groups.enable",
+        False,
+        "algorithm.dynamic_sampling",
+        read=filter_groups,
+        inactive=any_inactive(switches.distillation_alone, async_units.unfiltered, switches.compares_one),
+        note="replaces groups whose rewards are all equal",
+    ),
+    mapped(
+        "algorithm.filter_groups.max_num_gen_batches",
+        0,
+        "algorithm.dynamic_sampling.max_tries",
+        read=filter_groups,
+        inactive=switches.filter_groups,
+        note="0 means Strop's default bound",
+    ),
+    mapped(
+        "algorithm.filter_groups.metric",
+        None,
+        "algorithm.dynamic_sampling.metric",
+        read=filter_groups,
+        value_type=nullable(STRING),
+        inactive=switches.filter_groups,
+        note="score, seq_reward, seq_final_reward and null mean the whole reward; acc of a "
+        "built-in reward is its score",
+    ),
     placement(
         "algorithm.filter_groups.max_inflight_gen_batches",
         1,
         "one sampling round at a time",
         supported=only(1),
-    )
-)
-UNREAD_SPO = not_on_page(
+    ),
     refused(
         "trainer.spo.enable",
         False,
@@ -484,4 +480,4 @@ UNREAD_SPO = not_on_page(
     ),
     no_effect("trainer.spo.*", UNSET, "trainer.spo.enable is False", value_type=ANY),
 )
-ROWS = (*_PAGE, *LATER_ALGORITHM, *UNREAD_SPO)
+ROWS = (*_LISTED, *_UNLISTED)

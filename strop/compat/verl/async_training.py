@@ -52,7 +52,19 @@ def explorer(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"synchronizer.type": "collective", "synchronizer.style.max_lead": "1 steps"}
 
 
-_ONE_STEP_OFF = (
+_SHARED = "explorer and trainer are two processes, which share this machine's processors as they need them"
+_STYLE = "synchronizer.style"
+
+
+def _only(*modes: str) -> InactiveCheck:
+    def inactive(foreign: ForeignValues) -> str | None:
+        mode = async_mode(foreign)
+        return None if mode in modes else f"the trainer's mode is {mode or 'sync'}"
+
+    return inactive
+
+
+_LISTED = (
     mapped(
         _HYBRID,
         True,
@@ -62,22 +74,19 @@ _ONE_STEP_OFF = (
         note="False: a separate explorer samples a step while the trainer trains on the step before, as in verl's "
         "one_step_off_policy",
     ),
-    *not_on_page(
-        *(
-            placement(
-                f"rollout.{name}",
-                UNSET,
-                f"explorer and trainer share {ONE_MACHINE.removeprefix('a single process on ')}",
-                supported=always,
-                value_type=ANY,
-            )
-            for name in ("nnodes", "n_gpus_per_node")
-        )
-    ),
 )
-_SHARED = "explorer and trainer are two processes, which share this machine's processors as they need them"
-_STYLE = "synchronizer.style"
-_FULLY_ASYNC = not_on_page(
+_UNLISTED = not_on_page(
+    *(
+        placement(
+            f"rollout.{name}",
+            UNSET,
+            f"explorer and trainer share {ONE_MACHINE.removeprefix('a single process on ')}",
+            supported=always,
+            value_type=ANY,
+        )
+        for name in ("nnodes", "n_gpus_per_node")
+    ),
+    no_effect("rollout.n", UNSET, "actor_rollout_ref.rollout.n applies", value_type=ANY),
     mapped(
         async_units.STALENESS,
         0.1,
@@ -100,15 +109,6 @@ _FULLY_ASYNC = not_on_page(
         "then count these intervals",
     ),
     mapped(
-        async_units.REQUIRED,
-        1,
-        "trainer.tasks_per_step",
-        read=batches,
-        value_type=INTEGER,
-        inactive=async_units.synchronous,
-        note="updates of a step, each of ppo_mini_batch_size prompts",
-    ),
-    mapped(
         async_units.PARTIAL,
         True,
         f"{_STYLE}.pause_mode",
@@ -116,6 +116,49 @@ _FULLY_ASYNC = not_on_page(
         value_type=BOOLEAN,
         inactive=async_units.synchronous,
         note="True: abort; False: finish, as verl's documentation says",
+    ),
+    mapped(
+        V1_MODE,
+        "sync",
+        f"{_STYLE}.type",
+        read=explorer,
+        value_type=one_of("sync", *V1_WARMUP),
+        warn=async_units.unwritten_ratio_notice,
+        inactive=lambda foreign: None if foreign["trainer.use_v1"] else "trainer.use_v1 is False",
+        note="the asynchronous modes have an explorer of style bounded, whose rollouts continue with newer "
+        f"weights; under {SEPARATE} a step is ppo_mini_batch_size prompts, and trainer.total_training_steps, "
+        "test_freq and save_freq count versions",
+    ),
+    mapped(
+        V1_OLDEST,
+        8,
+        f"{_STYLE}.max_staleness",
+        read=explorer,
+        inactive=_only(*V1_WARMUP),
+        note="no rollout is older than max_staleness, so nothing is left to drop or to wait for",
+    ),
+    *(
+        mapped(
+            key,
+            1,
+            f"{_STYLE}.max_staleness",
+            read=explorer,
+            inactive=_only(mode),
+            note="(it + 1) * parameter_sync_step - 1 steps" if mode == SEPARATE else "in steps",
+        )
+        for mode, key in V1_WARMUP.items()
+    ),
+    mapped(
+        V1_INTERVAL, 4, f"{_STYLE}.every", "trainer.tasks_per_step", read=batches, inactive=_only(SEPARATE)
+    ),
+    mapped(
+        async_units.REQUIRED,
+        1,
+        "trainer.tasks_per_step",
+        read=batches,
+        value_type=INTEGER,
+        inactive=async_units.synchronous,
+        note="updates of a step, each of ppo_mini_batch_size prompts",
     ),
     mapped(
         async_units.TOTAL,
@@ -126,7 +169,6 @@ _FULLY_ASYNC = not_on_page(
         inactive=async_units.synchronous,
         note="counts prompts; trainer.total_epochs may end the run before",
     ),
-    no_effect("rollout.n", UNSET, "actor_rollout_ref.rollout.n applies", value_type=ANY),
     *(
         placement(f"async_training.{name}", UNSET, instead, supported=always, value_type=ANY)
         for name, instead in (
@@ -163,52 +205,6 @@ _FULLY_ASYNC = not_on_page(
         "remove it",
         supported=never,
     ),
-)
-
-
-def _only(*modes: str) -> InactiveCheck:
-    def inactive(foreign: ForeignValues) -> str | None:
-        mode = async_mode(foreign)
-        return None if mode in modes else f"the trainer's mode is {mode or 'sync'}"
-
-    return inactive
-
-
-V1_ROWS = not_on_page(
-    mapped(
-        V1_MODE,
-        "sync",
-        f"{_STYLE}.type",
-        read=explorer,
-        value_type=one_of("sync", *V1_WARMUP),
-        warn=async_units.unwritten_ratio_notice,
-        inactive=lambda foreign: None if foreign["trainer.use_v1"] else "trainer.use_v1 is False",
-        note="the asynchronous modes have an explorer of style bounded, whose rollouts continue with newer "
-        f"weights; under {SEPARATE} a step is ppo_mini_batch_size prompts, and trainer.total_training_steps, "
-        "test_freq and save_freq count versions",
-    ),
-    mapped(
-        V1_OLDEST,
-        8,
-        f"{_STYLE}.max_staleness",
-        read=explorer,
-        inactive=_only(*V1_WARMUP),
-        note="no rollout is older than max_staleness, so nothing is left to drop or to wait for",
-    ),
-    *(
-        mapped(
-            key,
-            1,
-            f"{_STYLE}.max_staleness",
-            read=explorer,
-            inactive=_only(mode),
-            note="(it + 1) * parameter_sync_step - 1 steps" if mode == SEPARATE else "in steps",
-        )
-        for mode, key in V1_WARMUP.items()
-    ),
-    mapped(
-        V1_INTERVAL, 4, f"{_STYLE}.every", "trainer.tasks_per_step", read=batches, inactive=_only(SEPARATE)
-    ),
     placement(
         f"{V1}.{SEPARATE}.hybrid_rollout.*",
         UNSET,
@@ -230,4 +226,4 @@ V1_ROWS = not_on_page(
     ),
     no_effect(f"{V1}.*", UNSET, "it belongs to no mode of the trainer that Strop runs", value_type=ANY),
 )
-ROWS = (*_ONE_STEP_OFF, *_FULLY_ASYNC, *V1_ROWS)
+ROWS = (*_LISTED, *_UNLISTED)

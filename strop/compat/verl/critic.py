@@ -195,7 +195,40 @@ def _model(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 _RECOMPUTED_FIELD = f"{AT}.model.gradient_checkpointing"
-_MODEL = (
+_MEGATRON = schedule_rows(OPTIM, AT, critic, megatron, falling, wsd)
+
+
+def _as_the_estimator_needs(foreign: ForeignValues, value: Any) -> bool:
+    """Whether a critic is trained where the estimator reads one."""
+    return value is None or bool(value) == (switches.gae(foreign) is None)
+
+
+_SWITCH = refused(
+    "critic.enable",
+    None,
+    "a critic is trained for algorithm.adv_estimator=gae, and for no other estimator; leave it null",
+    supported=_as_the_estimator_needs,
+)
+_ACTOR = "actor_rollout_ref.actor"
+_CONTENTS = f"{_ACTOR}.checkpoint"
+
+
+def _fixed(key: str, default: Any, reason: str, supported: SupportCheck | None = None) -> KeyMapping:
+    """A refused key that is inactive without a critic."""
+    return refused(f"critic.{key}", default, reason, supported=supported, inactive=switches.gae)
+
+
+_NO_LORA = "critic.model.lora_rank is 0, so that the whole critic is trained"
+_LISTED = (
+    refused(
+        "critic.*",
+        UNSET,
+        "the run file's algorithm.critic has no equivalent of this key; remove it",
+        supported=never,
+        inactive=switches.gae,
+    ),
+)
+_UNLISTED = not_on_page(
     mapped(
         "critic.model.path",
         None,
@@ -231,7 +264,6 @@ _MODEL = (
         read=critic,
         inactive=own_model,
     ),
-    RECOMPUTED.offload_row(f"{AT}.model.activation_offload", critic, own_model),
     mapped(
         "critic.model.trust_remote_code",
         False,
@@ -250,6 +282,39 @@ _MODEL = (
     placement(
         "critic.model.use_remove_padding", False, ALWAYS_PACKED, supported=only(True), inactive=switches.gae
     ),
+    *(
+        no_effect(f"critic.model.{name}", UNSET, why, value_type=ANY)
+        for name, why in (
+            ("lora_alpha", _NO_LORA),
+            ("target_modules", _NO_LORA),
+            ("exclude_modules", _NO_LORA),
+            ("lora.*", _NO_LORA),
+            ("mtp.*", "the critic has no heads but that of the value"),
+            ("custom_chat_template", "the critic reads the policy's tokens"),
+            ("hf_config_path", "the model folder's config.json is read"),
+        )
+    ),
+    placement(
+        "critic.model.tiled_mlp.enabled",
+        False,
+        "Strop's own kernels",
+        supported=only(False),
+        inactive=switches.gae,
+    ),
+    no_effect("critic.model.tiled_mlp.*", UNSET, "Strop's own kernels are used", value_type=ANY),
+    *worker_rows("critic", switches.gae),
+    *(
+        placement_section(f"critic.model.{name}", NO_SHARDS, inactive=switches.gae)
+        for name in ("fsdp_config", "fused_kernel_options", "gradient_checkpointing_kwargs")
+    ),
+    *(
+        fused_kernels(f"critic.model.{name}", value_type=ANY, inactive=switches.gae)
+        for name in ("use_liger", "use_fused_kernels")
+    ),
+    default_only("critic.model.use_shm", False, OWN_KERNELS, switches.gae),
+    placement("critic.model.lora_rank", 0, OWN_KERNELS, supported=only(0)),
+    *_torchtitan_rows("critic", "algorithm.critic", critic, switches.gae),
+    RECOMPUTED.offload_row(f"{AT}.model.activation_offload", critic, own_model),
     *(
         placement(f"critic.{name}", default, NO_SHARDS, supported=only(default, 1), inactive=switches.gae)
         for name, default in (
@@ -272,58 +337,6 @@ _MODEL = (
     *RECOMPUTED.earlier_rows(_RECOMPUTED_FIELD, critic),
     *RECOMPUTED.megatron_rows(_RECOMPUTED_FIELD, critic),
     *megatron_parallelism_rows("critic.megatron", megatron),
-)
-_MEGATRON = schedule_rows(OPTIM, AT, critic, megatron, falling, wsd)
-_OPTIMIZER = (
-    mapped(
-        f"{OPTIM}.lr",
-        1e-5,
-        f"{AT}.optimizer.lr",
-        read=critic,
-        inactive=switches.gae,
-        note="verl's ppo_megatron_trainer.yaml has 1e-6 up to 0.5, and 1e-5 since 0.6, which is used",
-    ),
-    mapped(f"{OPTIM}.weight_decay", 0.01, f"{AT}.optimizer.weight_decay", read=critic, inactive=switches.gae),
-    mapped(
-        f"{OPTIM}.betas", [0.9, 0.999], f"{AT}.optimizer.betas", read=critic, value_type=BETAS, inactive=fsdp
-    ),
-    mapped(
-        f"{OPTIM}.lr_warmup_steps",
-        -1,
-        f"{AT}.schedule.warmup",
-        read=critic,
-        value_type=nullable(INTEGER),
-        inactive=switches.gae,
-        note="a negative value means that the ratio applies",
-    ),
-    mapped(
-        f"{OPTIM}.lr_warmup_steps_ratio",
-        0.0,
-        f"{AT}.schedule.warmup",
-        read=critic,
-        inactive=any_inactive(switches.gae, no_ratio),
-    ),
-    mapped(
-        f"{OPTIM}.warmup_style",
-        "constant",
-        f"{AT}.schedule.type",
-        read=critic,
-        value_type=one_of("constant", "cosine"),
-        inactive=fsdp,
-    ),
-    mapped(f"{OPTIM}.min_lr_ratio", 0.0, f"{AT}.schedule.min_ratio", read=critic, inactive=cosine),
-    mapped(f"{OPTIM}.num_cycles", 0.5, f"{AT}.schedule.cycles", read=critic, inactive=cosine),
-    mapped(
-        f"{OPTIM}.clip_grad",
-        1.0,
-        f"{AT}.max_grad_norm",
-        read=critic,
-        inactive=megatron,
-        note="0 means no bound",
-    ),
-    *_MEGATRON.values(),
-)
-_UPDATES = (
     mapped(
         "critic.ppo_mini_batch_size",
         "${actor_rollout_ref.actor.ppo_mini_batch_size}",
@@ -395,13 +408,6 @@ _UPDATES = (
         supported=same_as("actor_rollout_ref.actor.shuffle"),
         inactive=switches.gae,
     ),
-    refused(
-        "critic.checkpoint.save_contents",
-        "${actor_rollout_ref.actor.checkpoint.save_contents}",
-        "policy and critic are saved together; write actor_rollout_ref.actor.checkpoint.save_contents",
-        supported=same_as("actor_rollout_ref.actor.checkpoint.save_contents"),
-        inactive=switches.gae,
-    ),
     mapped(
         "critic.grad_clip",
         1.0,
@@ -411,23 +417,6 @@ _UPDATES = (
         inactive=fsdp,
     ),
     mapped("critic.cliprange_value", 0.5, f"{AT}.value_clip", read=critic, inactive=switches.gae),
-)
-
-
-def _as_the_estimator_needs(foreign: ForeignValues, value: Any) -> bool:
-    """Whether a critic is trained where the estimator reads one."""
-    return value is None or bool(value) == (switches.gae(foreign) is None)
-
-
-_SWITCH = refused(
-    "critic.enable",
-    None,
-    "a critic is trained for algorithm.adv_estimator=gae, and for no other estimator; leave it null",
-    supported=_as_the_estimator_needs,
-)
-_ACTOR = "actor_rollout_ref.actor"
-_CONTENTS = f"{_ACTOR}.checkpoint"
-_FIXED_LOSS = (
     mapped(
         "critic.loss_agg_mode",
         "${actor_rollout_ref.actor.loss_agg_mode}",
@@ -446,36 +435,55 @@ _FIXED_LOSS = (
         supported=lambda foreign, value: value in (None, foreign["data.max_response_length"]),
         inactive=any_inactive(switches.gae, unless("critic.loss_agg_mode", "seq-mean-token-sum-norm")),
     ),
-    no_effect("critic.kl_ctrl.*", UNSET, "no part of verl reads it", value_type=ANY),
-    refused(
-        "critic.checkpoint.load_contents",
-        f"${{{_CONTENTS}.load_contents}}",
-        f"policy and critic are loaded together; write {_CONTENTS}.load_contents",
-        supported=same_as(f"{_CONTENTS}.load_contents"),
-        value_type=STRING_OR_LIST,
+    no_effect("critic.data_loader_seed", UNSET, ONE_SEED, value_type=ANY),
+    mapped(
+        f"{OPTIM}.lr",
+        1e-5,
+        f"{AT}.optimizer.lr",
+        read=critic,
         inactive=switches.gae,
+        note="verl's ppo_megatron_trainer.yaml has 1e-6 up to 0.5, and 1e-5 since 0.6, which is used",
     ),
-)
-
-
-def _fixed(key: str, default: Any, reason: str, supported: SupportCheck | None = None) -> KeyMapping:
-    """A refused key that is inactive without a critic."""
-    return refused(f"critic.{key}", default, reason, supported=supported, inactive=switches.gae)
-
-
-_FIXED_OPTIMIZER = (
-    _fixed(
-        "optim.optimizer", "adam", "the critic is trained with AdamW; leave it at its default", only(*ADAMW)
+    mapped(f"{OPTIM}.weight_decay", 0.01, f"{AT}.optimizer.weight_decay", read=critic, inactive=switches.gae),
+    mapped(
+        f"{OPTIM}.betas", [0.9, 0.999], f"{AT}.optimizer.betas", read=critic, value_type=BETAS, inactive=fsdp
     ),
-    _fixed("optim.name", "AdamW", "the critic is trained with AdamW; leave it at its default", only(*ADAMW)),
-    no_effect("critic.optim.total_training_steps", -1, OVERWRITTEN, value_type=nullable(INTEGER)),
-    _fixed(
-        "optim.weight_decay_incr_style",
+    mapped(
+        f"{OPTIM}.lr_warmup_steps",
+        -1,
+        f"{AT}.schedule.warmup",
+        read=critic,
+        value_type=nullable(INTEGER),
+        inactive=switches.gae,
+        note="a negative value means that the ratio applies",
+    ),
+    mapped(
+        f"{OPTIM}.lr_warmup_steps_ratio",
+        0.0,
+        f"{AT}.schedule.warmup",
+        read=critic,
+        inactive=any_inactive(switches.gae, no_ratio),
+    ),
+    mapped(
+        f"{OPTIM}.warmup_style",
         "constant",
-        "the critic's weight decay is constant; leave it constant",
+        f"{AT}.schedule.type",
+        read=critic,
+        value_type=one_of("constant", "cosine"),
+        inactive=fsdp,
     ),
-    _fixed("optim.zero_indexed_step", True, "the schedule counts steps from 0; leave it True"),
-    _fixed("optim.lr_decay_ratio", 1.0, "the rate decays until the end of the run; write 1.0"),
+    mapped(f"{OPTIM}.min_lr_ratio", 0.0, f"{AT}.schedule.min_ratio", read=critic, inactive=cosine),
+    mapped(f"{OPTIM}.num_cycles", 0.5, f"{AT}.schedule.cycles", read=critic, inactive=cosine),
+    mapped(
+        f"{OPTIM}.clip_grad",
+        1.0,
+        f"{AT}.max_grad_norm",
+        read=critic,
+        inactive=megatron,
+        note="0 means no bound",
+    ),
+    *_MEGATRON.values(),
+    no_effect("critic.optim.total_training_steps", -1, OVERWRITTEN, value_type=nullable(INTEGER)),
     *(
         mapped(
             f"{OPTIM}.{name}",
@@ -486,12 +494,6 @@ _FIXED_OPTIMIZER = (
             note="a rate, of VeOmni's schedule; a fraction of lr in the run file",
         )
         for name, field in (("lr_min", "min_ratio"), ("lr_start", "start_ratio"))
-    ),
-    _fixed(
-        "optim.override_optimizer_config.*",
-        UNSET,
-        "Strop does not know this option of the critic's optimizer; remove it",
-        empty,
     ),
     no_effect(
         "critic.optim.use_checkpoint_opt_param_scheduler", False, "a resumed run always keeps its schedule"
@@ -514,59 +516,43 @@ _FIXED_OPTIMIZER = (
             ("use_layer_wise_distributed_optimizer", False),
         )
     ),
-)
-_NO_LORA = "critic.model.lora_rank is 0, so that the whole critic is trained"
-_FIXED_MODEL = (
-    *(
-        no_effect(f"critic.model.{name}", UNSET, why, value_type=ANY)
-        for name, why in (
-            ("lora_alpha", _NO_LORA),
-            ("target_modules", _NO_LORA),
-            ("exclude_modules", _NO_LORA),
-            ("lora.*", _NO_LORA),
-            ("mtp.*", "the critic has no heads but that of the value"),
-            ("custom_chat_template", "the critic reads the policy's tokens"),
-            ("hf_config_path", "the model folder's config.json is read"),
-        )
+    refused(
+        "critic.checkpoint.save_contents",
+        "${actor_rollout_ref.actor.checkpoint.save_contents}",
+        "policy and critic are saved together; write actor_rollout_ref.actor.checkpoint.save_contents",
+        supported=same_as("actor_rollout_ref.actor.checkpoint.save_contents"),
+        inactive=switches.gae,
+    ),
+    refused(
+        "critic.checkpoint.load_contents",
+        f"${{{_CONTENTS}.load_contents}}",
+        f"policy and critic are loaded together; write {_CONTENTS}.load_contents",
+        supported=same_as(f"{_CONTENTS}.load_contents"),
+        value_type=STRING_OR_LIST,
+        inactive=switches.gae,
+    ),
+    no_effect_section("critic.checkpoint.mbridge_config", "critic and policy are saved together"),
+    no_effect("critic.checkpoint.async_save", False, "checkpoints are complete before the next step"),
+    _SWITCH,
+    no_effect("critic.kl_ctrl.*", UNSET, "no part of verl reads it", value_type=ANY),
+    _fixed(
+        "optim.optimizer", "adam", "the critic is trained with AdamW; leave it at its default", only(*ADAMW)
+    ),
+    _fixed("optim.name", "AdamW", "the critic is trained with AdamW; leave it at its default", only(*ADAMW)),
+    _fixed(
+        "optim.weight_decay_incr_style",
+        "constant",
+        "the critic's weight decay is constant; leave it constant",
+    ),
+    _fixed("optim.zero_indexed_step", True, "the schedule counts steps from 0; leave it True"),
+    _fixed("optim.lr_decay_ratio", 1.0, "the rate decays until the end of the run; write 1.0"),
+    _fixed(
+        "optim.override_optimizer_config.*",
+        UNSET,
+        "Strop does not know this option of the critic's optimizer; remove it",
+        empty,
     ),
     _fixed("model.lora.rank", 0, "the whole critic is trained; write 0"),
     _fixed("model.lora_adapter_path", None, "the whole critic is trained; leave it null"),
-    placement(
-        "critic.model.tiled_mlp.enabled",
-        False,
-        "Strop's own kernels",
-        supported=only(False),
-        inactive=switches.gae,
-    ),
-    no_effect("critic.model.tiled_mlp.*", UNSET, "Strop's own kernels are used", value_type=ANY),
 )
-_FIXED = (_SWITCH, *_FIXED_LOSS, *_FIXED_OPTIMIZER, *_FIXED_MODEL)
-"""Rows of the keys, which the seed page does not list."""
-_PAGE = (
-    refused(
-        "critic.*",
-        UNSET,
-        "the run file's algorithm.critic has no equivalent of this key; remove it",
-        supported=never,
-        inactive=switches.gae,
-    ),
-    *not_on_page(*_MODEL, *_OPTIMIZER, *_UPDATES, *_FIXED),
-)
-CRITIC_SETTINGS = not_on_page(
-    *worker_rows("critic", switches.gae),
-    no_effect("critic.data_loader_seed", UNSET, ONE_SEED, value_type=ANY),
-    *(
-        placement_section(f"critic.model.{name}", NO_SHARDS, inactive=switches.gae)
-        for name in ("fsdp_config", "fused_kernel_options", "gradient_checkpointing_kwargs")
-    ),
-    *(
-        fused_kernels(f"critic.model.{name}", value_type=ANY, inactive=switches.gae)
-        for name in ("use_liger", "use_fused_kernels")
-    ),
-    default_only("critic.model.use_shm", False, OWN_KERNELS, switches.gae),
-    no_effect_section("critic.checkpoint.mbridge_config", "critic and policy are saved together"),
-    no_effect("critic.checkpoint.async_save", False, "checkpoints are complete before the next step"),
-)
-LATER_CRITIC = not_on_page(placement("critic.model.lora_rank", 0, OWN_KERNELS, supported=only(0)))
-FILE_CRITIC = not_on_page(*_torchtitan_rows("critic", "algorithm.critic", critic, switches.gae))
-ROWS = (*_PAGE, *CRITIC_SETTINGS, *LATER_CRITIC, *FILE_CRITIC)
+ROWS = (*_LISTED, *_UNLISTED)

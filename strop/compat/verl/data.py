@@ -327,7 +327,16 @@ def custom_class_rows(read: ReadFunction, note: str) -> tuple[KeyMapping, ...]:
 
 
 _CUSTOM_CLASS = custom_class_rows(tasksets, "a torch Dataset that returns messages or the tokens of a prompt")
-_PAGE = (
+_IMAGES = "the model's own image processor is used, and pixels are made where they are used"
+_TOOLS_IN_PROMPTS = "data.max_prompt_length limits a prompt without the descriptions of the tools"
+
+
+def _no_generation_batch(foreign: ForeignValues) -> str | None:
+    return "data.gen_batch_size is null" if foreign["data.gen_batch_size"] is None else None
+
+
+_CONTINUES = "every turn of a conversation continues the sampled tokens"
+_LISTED = (
     mapped("data.tokenizer", None, "model.tokenizer", value_type=nullable(STRING)),
     mapped(
         "data.train_files",
@@ -386,21 +395,11 @@ _PAGE = (
         note="takes effect only where it is set",
     ),
     *_CUSTOM_CLASS[:2],
-    *not_on_page(
-        *_CUSTOM_CLASS[2:],
-        mapped("data.reward_fn_key", "data_source", "data.train.source", "data.eval.0.source", read=tasksets),
-        mapped("data.seed", 1, "seed", note="seeds all random choices, not only the order of the data"),
-    ),
 )
-_IMAGES = "the model's own image processor is used, and pixels are made where they are used"
-_TOOLS_IN_PROMPTS = "data.max_prompt_length limits a prompt without the descriptions of the tools"
-
-
-def _no_generation_batch(foreign: ForeignValues) -> str | None:
-    return "data.gen_batch_size is null" if foreign["data.gen_batch_size"] is None else None
-
-
-LATER_DATA = not_on_page(
+_UNLISTED = not_on_page(
+    *_CUSTOM_CLASS[2:],
+    mapped("data.reward_fn_key", "data_source", "data.train.source", "data.eval.0.source", read=tasksets),
+    mapped("data.seed", 1, "seed", note="seeds all random choices, not only the order of the data"),
     no_effect("data.min_response_length", UNSET, "no version of verl reads it", value_type=ANY),
     no_effect("data.val_batch_size", None, "all validation prompts are sampled together", value_type=ANY),
     mapped(
@@ -484,7 +483,6 @@ LATER_DATA = not_on_page(
         "Strop has no generation of tasks during a run; write the tasks to a file",
         supported=empty,
     ),
+    no_effect("data.continuous_token.*", UNSET, _CONTINUES, value_type=ANY),
 )
-_CONTINUES = "every turn of a conversation continues the sampled tokens"
-FILE_DATA = not_on_page(no_effect("data.continuous_token.*", UNSET, _CONTINUES, value_type=ANY))
-ROWS = (*_PAGE, *LATER_DATA, *FILE_DATA)
+ROWS = (*_LISTED, *_UNLISTED)

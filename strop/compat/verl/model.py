@@ -160,11 +160,30 @@ def recomputation(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-SWITCH_ROWS = (
-    mapped(RECOMPUTED.switch, False, _RECOMPUTED_FIELD, read=recomputation),
-    RECOMPUTED.offload_row("model.activation_offload", recomputation),
-)
-_PAGE = (
+def write_chat_template(run: Run) -> Mapping[str, Any]:
+    """Write a chat template other than the tokenizer's."""
+    template = run.data.chat_template
+    own = template not in ("tokenizer", "none")
+    return {f"{_MODEL}.custom_chat_template": template} if own else {}
+
+
+@written_by(write_chat_template)
+def chat_template(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the chat template; null means the tokenizer's."""
+    template = foreign[f"{_MODEL}.custom_chat_template"]
+    return {} if template is None else {"data.chat_template": template}
+
+
+EARLIER_ROWS = RECOMPUTED.earlier_rows(_RECOMPUTED_FIELD, recomputation)
+_mtp = any_inactive(unless(f"{_MODEL}.mtp.enable", True), unless(f"{_MODEL}.mtp.enable_train", True))
+
+
+def _heads_only(foreign: ForeignValues, value: Any) -> bool:
+    """Whether multi-token prediction does not train the model itself, but only its additional heads."""
+    return not value or bool(foreign[f"{_MODEL}.mtp.detach_encoder"])
+
+
+_LISTED = (
     mapped(f"{_MODEL}.path", "~/models/deepseek-llm-7b-chat", "model.path"),
     mapped(
         f"{_MODEL}.external_lib",
@@ -181,7 +200,8 @@ _PAGE = (
         "model.freeze_router",
         inactive=switches.megatron,
     ),
-    *SWITCH_ROWS,
+    mapped(RECOMPUTED.switch, False, _RECOMPUTED_FIELD, read=recomputation),
+    RECOMPUTED.offload_row("model.activation_offload", recomputation),
     mapped(
         f"{_MODEL}.trust_remote_code",
         False,
@@ -190,68 +210,45 @@ _PAGE = (
         note="takes effect only where it is set",
     ),
     placement(f"{_MODEL}.use_remove_padding", False, ALWAYS_PACKED, supported=only(True)),
-    *not_on_page(
-        mapped(
-            f"{_MODEL}.override_config.*",
-            UNSET,
-            "model.override",
-            read=override_config,
-            note="values of the model's config.json",
-        ),
-        refused(
-            f"{_MODEL}.override_config.moe_config.*",
-            UNSET,
-            "the page has no other key for Megatron's mixture of experts; remove it",
-            supported=never,
-        ),
-        mapped(f"{_MODEL}.lora_rank", 0, "model.lora.rank", read=lora),
-        mapped(
-            f"{_MODEL}.lora_alpha",
-            16,
-            "model.lora.alpha",
-            read=lora,
-            value_type=NUMBER,
-            inactive=switches.lora,
-        ),
-        mapped(
-            f"{_MODEL}.target_modules",
-            "all-linear",
-            "model.lora.targets",
-            read=lora,
-            value_type=STRING_OR_LIST,
-            inactive=switches.lora,
-        ),
-        mapped(
-            f"{_MODEL}.exclude_modules",
-            None,
-            "model.lora.exclude",
-            read=lora,
-            value_type=nullable(STRING_OR_LIST),
-            inactive=switches.lora,
-        ),
-        fused_kernels(f"{_MODEL}.use_liger"),
-        fused_kernels(f"{_MODEL}.use_fused_kernels"),
-        placement(f"{_MODEL}.use_shm", False, "the model is read from its folder", supported=only(False)),
-    ),
 )
-
-
-def write_chat_template(run: Run) -> Mapping[str, Any]:
-    """Write a chat template other than the tokenizer's."""
-    template = run.data.chat_template
-    own = template not in ("tokenizer", "none")
-    return {f"{_MODEL}.custom_chat_template": template} if own else {}
-
-
-@written_by(write_chat_template)
-def chat_template(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the chat template; null means the tokenizer's."""
-    template = foreign[f"{_MODEL}.custom_chat_template"]
-    return {} if template is None else {"data.chat_template": template}
-
-
-EARLIER_ROWS = RECOMPUTED.earlier_rows(_RECOMPUTED_FIELD, recomputation)
-LATER_CHAT_TEMPLATE = not_on_page(
+_UNLISTED = not_on_page(
+    mapped(
+        f"{_MODEL}.override_config.*",
+        UNSET,
+        "model.override",
+        read=override_config,
+        note="values of the model's config.json",
+    ),
+    refused(
+        f"{_MODEL}.override_config.moe_config.*",
+        UNSET,
+        "the page has no other key for Megatron's mixture of experts; remove it",
+        supported=never,
+    ),
+    default_only(f"{_MODEL}.override_config.attn_implementation", UNSET, OWN_KERNELS),
+    mapped(f"{_MODEL}.lora_rank", 0, "model.lora.rank", read=lora),
+    mapped(
+        f"{_MODEL}.lora_alpha", 16, "model.lora.alpha", read=lora, value_type=NUMBER, inactive=switches.lora
+    ),
+    mapped(
+        f"{_MODEL}.target_modules",
+        "all-linear",
+        "model.lora.targets",
+        read=lora,
+        value_type=STRING_OR_LIST,
+        inactive=switches.lora,
+    ),
+    mapped(
+        f"{_MODEL}.exclude_modules",
+        None,
+        "model.lora.exclude",
+        read=lora,
+        value_type=nullable(STRING_OR_LIST),
+        inactive=switches.lora,
+    ),
+    fused_kernels(f"{_MODEL}.use_liger"),
+    fused_kernels(f"{_MODEL}.use_fused_kernels"),
+    placement(f"{_MODEL}.use_shm", False, "the model is read from its folder", supported=only(False)),
     mapped(
         f"{_MODEL}.custom_chat_template",
         None,
@@ -259,17 +256,7 @@ LATER_CHAT_TEMPLATE = not_on_page(
         read=chat_template,
         value_type=nullable(STRING),
         note="Jinja text; null means the tokenizer's template",
-    )
-)
-_mtp = any_inactive(unless(f"{_MODEL}.mtp.enable", True), unless(f"{_MODEL}.mtp.enable_train", True))
-
-
-def _heads_only(foreign: ForeignValues, value: Any) -> bool:
-    """Whether multi-token prediction does not train the model itself, but only its additional heads."""
-    return not value or bool(foreign[f"{_MODEL}.mtp.detach_encoder"])
-
-
-LATER_MODEL = not_on_page(
+    ),
     mapped(
         f"{_MODEL}.lora_adapter_path",
         None,
@@ -287,6 +274,16 @@ LATER_MODEL = not_on_page(
             "those in it as +actor_rollout_ref.model.override_config.NAME"
         ),
         supported=empty,
+    ),
+    placement_section(f"{_MODEL}.fused_kernel_options", OWN_KERNELS),
+    *EARLIER_ROWS,
+    placement_section(f"{_MODEL}.gradient_checkpointing_kwargs", "each layer is recomputed"),
+    placement_section(f"{_MODEL}.tiled_mlp", OWN_KERNELS),
+    no_effect(
+        f"{_MODEL}.enable_activation_offloading",
+        UNSET,
+        "verl reads enable_activation_offload",
+        value_type=ANY,
     ),
     mapped(
         f"{_MODEL}.lora.rank",
@@ -344,21 +341,6 @@ LATER_MODEL = not_on_page(
     ),
     no_effect(f"{_MODEL}.mtp.detach_encoder", False, "the additional heads are not trained"),
     no_effect(f"{_MODEL}.mtp.*", UNSET, "the additional heads are not trained", value_type=ANY),
-)
-MODEL_SETTINGS = not_on_page(
-    placement_section(f"{_MODEL}.fused_kernel_options", OWN_KERNELS),
-    *EARLIER_ROWS,
-    placement_section(f"{_MODEL}.gradient_checkpointing_kwargs", "each layer is recomputed"),
-    default_only(f"{_MODEL}.override_config.attn_implementation", UNSET, OWN_KERNELS),
     default_only(f"{_MODEL}.tiled_mlp.enabled", False, OWN_KERNELS),
-    placement_section(f"{_MODEL}.tiled_mlp", OWN_KERNELS),
 )
-UNREAD_MODEL = not_on_page(
-    no_effect(
-        f"{_MODEL}.enable_activation_offloading",
-        UNSET,
-        "verl reads enable_activation_offload",
-        value_type=ANY,
-    )
-)
-ROWS = (*_PAGE, *LATER_CHAT_TEMPLATE, *LATER_MODEL, *MODEL_SETTINGS, *UNREAD_MODEL)
+ROWS = (*_LISTED, *_UNLISTED)

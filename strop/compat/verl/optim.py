@@ -325,7 +325,43 @@ def schedule_rows(
 _MEGATRON_SCHEDULE = schedule_rows(
     OPTIM, "trainer", schedule, switches.megatron, switches.falling, switches.wsd
 )
-_MEGATRON_ROWS = (
+
+
+def _torchtitan_rows(
+    section: str, at: str, read: ReadFunction, *more: InactiveCheck
+) -> tuple[KeyMapping, ...]:
+    """Rows of torchtitan's schedule: linear by default, from the end of the warm-up to the end of the run."""
+    inactive = any_inactive(*more, unless(f"{section}.strategy", "torchtitan"))
+    return (
+        refused(f"{section}.optim.eps", 1e-8, "AdamW's epsilon is 1e-8; leave it 1e-8"),
+        mapped(
+            f"{section}.optim.decay_type",
+            "linear",
+            f"{at}.schedule.type",
+            read=read,
+            value_type=one_of("linear", "cosine", "sqrt"),
+            inactive=inactive,
+            note="torchtitan's decay, from the end of the warm-up to the end of the run",
+        ),
+        mapped(
+            f"{section}.optim.min_lr_factor",
+            0.0,
+            f"{at}.schedule.min_ratio",
+            read=read,
+            inactive=inactive,
+            note="torchtitan's last rate, as a fraction of lr; 1 is a constant rate",
+        ),
+    )
+
+
+_MUON_NAMES = (
+    *("muon_momentum", "muon_nesterov", "muon_split_qkv", "muon_scale_mode", "muon_coefficient_type"),
+    *("muon_num_ns_steps", "muon_tp_mode", "muon_fp32_matmul_prec", "muon_extra_scale_factor"),
+    *("muon_scalar_optimizer", "muon_match_adamw_update_rms"),
+)
+MUON = tuple(f"{at}.optim.{name}" for at in ("actor_rollout_ref.actor", "critic") for name in _MUON_NAMES)
+"""Options of Megatron's Muon."""
+_LISTED = (
     mapped(
         f"{OPTIM}.optimizer",
         "adam",
@@ -363,51 +399,6 @@ _MEGATRON_ROWS = (
         False,
         "a resumed run always keeps its schedule; a changed schedule is refused",
     ),
-)
-
-
-def _torchtitan_rows(
-    section: str, at: str, read: ReadFunction, *more: InactiveCheck
-) -> tuple[KeyMapping, ...]:
-    """Rows of torchtitan's schedule: linear by default, from the end of the warm-up to the end of the run."""
-    inactive = any_inactive(*more, unless(f"{section}.strategy", "torchtitan"))
-    return (
-        refused(f"{section}.optim.eps", 1e-8, "AdamW's epsilon is 1e-8; leave it 1e-8"),
-        mapped(
-            f"{section}.optim.decay_type",
-            "linear",
-            f"{at}.schedule.type",
-            read=read,
-            value_type=one_of("linear", "cosine", "sqrt"),
-            inactive=inactive,
-            note="torchtitan's decay, from the end of the warm-up to the end of the run",
-        ),
-        mapped(
-            f"{section}.optim.min_lr_factor",
-            0.0,
-            f"{at}.schedule.min_ratio",
-            read=read,
-            inactive=inactive,
-            note="torchtitan's last rate, as a fraction of lr; 1 is a constant rate",
-        ),
-    )
-
-
-_MUON_NAMES = (
-    *("muon_momentum", "muon_nesterov", "muon_split_qkv", "muon_scale_mode", "muon_coefficient_type"),
-    *("muon_num_ns_steps", "muon_tp_mode", "muon_fp32_matmul_prec", "muon_extra_scale_factor"),
-    *("muon_scalar_optimizer", "muon_match_adamw_update_rms"),
-)
-MUON = tuple(f"{at}.optim.{name}" for at in ("actor_rollout_ref.actor", "critic") for name in _MUON_NAMES)
-"""Options of Megatron's Muon."""
-FILE_OPTIM = not_on_page(
-    *_torchtitan_rows("actor_rollout_ref.actor", "trainer", schedule),
-    *(
-        no_effect(key, UNSET, "it is an option of Muon, which Strop does not have", value_type=ANY)
-        for key in MUON
-    ),
-)
-ACTOR_OPTIM = (
     mapped(f"{OPTIM}.lr", 1e-6, "trainer.optimizer.lr"),
     mapped(
         f"{OPTIM}.lr_warmup_steps",
@@ -438,7 +429,7 @@ ACTOR_OPTIM = (
     ),
     no_effect(f"{OPTIM}.total_training_steps", -1, OVERWRITTEN, value_type=nullable(INTEGER)),
 )
-OPTIM_BETAS = not_on_page(
+_UNLISTED = not_on_page(
     mapped(
         f"{OPTIM}.betas",
         [0.9, 0.999],
@@ -446,9 +437,7 @@ OPTIM_BETAS = not_on_page(
         read=betas,
         value_type=BETAS,
         inactive=switches.fsdp,
-    )
-)
-LATER_OPTIM = not_on_page(
+    ),
     *(
         mapped(
             f"{OPTIM}.{name}",
@@ -500,5 +489,10 @@ LATER_OPTIM = not_on_page(
         "Strop does not know this option of the optimizer; write the optimizer's own keys",
         supported=empty,
     ),
+    *_torchtitan_rows("actor_rollout_ref.actor", "trainer", schedule),
+    *(
+        no_effect(key, UNSET, "it is an option of Muon, which Strop does not have", value_type=ANY)
+        for key in MUON
+    ),
 )
-ROWS = (*_MEGATRON_ROWS, *ACTOR_OPTIM, *OPTIM_BETAS, *LATER_OPTIM, *FILE_OPTIM)
+ROWS = (*_LISTED, *_UNLISTED)

@@ -180,7 +180,32 @@ def aggregation(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"algorithm.aggregation": fixed.get(_mode(foreign), written)}
 
 
-_LOSS_ROWS = not_on_page(
+def clip_ratio_alone(foreign: ForeignValues) -> str | None:
+    """On the page, `clip_ratio` bounds both sides; in the code, the keys of the two sides take precedence."""
+    key = f"{_ACTOR}.clip_ratio"
+    sides = [side for side in ("low", "high") if not foreign.is_set(f"{key}_{side}")]
+    if not sides or foreign[key] == 0.2:
+        return None
+    names = " and ".join(f"clip_ratio_{side}" for side in sides)
+    return f"clip_ratio is used, as on verl's page; verl's code uses {names}, 0.2 where not set: write {names}, too"
+
+
+_LISTED = (
+    mapped(
+        f"{_ACTOR}.clip_ratio",
+        0.2,
+        "algorithm.policy_loss.clip_low",
+        "algorithm.policy_loss.clip_high",
+        "algorithm.policy_loss.divergence_low",
+        "algorithm.policy_loss.divergence_high",
+        read=policy_loss,
+        inactive=bounds_inactive,
+        warn=clip_ratio_alone,
+        note="the page's bound on both sides; in verl's code clip_ratio_low and clip_ratio_high, 0.2 where not "
+        "set, take precedence; Strop uses clip_ratio where they are not set",
+    ),
+)
+_UNLISTED = not_on_page(
     *(
         mapped(
             f"{_ACTOR}.clip_ratio_{side}",
@@ -203,16 +228,6 @@ _LOSS_ROWS = not_on_page(
         inactive=_read_by("clip_ratio_c"),
     ),
     mapped(
-        _MODE,
-        "vanilla",
-        f"{_FIELD}.type",
-        read=policy_loss,
-        value_type=one_of(*_LOSSES, *_LACKING, "clip-cov", "kl-cov"),
-        inactive=any_inactive(switches.distillation_alone, switches.recipe_alone),
-        note="the clip_ratio keys also bound the ratio of gspo and cispo, the log-ratio of geo_mean, and the "
-        "divergence of dppo_tv and dppo_kl",
-    ),
-    mapped(
         f"{_ACTOR}.loss_agg_mode",
         "token-mean",
         "algorithm.aggregation",
@@ -223,9 +238,6 @@ _LOSS_ROWS = not_on_page(
         inactive=_aggregation_inactive,
         note="sapo, geo_mean and the recipe's gvpo are always averaged over sequences; so was gspo up to verl 0.9.0",
     ),
-)
-"""Rows of the seed page's time."""
-LATER_ROWS = not_on_page(
     *(
         mapped(
             f"{_ACTOR}.{key}",
@@ -248,37 +260,19 @@ LATER_ROWS = not_on_page(
             ("policy_loss.ppo_kl_coef", 0.1, "kl_coef"),
         )
     ),
+    mapped(
+        _MODE,
+        "vanilla",
+        f"{_FIELD}.type",
+        read=policy_loss,
+        value_type=one_of(*_LOSSES, *_LACKING, "clip-cov", "kl-cov"),
+        inactive=any_inactive(switches.distillation_alone, switches.recipe_alone),
+        note="the clip_ratio keys also bound the ratio of gspo and cispo, the log-ratio of geo_mean, and the "
+        "divergence of dppo_tv and dppo_kl",
+    ),
     *(
         no_effect(f"{_ACTOR}.policy_loss.{name}", default, f"verl reads {_ACTOR}.{name}", value_type=ANY)
         for name, default in (("tau_pos", 1.0), ("tau_neg", 1.05))
     ),
 )
-"""Rows of later versions."""
-
-
-def clip_ratio_alone(foreign: ForeignValues) -> str | None:
-    """On the page, `clip_ratio` bounds both sides; in the code, the keys of the two sides take precedence."""
-    key = f"{_ACTOR}.clip_ratio"
-    sides = [side for side in ("low", "high") if not foreign.is_set(f"{key}_{side}")]
-    if not sides or foreign[key] == 0.2:
-        return None
-    names = " and ".join(f"clip_ratio_{side}" for side in sides)
-    return f"clip_ratio is used, as on verl's page; verl's code uses {names}, 0.2 where not set: write {names}, too"
-
-
-CLIP_RATIO = (
-    mapped(
-        f"{_ACTOR}.clip_ratio",
-        0.2,
-        "algorithm.policy_loss.clip_low",
-        "algorithm.policy_loss.clip_high",
-        "algorithm.policy_loss.divergence_low",
-        "algorithm.policy_loss.divergence_high",
-        read=policy_loss,
-        inactive=bounds_inactive,
-        warn=clip_ratio_alone,
-        note="the page's bound on both sides; in verl's code clip_ratio_low and clip_ratio_high, 0.2 where not "
-        "set, take precedence; Strop uses clip_ratio where they are not set",
-    ),
-)
-ROWS = (*CLIP_RATIO, *_LOSS_ROWS, *LATER_ROWS)
+ROWS = (*_LISTED, *_UNLISTED)

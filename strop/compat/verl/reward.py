@@ -188,243 +188,6 @@ def sandbox(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"reward.sandbox": {"type": "sandbox_fusion", "url": foreign[f"{at}.url"], "memory_mb": memory}}
 
 
-REWARD_MODEL = (
-    mapped(
-        "reward_model.enable",
-        False,
-        "reward.models",
-        read=reward,
-        note="only its score counts, instead of the reward function's, as with verl's reward managers",
-    ),
-    mapped(
-        "reward_model.model.input_tokenizer",
-        "${actor_rollout_ref.model.path}",
-        _REWARD_MODEL + ".tokenizer",
-        read=reward,
-        value_type=nullable(STRING),
-        inactive=switches.reward_model,
-        note="null: the model reads the policy's tokens; else the text in its own chat template",
-    ),
-    mapped(
-        "reward_model.model.path",
-        "~/models/Anomy-RM-v0.1",
-        _REWARD_MODEL + ".path",
-        "algorithm.process_reward.model.path",
-        read=reward,
-        inactive=switches.no_reward_model,
-        note="under the recipe PRIME, the model that the process reward model starts from",
-    ),
-    mapped(
-        "reward_model.model.external_lib",
-        "${actor_rollout_ref.model.external_lib}",
-        "model.imports",
-        read=imports,
-        value_type=nullable(STRING_OR_LIST),
-        inactive=switches.reward_model,
-    ),
-    mapped(
-        "reward_model.model.trust_remote_code",
-        False,
-        _REWARD_MODEL + ".trust_remote_code",
-        read=reward,
-        inactive=switches.reward_model,
-    ),
-    *(
-        placement(
-            f"reward_model.model.fsdp_config.{name}",
-            default,
-            NO_SHARDS,
-            supported=only(default),
-            inactive=switches.reward_model,
-        )
-        for name, default in (("min_num_params", 0), ("param_offload", False))
-    ),
-    mapped(
-        "reward_model.micro_batch_size_per_gpu",
-        16,
-        _REWARD_MODEL + ".microbatch",
-        read=reward,
-        inactive=switches.reward_model,
-        note="counts sequences",
-    ),
-    mapped(
-        "reward_model.max_length",
-        None,
-        _REWARD_MODEL + ".max_tokens",
-        read=reward,
-        value_type=nullable(INTEGER),
-        inactive=switches.reward_model,
-        note="longer sequences lose their end; null means max_prompt_length + max_response_length",
-    ),
-    refused(
-        "reward_model.reward_manager",
-        "naive",
-        "a manager of a recipe, such as collabllm or elliptical, is a class that changes rewards in verl's batches, "
-        "which Strop does not run; verl's own managers have no effect, because responses are always scored in parallel "
-        "with the same rewards, and dapo's penalty has keys of its own. Write the reward as custom_reward_function",
-        supported=only("naive", "batch", "prime", "dapo", "gdpo", "rate_limited", "remote"),
-        value_type=STRING,
-    ),
-    *not_on_page(
-        mapped(
-            "reward_model.sandbox_fusion.url",
-            None,
-            "reward.sandbox",
-            read=sandbox,
-            value_type=nullable(STRING),
-            note="null: programs run in a sandbox of this machine",
-        ),
-        mapped(
-            "reward_model.sandbox_fusion.memory_limit_mb",
-            1024,
-            "reward.sandbox.memory_mb",
-            read=sandbox,
-            inactive=switches.sandbox_fusion,
-        ),
-        no_effect(
-            "reward_model.sandbox_fusion.max_concurrent",
-            64,
-            "at most reward.workers x reward.sandbox.concurrency programs run at the same time",
-        ),
-        mapped(
-            "reward_model.reward_kwargs.overlong_buffer_cfg.enable",
-            False,
-            "algorithm.overlong_penalty",
-            read=overlong_penalty,
-        ),
-        mapped(
-            "reward_model.reward_kwargs.overlong_buffer_cfg.len",
-            UNSET,
-            "algorithm.overlong_penalty.buffer_tokens",
-            read=overlong_penalty,
-            value_type=INTEGER,
-            inactive=switches.overlong_buffer,
-        ),
-        mapped(
-            "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor",
-            1.0,
-            "algorithm.overlong_penalty.factor",
-            read=overlong_penalty,
-            inactive=switches.overlong_buffer,
-        ),
-        no_effect(
-            "reward_model.reward_kwargs.overlong_buffer_cfg.log",
-            False,
-            "the metrics always include the penalty",
-        ),
-        refused(
-            "reward_model.reward_kwargs.max_resp_len",
-            "${data.max_response_length}",
-            "write data.max_response_length, which has the same meaning",
-            supported=same_as("data.max_response_length"),
-        ),
-    ),
-)
-CUSTOM_REWARD = (
-    mapped(
-        "custom_reward_function.path",
-        None,
-        "reward.functions.0.function",
-        read=reward,
-        value_type=nullable(STRING),
-        inactive=switches.rule_reward,
-        note="null selects a built-in reward by each row's data_source",
-    ),
-    mapped(
-        "custom_reward_function.name",
-        "compute_score",
-        "reward.functions.0.function",
-        read=reward,
-        value_type=nullable(STRING),
-        inactive=switches.custom_function,
-    ),
-)
-_LATER_ROWS = not_on_page(
-    *(
-        no_effect(key, default, why, value_type=ANY)
-        for key, default, why in (
-            (
-                "reward_model.launch_reward_fn_async",
-                False,
-                "responses are always scored while others are sampled",
-            ),
-            ("reward_model.strategy", UNSET, "a single process scores"),
-            ("reward_model.num_workers", UNSET, "responses are scored in parallel"),
-            ("reward.num_workers", 8, "responses are scored in parallel"),
-            ("reward_model.use_dynamic_bsz", UNSET, "it changes only memory use"),
-            ("reward_model.forward_max_token_len_per_gpu", UNSET, "it changes only memory use"),
-            ("reward_model.ulysses_sequence_parallel_size", UNSET, "a single process scores"),
-            ("reward_model.nccl_timeout", UNSET, "a single process scores"),
-            ("reward_model.load_weight", UNSET, "the weights are always loaded"),
-            ("reward_model.profiler.*", UNSET, "Strop does not profile a run"),
-            ("reward_model.megatron.*", UNSET, "a single process scores"),
-            ("reward_model.model.use_shm", UNSET, "the model is read from its folder"),
-            ("reward_model.model.use_remove_padding", UNSET, "sequences are always packed"),
-            ("reward_model.model.use_fused_kernels", UNSET, "Strop's own kernels are used"),
-            ("reward_model.model.fsdp_config.*", UNSET, "a single process scores"),
-            ("reward_model.micro_batch_size", None, "write reward_model.micro_batch_size_per_gpu"),
-            ("reward_model.reward_loop_source", UNSET, "reward_manager names the manager"),
-        )
-    ),
-    *(
-        placement(
-            f"{section}.{name}",
-            UNSET,
-            "the reward model runs in a process of its own on this machine",
-            supported=lambda foreign, value: not value,
-            value_type=ANY,
-            inactive=switches.reward_model,
-        )
-        for section in ("reward_model", "reward.reward_model")
-        for name in ("enable_resource_pool", "n_gpus_per_node", "nnodes", "rollout.*")
-    ),
-    refused(
-        "reward_model.model.type",
-        "discriminative",
-        "a generative model is asked by a reward function; write a run file with reward.judges",
-        inactive=switches.reward_model,
-    ),
-    no_effect("sandbox_fusion.*", UNSET, "reward.sandbox_fusion decides", value_type=ANY),
-    *(
-        refused(
-            f"{section}.{name}",
-            UNSET,
-            (
-                "Strop does not run verl's reward managers; pass a function's options as "
-                "custom_reward_function.reward_kwargs"
-            ),
-            supported=empty,
-        )
-        for section, name in (("reward_model", "reward_kwargs.*"), ("reward", "reward_kwargs.*"))
-    ),
-    *(
-        mapped(
-            f"{section}.reward_kwargs.*",
-            UNSET,
-            "reward.functions.0.args",
-            read=reward,
-            inactive=switches.custom_function,
-            note="keyword arguments of the function",
-        )
-        for section in ("custom_reward_function", "reward.custom_reward_function")
-    ),
-    refused(
-        "reward.reward_manager.source",
-        "register",
-        "Strop does not run a reward manager of your own; write a reward function",
-    ),
-    no_effect("reward.reward_manager.module.*", UNSET, "the manager is a registered one", value_type=ANY),
-    refused("reward_model.reward_loop_module_path", UNSET, "write a reward function", supported=empty),
-    refused("reward_model.reward_loop_class_name", UNSET, "write a reward function", supported=empty),
-)
-UNREAD_REWARD = not_on_page(
-    no_effect(
-        "reward_model.param_offload",
-        UNSET,
-        "verl has it in reward_model.megatron; a single process scores",
-        value_type=ANY,
-    )
-)
 _PRIME_MODEL = "reward_model.model"
 _PRIME_OPTIM = f"{_PRIME_MODEL}.optim"
 _PRIME = "algorithm.process_reward"
@@ -597,4 +360,234 @@ _PRIME_ROWS = not_on_page(
     _prime_row("data.filter_truncate", True, "algorithm.oversampling.prefer_complete"),
     _prime_row(_FACTOR, 4.0, "algorithm.oversampling.factor", note="1 means none"),
 )
-ROWS = (*REWARD_MODEL, *CUSTOM_REWARD, *_LATER_ROWS, *UNREAD_REWARD, *_PRIME_ROWS)
+_LISTED = (
+    mapped(
+        "reward_model.enable",
+        False,
+        "reward.models",
+        read=reward,
+        note="only its score counts, instead of the reward function's, as with verl's reward managers",
+    ),
+    mapped(
+        "reward_model.model.input_tokenizer",
+        "${actor_rollout_ref.model.path}",
+        _REWARD_MODEL + ".tokenizer",
+        read=reward,
+        value_type=nullable(STRING),
+        inactive=switches.reward_model,
+        note="null: the model reads the policy's tokens; else the text in its own chat template",
+    ),
+    mapped(
+        "reward_model.model.path",
+        "~/models/Anomy-RM-v0.1",
+        _REWARD_MODEL + ".path",
+        "algorithm.process_reward.model.path",
+        read=reward,
+        inactive=switches.no_reward_model,
+        note="under the recipe PRIME, the model that the process reward model starts from",
+    ),
+    mapped(
+        "reward_model.model.external_lib",
+        "${actor_rollout_ref.model.external_lib}",
+        "model.imports",
+        read=imports,
+        value_type=nullable(STRING_OR_LIST),
+        inactive=switches.reward_model,
+    ),
+    mapped(
+        "reward_model.model.trust_remote_code",
+        False,
+        _REWARD_MODEL + ".trust_remote_code",
+        read=reward,
+        inactive=switches.reward_model,
+    ),
+    *(
+        placement(
+            f"reward_model.model.fsdp_config.{name}",
+            default,
+            NO_SHARDS,
+            supported=only(default),
+            inactive=switches.reward_model,
+        )
+        for name, default in (("min_num_params", 0), ("param_offload", False))
+    ),
+    mapped(
+        "reward_model.micro_batch_size_per_gpu",
+        16,
+        _REWARD_MODEL + ".microbatch",
+        read=reward,
+        inactive=switches.reward_model,
+        note="counts sequences",
+    ),
+    mapped(
+        "reward_model.max_length",
+        None,
+        _REWARD_MODEL + ".max_tokens",
+        read=reward,
+        value_type=nullable(INTEGER),
+        inactive=switches.reward_model,
+        note="longer sequences lose their end; null means max_prompt_length + max_response_length",
+    ),
+    refused(
+        "reward_model.reward_manager",
+        "naive",
+        "a manager of a recipe, such as collabllm or elliptical, is a class that changes rewards in verl's batches, "
+        "which Strop does not run; verl's own managers have no effect, because responses are always scored in parallel "
+        "with the same rewards, and dapo's penalty has keys of its own. Write the reward as custom_reward_function",
+        supported=only("naive", "batch", "prime", "dapo", "gdpo", "rate_limited", "remote"),
+        value_type=STRING,
+    ),
+    mapped(
+        "custom_reward_function.path",
+        None,
+        "reward.functions.0.function",
+        read=reward,
+        value_type=nullable(STRING),
+        inactive=switches.rule_reward,
+        note="null selects a built-in reward by each row's data_source",
+    ),
+    mapped(
+        "custom_reward_function.name",
+        "compute_score",
+        "reward.functions.0.function",
+        read=reward,
+        value_type=nullable(STRING),
+        inactive=switches.custom_function,
+    ),
+    *_PRIME_ROWS,
+)
+_UNLISTED = not_on_page(
+    mapped(
+        "reward_model.sandbox_fusion.url",
+        None,
+        "reward.sandbox",
+        read=sandbox,
+        value_type=nullable(STRING),
+        note="null: programs run in a sandbox of this machine",
+    ),
+    mapped(
+        "reward_model.sandbox_fusion.memory_limit_mb",
+        1024,
+        "reward.sandbox.memory_mb",
+        read=sandbox,
+        inactive=switches.sandbox_fusion,
+    ),
+    no_effect(
+        "reward_model.sandbox_fusion.max_concurrent",
+        64,
+        "at most reward.workers x reward.sandbox.concurrency programs run at the same time",
+    ),
+    mapped(
+        "reward_model.reward_kwargs.overlong_buffer_cfg.enable",
+        False,
+        "algorithm.overlong_penalty",
+        read=overlong_penalty,
+    ),
+    mapped(
+        "reward_model.reward_kwargs.overlong_buffer_cfg.len",
+        UNSET,
+        "algorithm.overlong_penalty.buffer_tokens",
+        read=overlong_penalty,
+        value_type=INTEGER,
+        inactive=switches.overlong_buffer,
+    ),
+    mapped(
+        "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor",
+        1.0,
+        "algorithm.overlong_penalty.factor",
+        read=overlong_penalty,
+        inactive=switches.overlong_buffer,
+    ),
+    no_effect(
+        "reward_model.reward_kwargs.overlong_buffer_cfg.log", False, "the metrics always include the penalty"
+    ),
+    refused(
+        "reward_model.reward_kwargs.max_resp_len",
+        "${data.max_response_length}",
+        "write data.max_response_length, which has the same meaning",
+        supported=same_as("data.max_response_length"),
+    ),
+    *(
+        no_effect(key, default, why, value_type=ANY)
+        for key, default, why in (
+            (
+                "reward_model.launch_reward_fn_async",
+                False,
+                "responses are always scored while others are sampled",
+            ),
+            ("reward_model.strategy", UNSET, "a single process scores"),
+            ("reward_model.num_workers", UNSET, "responses are scored in parallel"),
+            ("reward.num_workers", 8, "responses are scored in parallel"),
+            ("reward_model.use_dynamic_bsz", UNSET, "it changes only memory use"),
+            ("reward_model.forward_max_token_len_per_gpu", UNSET, "it changes only memory use"),
+            ("reward_model.ulysses_sequence_parallel_size", UNSET, "a single process scores"),
+            ("reward_model.nccl_timeout", UNSET, "a single process scores"),
+            ("reward_model.load_weight", UNSET, "the weights are always loaded"),
+            ("reward_model.profiler.*", UNSET, "Strop does not profile a run"),
+            ("reward_model.megatron.*", UNSET, "a single process scores"),
+            ("reward_model.model.use_shm", UNSET, "the model is read from its folder"),
+            ("reward_model.model.use_remove_padding", UNSET, "sequences are always packed"),
+            ("reward_model.model.use_fused_kernels", UNSET, "Strop's own kernels are used"),
+            ("reward_model.model.fsdp_config.*", UNSET, "a single process scores"),
+            ("reward_model.micro_batch_size", None, "write reward_model.micro_batch_size_per_gpu"),
+            ("reward_model.reward_loop_source", UNSET, "reward_manager names the manager"),
+        )
+    ),
+    refused("reward_model.reward_loop_module_path", UNSET, "write a reward function", supported=empty),
+    refused("reward_model.reward_loop_class_name", UNSET, "write a reward function", supported=empty),
+    no_effect(
+        "reward_model.param_offload",
+        UNSET,
+        "verl has it in reward_model.megatron; a single process scores",
+        value_type=ANY,
+    ),
+    *(
+        placement(
+            f"{section}.{name}",
+            UNSET,
+            "the reward model runs in a process of its own on this machine",
+            supported=lambda foreign, value: not value,
+            value_type=ANY,
+            inactive=switches.reward_model,
+        )
+        for section in ("reward_model", "reward.reward_model")
+        for name in ("enable_resource_pool", "n_gpus_per_node", "nnodes", "rollout.*")
+    ),
+    *(
+        refused(
+            f"{section}.{name}",
+            UNSET,
+            (
+                "Strop does not run verl's reward managers; pass a function's options as "
+                "custom_reward_function.reward_kwargs"
+            ),
+            supported=empty,
+        )
+        for section, name in (("reward_model", "reward_kwargs.*"), ("reward", "reward_kwargs.*"))
+    ),
+    refused(
+        "reward_model.model.type",
+        "discriminative",
+        "a generative model is asked by a reward function; write a run file with reward.judges",
+        inactive=switches.reward_model,
+    ),
+    no_effect("sandbox_fusion.*", UNSET, "reward.sandbox_fusion decides", value_type=ANY),
+    *(
+        mapped(
+            f"{section}.reward_kwargs.*",
+            UNSET,
+            "reward.functions.0.args",
+            read=reward,
+            inactive=switches.custom_function,
+            note="keyword arguments of the function",
+        )
+        for section in ("custom_reward_function", "reward.custom_reward_function")
+    ),
+    refused(
+        "reward.reward_manager.source",
+        "register",
+        "Strop does not run a reward manager of your own; write a reward function",
+    ),
+    no_effect("reward.reward_manager.module.*", UNSET, "the manager is a registered one", value_type=ANY),
+)
+ROWS = (*_LISTED, *_UNLISTED)

@@ -245,7 +245,14 @@ def is_long_enough(foreign: ForeignValues, value: Any) -> bool:
     return value is None or bool(value >= longest)
 
 
-_PAGE = (
+NO_REPLAY = (
+    "it trains on the rollouts of an earlier run, which other weights sampled, as if they were new, to measure the "
+    "trainer's speed; Strop does not replay rollouts from a folder; leave it False, or train on given responses "
+    "with strop verl sft"
+)
+"""Reason and replacement of verl's replay of rollouts."""
+_NOT_SKIPPED = "rollouts are never skipped"
+_LISTED = (
     placement(
         f"{_ROLLOUT}.name",
         "vllm",
@@ -288,7 +295,6 @@ _PAGE = (
     ),
     serving_option("enforce_eager", True, native=only(True)),
     gpus.RELEASE,
-    *not_on_page(gpus.DATA_PARALLEL),
     placement(
         f"{_ROLLOUT}.load_format",
         "dummy_dtensor",
@@ -394,44 +400,34 @@ _PAGE = (
         read=tasksets,
         note="False means greedy sampling at any temperature",
     ),
-    *not_on_page(
-        serving_option("enable_chunked_prefill", True, native=only(False)),
-        serving_option("max_model_len", None, native=is_long_enough, value_type=nullable(INTEGER)),
-        placement(
-            f"{_ROLLOUT}.mode",
-            "sync",
-            "an engine's requests are always asynchronous, and the native sampler runs in the trainer's process",
-            value_type=one_of("sync", "async"),
-            supported=with_serving(only("sync")),
-        ),
-        placement(
-            f"{_ROLLOUT}.disable_log_stats",
-            True,
-            "an engine's own statistics are not printed",
-            supported=with_serving(only(True)),
-        ),
-        placement(f"{_ROLLOUT}.layered_summon", False, NATIVE_SAMPLER, supported=only(False)),
-        placement(
-            f"{_ROLLOUT}.engine_kwargs.vllm.*",
-            UNSET,
-            NATIVE_SAMPLER,
-            supported=with_serving(never),
-            inactive=switches.vllm,
-            fields=("rollout.engine.engine_kwargs",),
-            read=engine,
-        ),
-        placement(
-            f"{_ROLLOUT}.engine_kwargs.sglang.*",
-            UNSET,
-            NATIVE_SAMPLER,
-            supported=with_serving(never),
-            inactive=switches.sglang,
-            fields=("rollout.engine.engine_kwargs",),
-            read=engine,
-        ),
-    ),
 )
-ROLLOUT_SETTINGS = not_on_page(
+_UNLISTED = not_on_page(
+    gpus.DATA_PARALLEL,
+    serving_option("enable_chunked_prefill", True, native=only(False)),
+    serving_option("max_model_len", None, native=is_long_enough, value_type=nullable(INTEGER)),
+    serving_option("enable_prefix_caching", True, native=only(True), value_type=ANY),
+    serving_option("pipeline_model_parallel_size", 1, native=only(1), value_type=ANY, instead=NO_SHARDS),
+    serving_option(
+        "quantization",
+        None,
+        native=only(None),
+        value_type=ANY,
+        instead="the sampler uses the trainer's weights, without quantization",
+    ),
+    placement(
+        f"{_ROLLOUT}.mode",
+        "sync",
+        "an engine's requests are always asynchronous, and the native sampler runs in the trainer's process",
+        value_type=one_of("sync", "async"),
+        supported=with_serving(only("sync")),
+    ),
+    placement(
+        f"{_ROLLOUT}.disable_log_stats",
+        True,
+        "an engine's own statistics are not printed",
+        supported=with_serving(only(True)),
+    ),
+    placement(f"{_ROLLOUT}.layered_summon", False, NATIVE_SAMPLER, supported=only(False)),
     *(
         default_only(f"{_ROLLOUT}.{name}", default, NATIVE_SAMPLER)
         for name, default in (
@@ -452,15 +448,6 @@ ROLLOUT_SETTINGS = not_on_page(
     ),
     default_only(f"{_ROLLOUT}.nnodes", 0, ONE_MACHINE),
     default_only(f"{_ROLLOUT}.n_gpus_per_node", UNSET, ONE_MACHINE),
-    serving_option("enable_prefix_caching", True, native=only(True), value_type=ANY),
-    serving_option("pipeline_model_parallel_size", 1, native=only(1), value_type=ANY, instead=NO_SHARDS),
-    serving_option(
-        "quantization",
-        None,
-        native=only(None),
-        value_type=ANY,
-        instead="the sampler uses the trainer's weights, without quantization",
-    ),
     default_only(f"{_ROLLOUT}.quantization_config_file", None, "the sampler uses the trainer's weights"),
     default_only(f"{_ROLLOUT}.enable_rollout_routing_replay", False, ONE_ROUTING),
     placement_section(f"{_ROLLOUT}.engine_kwargs", NATIVE_SAMPLER),
@@ -483,26 +470,8 @@ ROLLOUT_SETTINGS = not_on_page(
         "verl ends the slowest responses of a step unfinished, as empty ones; Strop finishes every response; write 0, "
         "or bound a rollout's time by rollout.timeout_seconds in a run file",
     ),
-)
-NO_REPLAY = (
-    "it trains on the rollouts of an earlier run, which other weights sampled, as if they were new, to measure the "
-    "trainer's speed; Strop does not replay rollouts from a folder; leave it False, or train on given responses "
-    "with strop verl sft"
-)
-"""Reason and replacement of verl's replay of rollouts."""
-SKIP_SETTINGS = not_on_page(
-    *(
-        refused(f"skip.{name}.enable", False, NO_REPLAY)
-        for name in ("rollout", "rollout_tq", "async_rollout")
-    ),
-    no_effect("skip.*", UNSET, "rollouts are never skipped", value_type=ANY),
-)
-_NOT_SKIPPED = "rollouts are never skipped"
-FILE_ROLLOUT = not_on_page(
     refused(f"{_ROLLOUT}.skip_rollout", False, NO_REPLAY),
-    refused(f"{_ROLLOUT}.skip.enable", False, NO_REPLAY),
     no_effect(f"{_ROLLOUT}.skip_dump_dir", UNSET, _NOT_SKIPPED, value_type=ANY),
-    no_effect(f"{_ROLLOUT}.skip.*", UNSET, _NOT_SKIPPED, value_type=ANY),
     refused(
         f"{_ROLLOUT}.use_fire_sampling",
         False,
@@ -514,14 +483,37 @@ FILE_ROLLOUT = not_on_page(
         "verl reads data.trust_remote_code and actor_rollout_ref.model.trust_remote_code",
         value_type=ANY,
     ),
-)
-LATER_IMAGES = not_on_page(
     mapped(
         f"{_ROLLOUT}.limit_images",
         None,
         "data.images.max_images",
         value_type=nullable(INTEGER),
         note="a row with more images is an error",
-    )
+    ),
+    placement(
+        f"{_ROLLOUT}.engine_kwargs.vllm.*",
+        UNSET,
+        NATIVE_SAMPLER,
+        supported=with_serving(never),
+        inactive=switches.vllm,
+        fields=("rollout.engine.engine_kwargs",),
+        read=engine,
+    ),
+    placement(
+        f"{_ROLLOUT}.engine_kwargs.sglang.*",
+        UNSET,
+        NATIVE_SAMPLER,
+        supported=with_serving(never),
+        inactive=switches.sglang,
+        fields=("rollout.engine.engine_kwargs",),
+        read=engine,
+    ),
+    *(
+        refused(f"skip.{name}.enable", False, NO_REPLAY)
+        for name in ("rollout", "rollout_tq", "async_rollout")
+    ),
+    no_effect("skip.*", UNSET, "rollouts are never skipped", value_type=ANY),
+    refused(f"{_ROLLOUT}.skip.enable", False, NO_REPLAY),
+    no_effect(f"{_ROLLOUT}.skip.*", UNSET, _NOT_SKIPPED, value_type=ANY),
 )
-ROWS = (*_PAGE, *ROLLOUT_SETTINGS, *SKIP_SETTINGS, *FILE_ROLLOUT, *LATER_IMAGES)
+ROWS = (*_LISTED, *_UNLISTED)

@@ -290,7 +290,8 @@ RESUME = (
         inactive=switches.resume_path,
     ),
 )
-_PAGE = (
+_STORE = "it sizes a store between verl's processes"
+_LISTED = (
     mapped("trainer.total_epochs", 30, "trainer.duration", read=duration),
     mapped("trainer.project_name", "verl_examples", "project", read=folder),
     mapped("trainer.experiment_name", "gsm8k", "name", read=folder),
@@ -312,7 +313,6 @@ _PAGE = (
     ),
     gpus.NODES,
     gpus.GPUS,
-    *not_on_page(gpus.DEVICE),
     mapped(
         "trainer.save_freq", -1, "checkpoint.every", read=checkpointing, note="counts steps; -1 means never"
     ),
@@ -348,32 +348,39 @@ _PAGE = (
         300,
         "there is a single process, so there is nothing to wait for",
     ),
-    *not_on_page(
-        mapped(
-            "trainer.total_training_steps",
-            None,
-            "trainer.duration",
-            read=duration,
-            value_type=nullable(INTEGER),
-            inactive=async_units.steps_alone,
-            note="schedules span it, and total_epochs may end the run before",
-        ),
-        mapped(
-            "trainer.max_actor_ckpt_to_keep",
-            None,
-            "checkpoint.keep",
-            read=max_checkpoints,
-            value_type=nullable(INTEGER),
-        ),
-        placement(
-            "trainer.balance_batch",
-            True,
-            "the ranks of an update always share it by predicted cost",
-            supported=only(True),
-        ),
-    ),
 )
-LATER_TRAINER = not_on_page(
+_UNLISTED = not_on_page(
+    gpus.DEVICE,
+    no_effect(
+        "model_engine",
+        "dp",
+        "the strategies of actor, critic and reference model follow from it",
+        value_type=STRING,
+    ),
+    *(placement_section(section, NO_RAY) for section in ("ray_kwargs", "ray_init", "transfer_queue")),
+    no_effect_section("global_profiler", NO_PROFILER),
+    mapped(
+        "trainer.total_training_steps",
+        None,
+        "trainer.duration",
+        read=duration,
+        value_type=nullable(INTEGER),
+        inactive=async_units.steps_alone,
+        note="schedules span it, and total_epochs may end the run before",
+    ),
+    mapped(
+        "trainer.max_actor_ckpt_to_keep",
+        None,
+        "checkpoint.keep",
+        read=max_checkpoints,
+        value_type=nullable(INTEGER),
+    ),
+    placement(
+        "trainer.balance_batch",
+        True,
+        "the ranks of an update always share it by predicted cost",
+        supported=only(True),
+    ),
     no_effect(
         "trainer.max_critic_ckpt_to_keep", None, "policy and critic are saved together", value_type=ANY
     ),
@@ -395,17 +402,6 @@ LATER_TRAINER = not_on_page(
         read=mode,
         note="evaluates the initial model and the checkpoints of trainer.default_local_dir, and does not train",
     ),
-)
-CLUSTER_SETTINGS = not_on_page(
-    no_effect("hydra.*", UNSET, "the run folder is trainer.default_local_dir", value_type=ANY),
-    no_effect(
-        "model_engine",
-        "dp",
-        "the strategies of actor, critic and reference model follow from it",
-        value_type=STRING,
-    ),
-    *(placement_section(section, NO_RAY) for section in ("ray_kwargs", "ray_init", "transfer_queue")),
-    no_effect_section("global_profiler", NO_PROFILER),
     *(
         no_effect_section(f"trainer.{name}", NO_PROFILER)
         for name in ("controller_nsight_options", "worker_nsight_options")
@@ -415,9 +411,6 @@ CLUSTER_SETTINGS = not_on_page(
     no_effect("trainer.esi_redundant_time", 0, "a run saves when it receives SIGTERM", value_type=ANY),
     no_effect("trainer.use_legacy_worker_impl", UNSET, "there is one implementation", value_type=ANY),
     no_effect("trainer.use_v1", True, "there is one trainer"),
-)
-_STORE = "it sizes a store between verl's processes"
-UNREAD_TRAINER = not_on_page(
     *(
         no_effect(f"trainer.{name}", UNSET, why, value_type=ANY)
         for name, why in (
@@ -430,6 +423,7 @@ UNREAD_TRAINER = not_on_page(
             ("num_data_controllers", _STORE),
             ("debug", "it starts a debugger in the recipe's process"),
         )
-    )
+    ),
+    no_effect("hydra.*", UNSET, "the run folder is trainer.default_local_dir", value_type=ANY),
 )
-ROWS = (*_PAGE, *LATER_TRAINER, *CLUSTER_SETTINGS, *UNREAD_TRAINER)
+ROWS = (*_LISTED, *_UNLISTED)
