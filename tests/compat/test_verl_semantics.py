@@ -14,8 +14,10 @@ from strop.compat.verl.ppo_trainer import read_verl
 from strop.compat.verl.reward import write_sandbox
 from strop.compat.verl.trainer import write_duration
 from strop.config.load.loader import LoadedRun
+from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.sandbox import LocalSandboxConfig, SandboxFusionConfig
+from strop.config.schema.schedule import CosineScheduleConfig, LinearScheduleConfig
 from strop.config.units import Amount
 from strop.errors import ConfigError
 
@@ -39,6 +41,23 @@ def test_megatrons_linear_by_hand() -> None:
         lr_at(trainer.schedule, 1e-5, p, 100, lambda amount, _: int(amount.count)) for p in (0, 2, 4, 9, 50)
     ]
     assert rates == pytest.approx([2e-6, 6e-6, 1e-5, 5.5e-6, 1e-6])
+
+
+@pytest.mark.parametrize(
+    ("engine", "keys", "kind"),
+    [
+        ("veomni", ("lr_min=1e-6",), "cosine"),
+        ("torchtitan", ("decay_type=linear", "min_lr_factor=0.1"), "linear"),
+    ],
+)
+def test_a_critic_has_the_schedule_of_its_engine(engine: str, keys: tuple[str, ...], kind: str) -> None:
+    critic = [f"critic.optim.{each}" for each in ("lr=1e-5", *keys)]
+    run = read(f"model_engine={engine}", f"{OPTIM}.lr=1e-5", *(f"{OPTIM}.{key}" for key in keys), *critic).run
+    assert isinstance(run.algorithm, PpoConfig)
+    schedule = run.algorithm.critic.schedule
+    assert isinstance(schedule, CosineScheduleConfig | LinearScheduleConfig)
+    assert (schedule.type, schedule.min_ratio) == (kind, 0.1)
+    assert run.trainer.schedule == schedule
 
 
 def test_megatrons_parallel_sizes_are_placement() -> None:

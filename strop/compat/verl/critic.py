@@ -12,7 +12,6 @@ from strop.compat.ledger.key_mapping import (
     KeyMapping,
     SupportCheck,
     any_inactive,
-    empty,
     mapped,
     never,
     no_effect,
@@ -55,17 +54,7 @@ from strop.compat.verl.engine import (
     worker_rows,
 )
 from strop.compat.verl.model import overrides
-from strop.compat.verl.optim import (
-    ADAMW,
-    OVERWRITTEN,
-    _torchtitan_rows,
-    by_steps,
-    fsdp_schedule,
-    megatron_schedule,
-    requires_megatron,
-    schedule_rows,
-    schedule_values,
-)
+from strop.compat.verl.optim import ADAMW, MIXED_STATE, OptimizerKeys, requires_megatron, schedule_values
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.model import ModelConfig
@@ -74,26 +63,15 @@ AT = "algorithm.critic"
 OPTIM = "critic.optim"
 dynamic_batch = any_inactive(switches.gae, unless("critic.use_dynamic_bsz", True))
 fixed_batch = any_inactive(switches.gae, unless("critic.use_dynamic_bsz", False))
-fsdp = any_inactive(switches.gae, unless("critic.strategy", "fsdp", "fsdp2"))
-megatron = any_inactive(switches.gae, unless("critic.strategy", *switches.MEGATRON))
-cosine = any_inactive(fsdp, unless("critic.optim.warmup_style", "cosine"))
-falling = any_inactive(
-    megatron, unless("critic.optim.lr_decay_style", "linear", "cosine", "inverse_square_root", "WSD")
-)
-wsd = any_inactive(megatron, unless("critic.optim.lr_decay_style", "WSD"))
+_KEYS = OptimizerKeys(OPTIM, "critic.strategy", switches.gae)
 
 
 def _no_path(foreign: ForeignValues) -> str | None:
     return "critic.model.path is null" if foreign["critic.model.path"] is None else None
 
 
-def no_ratio(foreign: ForeignValues) -> str | None:
-    """Warm-up steps take precedence over the ratio."""
-    return "critic.optim.lr_warmup_steps takes precedence" if by_steps(foreign, OPTIM) else None
-
-
 own_model = any_inactive(switches.gae, _no_path)
-RECOMPUTED = RecomputedModel("critic.model", "critic", any_inactive(own_model, megatron))
+RECOMPUTED = RecomputedModel("critic.model", "critic", any_inactive(own_model, _KEYS.megatron))
 """Keys that decide which layers of a critic with a path of its own are recomputed; others are the policy's."""
 
 
@@ -165,13 +143,11 @@ def critic(foreign: ForeignValues) -> Mapping[str, Any]:
         "optimizer.lr": foreign[f"{OPTIM}.lr"],
         "optimizer.weight_decay": foreign[f"{OPTIM}.weight_decay"],
     }
-    if fsdp(foreign) is None:
+    if _KEYS.fsdp(foreign) is None:
         settings["optimizer.betas"] = number_list(foreign[f"{OPTIM}.betas"])
-        schedule = fsdp_schedule(foreign, OPTIM)
     else:
         settings["max_grad_norm"] = foreign[f"{OPTIM}.clip_grad"] or None
-        schedule = megatron_schedule(foreign, OPTIM)
-    settings |= {f"schedule.{name}": value for name, value in schedule.items()}
+    settings |= {f"schedule.{name}": value for name, value in _KEYS.schedule(foreign).items()}
     settings |= {f"model.{name}": value for name, value in _model(foreign).items()}
     return {f"{AT}.{name}": value for name, value in settings.items()}
 
@@ -195,7 +171,6 @@ def _model(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 _RECOMPUTED_FIELD = f"{AT}.model.gradient_checkpointing"
-_MEGATRON = schedule_rows(OPTIM, AT, critic, megatron, falling, wsd)
 
 
 def _as_the_estimator_needs(foreign: ForeignValues, value: Any) -> bool:
@@ -313,7 +288,6 @@ _UNLISTED = not_on_page(
     ),
     default_only("critic.model.use_shm", False, OWN_KERNELS, switches.gae),
     placement("critic.model.lora_rank", 0, OWN_KERNELS, supported=only(0)),
-    *_torchtitan_rows("critic", "algorithm.critic", critic, switches.gae),
     RECOMPUTED.offload_row(f"{AT}.model.activation_offload", critic, own_model),
     *(
         placement(f"critic.{name}", default, NO_SHARDS, supported=only(default, 1), inactive=switches.gae)
@@ -336,7 +310,7 @@ _UNLISTED = not_on_page(
     ),
     *RECOMPUTED.earlier_rows(_RECOMPUTED_FIELD, critic),
     *RECOMPUTED.megatron_rows(_RECOMPUTED_FIELD, critic),
-    *megatron_parallelism_rows("critic.megatron", megatron),
+    *megatron_parallelism_rows("critic.megatron", _KEYS.megatron),
     mapped(
         "critic.ppo_mini_batch_size",
         "${actor_rollout_ref.actor.ppo_mini_batch_size}",
@@ -414,7 +388,7 @@ _UNLISTED = not_on_page(
         f"{AT}.max_grad_norm",
         read=critic,
         value_type=nullable(NUMBER),
-        inactive=fsdp,
+        inactive=_KEYS.fsdp,
     ),
     mapped("critic.cliprange_value", 0.5, f"{AT}.value_clip", read=critic, inactive=switches.gae),
     mapped(
@@ -446,76 +420,24 @@ _UNLISTED = not_on_page(
     ),
     mapped(f"{OPTIM}.weight_decay", 0.01, f"{AT}.optimizer.weight_decay", read=critic, inactive=switches.gae),
     mapped(
-        f"{OPTIM}.betas", [0.9, 0.999], f"{AT}.optimizer.betas", read=critic, value_type=BETAS, inactive=fsdp
-    ),
-    mapped(
-        f"{OPTIM}.lr_warmup_steps",
-        -1,
-        f"{AT}.schedule.warmup",
+        f"{OPTIM}.betas",
+        [0.9, 0.999],
+        f"{AT}.optimizer.betas",
         read=critic,
-        value_type=nullable(INTEGER),
-        inactive=switches.gae,
-        note="a negative value means that the ratio applies",
+        value_type=BETAS,
+        inactive=_KEYS.fsdp,
     ),
-    mapped(
-        f"{OPTIM}.lr_warmup_steps_ratio",
-        0.0,
-        f"{AT}.schedule.warmup",
-        read=critic,
-        inactive=any_inactive(switches.gae, no_ratio),
-    ),
-    mapped(
-        f"{OPTIM}.warmup_style",
-        "constant",
-        f"{AT}.schedule.type",
-        read=critic,
-        value_type=one_of("constant", "cosine"),
-        inactive=fsdp,
-    ),
-    mapped(f"{OPTIM}.min_lr_ratio", 0.0, f"{AT}.schedule.min_ratio", read=critic, inactive=cosine),
-    mapped(f"{OPTIM}.num_cycles", 0.5, f"{AT}.schedule.cycles", read=critic, inactive=cosine),
     mapped(
         f"{OPTIM}.clip_grad",
         1.0,
         f"{AT}.max_grad_norm",
         read=critic,
-        inactive=megatron,
+        inactive=_KEYS.megatron,
         note="0 means no bound",
     ),
-    *_MEGATRON.values(),
-    no_effect("critic.optim.total_training_steps", -1, OVERWRITTEN, value_type=nullable(INTEGER)),
-    *(
-        mapped(
-            f"{OPTIM}.{name}",
-            0.0,
-            f"{AT}.schedule.{field}",
-            read=critic,
-            inactive=switches.gae,
-            note="a rate, of VeOmni's schedule; a fraction of lr in the run file",
-        )
-        for name, field in (("lr_min", "min_ratio"), ("lr_start", "start_ratio"))
-    ),
-    no_effect(
-        "critic.optim.use_checkpoint_opt_param_scheduler", False, "a resumed run always keeps its schedule"
-    ),
-    *(
-        placement(
-            f"critic.optim.{name}",
-            default,
-            "the optimizer's state is in float32",
-            supported=only(default),
-            value_type=ANY,
-            inactive=switches.gae,
-        )
-        for name, default in (
-            ("optimizer_impl", "torch.optim"),
-            ("use_precision_aware_optimizer", False),
-            ("main_grads_dtype", "fp32"),
-            ("exp_avg_dtype", "fp32"),
-            ("exp_avg_sq_dtype", "fp32"),
-            ("use_layer_wise_distributed_optimizer", False),
-        )
-    ),
+    *_KEYS.warmup_rows(AT, critic),
+    *_KEYS.megatron_rows(AT, critic),
+    *_KEYS.later_rows(AT, critic, MIXED_STATE),
     refused(
         "critic.checkpoint.save_contents",
         "${actor_rollout_ref.actor.checkpoint.save_contents}",
@@ -543,14 +465,6 @@ _UNLISTED = not_on_page(
         "optim.weight_decay_incr_style",
         "constant",
         "the critic's weight decay is constant; leave it constant",
-    ),
-    _fixed("optim.zero_indexed_step", True, "the schedule counts steps from 0; leave it True"),
-    _fixed("optim.lr_decay_ratio", 1.0, "the rate decays until the end of the run; write 1.0"),
-    _fixed(
-        "optim.override_optimizer_config.*",
-        UNSET,
-        "Strop does not know this option of the critic's optimizer; remove it",
-        empty,
     ),
     _fixed("model.lora.rank", 0, "the whole critic is trained; write 0"),
     _fixed("model.lora_adapter_path", None, "the whole critic is trained; leave it null"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -22,7 +24,17 @@ from strop.compat.ledger.key_mapping import (
     unless,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, BETAS, INTEGER, NUMBER, STRING, nullable, number_list, one_of
+from strop.compat.ledger.value_types import (
+    ANY,
+    BETAS,
+    INTEGER,
+    NUMBER,
+    STRING,
+    ValueType,
+    nullable,
+    number_list,
+    one_of,
+)
 from strop.compat.verl import switches
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
@@ -36,33 +48,25 @@ from strop.config.schema.schedule import (
 from strop.config.step_arithmetic import to_steps
 
 OPTIM = "actor_rollout_ref.actor.optim"
-OVERWRITTEN = "verl overwrites it with the length of the run; write trainer.total_training_steps"
+_OVERWRITTEN = "verl overwrites it with the length of the run; write trainer.total_training_steps"
 """Note of `optim.total_training_steps`."""
-DECAYS = {
+_DECAYS = {
     "constant": "constant",
     "linear": "linear",
     "cosine": "cosine",
     "inverse_square_root": "inverse_sqrt",
     "WSD": "wsd",
 }
-"""Megatron's names of the decay styles, each with Strop's schedule type. The page has the first four."""
+"""Megatron's names of the decay styles, each with Strop's schedule type."""
 
 
-def fsdp_schedule(foreign: ForeignValues, optim: str) -> Mapping[str, Any]:
-    """Read an FSDP schedule from the section `optim`; returns schedule fields by their last name."""
-    if _strategy(foreign, optim) == "torchtitan":
-        return _torchtitan_schedule(foreign, optim)
+def _fsdp_schedule(foreign: ForeignValues, optim: str) -> Mapping[str, Any]:
     kind = foreign[f"{optim}.warmup_style"]
     settings = {"type": kind, "interval": "steps", "warmup": _warmup(foreign, optim, None)}
     if kind == "cosine":
         settings["min_ratio"] = foreign[f"{optim}.min_lr_ratio"]
         settings["cycles"] = foreign[f"{optim}.num_cycles"]
     return settings | _veomni_ends(foreign, optim, kind)
-
-
-def _strategy(foreign: ForeignValues, optim: str) -> Any:
-    """The strategy of actor or critic; the SFT trainer has it as its engine's."""
-    return foreign["engine.strategy" if optim == "optim" else f"{optim.removesuffix('.optim')}.strategy"]
 
 
 def _torchtitan_schedule(foreign: ForeignValues, optim: str) -> Mapping[str, Any]:
@@ -82,18 +86,18 @@ def _torchtitan_schedule(foreign: ForeignValues, optim: str) -> Mapping[str, Any
 
 def _veomni_ends(foreign: ForeignValues, optim: str, kind: str) -> dict[str, Any]:
     """First and last rate of VeOmni's schedule, which it has as rates; none under another strategy."""
-    if not foreign.has_row(f"{optim}.lr_min") or not (
-        foreign.is_set(f"{optim}.lr_min") or foreign.is_set(f"{optim}.lr_start")
-    ):
+    if not (foreign.is_set(f"{optim}.lr_min") or foreign.is_set(f"{optim}.lr_start")):
         return {}
     ends = {"start_ratio": _fraction(foreign, optim, "lr_start")}
     return ends | ({"min_ratio": _fraction(foreign, optim, "lr_min")} if kind == "cosine" else {})
 
 
-def megatron_schedule(foreign: ForeignValues, optim: str) -> Mapping[str, Any]:
-    """Read a Megatron schedule from the section `optim`; returns schedule fields by their last name. Strop's
-    rates are fractions of the peak rate. Megatron's warm-up ratio is a fraction of `lr_decay_steps`."""
-    kind, length = DECAYS[decay_style(foreign, optim)], foreign[f"{optim}.lr_decay_steps"]
+def _megatron_schedule(foreign: ForeignValues, optim: str) -> Mapping[str, Any]:
+    """Read a Megatron schedule. Strop's rates are fractions of the peak rate; Megatron's warm-up ratio is a fraction of
+    `lr_decay_steps`. The decay style is constant since verl 0.6, where it is not set."""
+    is_default = not foreign.is_set(f"{optim}.lr_decay_style") and switches.is_later(foreign)
+    kind = "constant" if is_default else _DECAYS[foreign[f"{optim}.lr_decay_style"]]
+    length = foreign[f"{optim}.lr_decay_steps"]
     settings = {
         "type": kind,
         "interval": "steps",
@@ -119,12 +123,6 @@ def megatron_schedule(foreign: ForeignValues, optim: str) -> Mapping[str, Any]:
     return settings
 
 
-def decay_style(foreign: ForeignValues, optim: str) -> str:
-    """Megatron's decay style: where it is not set, linear as on the seed page, and constant since verl 0.6."""
-    key = f"{optim}.lr_decay_style"
-    return str(foreign[key]) if foreign.is_set(key) or not switches.is_later(foreign) else "constant"
-
-
 def requires_megatron(run: Run) -> bool:
     """Whether only Megatron's keys can express the run's schedules, optimizer or weight decay."""
     schedules = [run.trainer.schedule]
@@ -144,7 +142,7 @@ def requires_megatron(run: Run) -> bool:
 
 def schedule_values(run: Run, schedule: ScheduleConfig, lr: float, optim: str) -> dict[str, Any]:
     """The keys of the section `optim` for a schedule whose peak rate is `lr`."""
-    names = {name: foreign_name for foreign_name, name in DECAYS.items()}
+    names = {name: foreign_name for foreign_name, name in _DECAYS.items()}
     values: dict[str, Any] = {}
     warmup = to_steps(run, schedule.warmup)
     if warmup is not None and warmup.unit == "%":
@@ -194,6 +192,181 @@ def _fraction(foreign: ForeignValues, optim: str, key: str) -> float:
     return float(f"{rate / highest:.12g}") if highest else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class OptimizerKeys:
+    """Keys of an `optim` section, which actor, critic and the SFT trainer have, and which of them have an effect."""
+
+    section: str
+    strategy: str
+    """Key of the engine that trains."""
+    off: InactiveCheck | None = None
+    """Check that finds all keys of the section inactive."""
+
+    def _off(self, foreign: ForeignValues) -> str | None:
+        return self.off(foreign) if self.off else None
+
+    def schedule(self, foreign: ForeignValues) -> Mapping[str, Any]:
+        """Read the schedule from the keys of the engine; returns schedule fields by their last name."""
+        strategy = foreign[self.strategy]
+        if strategy in switches.MEGATRON:
+            return _megatron_schedule(foreign, self.section)
+        read = _torchtitan_schedule if strategy == "torchtitan" else _fsdp_schedule
+        return read(foreign, self.section)
+
+    def megatron(self, foreign: ForeignValues) -> str | None:
+        """Check of the keys that only Megatron's optimizer has."""
+        return self._off(foreign) or unless(self.strategy, *switches.MEGATRON)(foreign)
+
+    def fsdp(self, foreign: ForeignValues) -> str | None:
+        """Check of the keys that every engine but Megatron has."""
+        strategy = foreign[self.strategy]
+        return self._off(foreign) or (
+            f"{self.strategy} is {strategy}" if strategy in switches.MEGATRON else None
+        )
+
+    def _ratio(self, foreign: ForeignValues) -> str | None:
+        steps = f"{self.section}.lr_warmup_steps"
+        return self._off(foreign) or (
+            f"{steps} is {foreign[steps]} and takes precedence" if by_steps(foreign, self.section) else None
+        )
+
+    def warmup_rows(self, at: str, read: ReadFunction) -> tuple[KeyMapping, ...]:
+        """Rows of the warm-up, which all engines have, and of FSDP's schedule. `at` is the run-file section that has
+        the schedule."""
+        row, field = partial(_schedule_row, self.section, read, f"{at}.schedule"), self.section
+        cosine = any_inactive(self.fsdp, unless(f"{field}.warmup_style", "cosine"))
+        note = "a negative value means that the ratio applies"
+        return (
+            row("lr_warmup_steps", -1, "warmup", self.off, value_type=nullable(INTEGER), note=note),
+            row("lr_warmup_steps_ratio", 0.0, "warmup", self._ratio),
+            row("warmup_style", "constant", "type", self.fsdp, value_type=one_of("constant", "cosine")),
+            row("min_lr_ratio", 0.0, "min_ratio", cosine),
+            row("num_cycles", 0.5, "cycles", cosine),
+            no_effect(f"{self.section}.total_training_steps", -1, _OVERWRITTEN, value_type=nullable(INTEGER)),
+        )
+
+    def megatron_rows(self, at: str, read: ReadFunction) -> tuple[KeyMapping, ...]:
+        """Rows of Megatron's schedule."""
+        row, style = (
+            partial(_schedule_row, self.section, read, f"{at}.schedule"),
+            f"{self.section}.lr_decay_style",
+        )
+        falling = any_inactive(self.megatron, unless(style, "linear", "cosine", "inverse_square_root", "WSD"))
+        wsd = any_inactive(self.megatron, unless(style, "WSD"))
+        rate = "a fraction of lr in the run file"
+        later = "verl accepts WSD, which the documentation of verl 0.3.1 does not list; constant by default since 0.6"
+        return (
+            row("lr_warmup_init", 0.0, "start_ratio", self.megatron, note=rate),
+            row("lr_decay_steps", None, "length", falling, value_type=nullable(INTEGER)),
+            row("lr_decay_style", "linear", "type", self.megatron, value_type=one_of(*_DECAYS), note=later),
+            row("min_lr", 0.0, "min_ratio", falling, note=rate),
+            row("lr_wsd_decay_style", "exponential", "style", wsd, value_type=one_of(*_WSD)),
+            row("lr_wsd_decay_steps", None, "decay", wsd, value_type=nullable(INTEGER)),
+            no_effect(
+                f"{self.section}.use_checkpoint_opt_param_scheduler",
+                False,
+                "a resumed run always keeps its schedule",
+            ),
+        )
+
+    def later_rows(self, at: str, read: ReadFunction, state: Mapping[str, Any]) -> tuple[KeyMapping, ...]:
+        """Rows of later versions: the schedules of VeOmni and torchtitan, and options of an optimizer's `state`."""
+        row = partial(_schedule_row, self.section, read, f"{at}.schedule")
+        torchtitan = any_inactive(self._off, unless(self.strategy, "torchtitan"))
+        rate = "a rate, of VeOmni's schedule; a fraction of lr in the run file"
+        return (
+            row("lr_min", 0.0, "min_ratio", self.fsdp, note=rate),
+            row("lr_start", 0.0, "start_ratio", self.fsdp, note=rate),
+            row(
+                "decay_type",
+                "linear",
+                "type",
+                torchtitan,
+                value_type=one_of("linear", "cosine", "sqrt"),
+                note="torchtitan's decay, from the end of the warm-up to the end of the run",
+            ),
+            row(
+                "min_lr_factor",
+                0.0,
+                "min_ratio",
+                torchtitan,
+                note="torchtitan's last rate, as a fraction of lr; 1 is a constant rate",
+            ),
+            *(
+                refused(f"{self.section}.{name}", default, why, inactive=self.off)
+                for name, default, why in (
+                    ("eps", 1e-8, "AdamW's epsilon is 1e-8; leave it 1e-8"),
+                    ("lr_decay_ratio", 1.0, "the rate decays until the end of the run; write 1.0"),
+                    ("zero_indexed_step", True, "the schedule counts steps from 0; leave it True"),
+                )
+            ),
+            *(
+                placement(
+                    f"{self.section}.{name}",
+                    default,
+                    "the optimizer's state is in float32, on the device that trains",
+                    supported=only(default),
+                    value_type=ANY if default in (UNSET, None) else None,
+                    inactive=self.off,
+                )
+                for name, default in {**_OPTIONS, **state}.items()
+            ),
+            refused(
+                f"{self.section}.override_optimizer_config.*",
+                UNSET,
+                "Strop does not know this option of the optimizer; write the optimizer's own keys",
+                supported=empty,
+                inactive=self.off,
+            ),
+        )
+
+
+def _schedule_row(
+    section: str,
+    read: ReadFunction,
+    at: str,
+    name: str,
+    default: Any,
+    field: str,
+    inactive: InactiveCheck | None,
+    value_type: ValueType | None = None,
+    note: str = "",
+) -> KeyMapping:
+    return mapped(
+        f"{section}.{name}",
+        default,
+        f"{at}.{field}",
+        read=read,
+        value_type=value_type,
+        inactive=inactive,
+        note=note,
+    )
+
+
+_KEYS = OptimizerKeys(OPTIM, "actor_rollout_ref.actor.strategy")
+MIXED_STATE = {
+    "use_precision_aware_optimizer": False,
+    "main_grads_dtype": "fp32",
+    "exp_avg_dtype": "fp32",
+    "exp_avg_sq_dtype": "fp32",
+    "use_layer_wise_distributed_optimizer": False,
+}
+"""Options of the optimizer's state under Megatron, with their defaults."""
+_OPTIONS = {"optimizer_impl": "torch.optim"} | {
+    f"override_optimizer_config.{name}": UNSET
+    for name in (
+        *(
+            "optimizer_cpu_offload",
+            "optimizer_offload_fraction",
+            "offload_fraction",
+            "overlap_cpu_optimizer_d2h_h2d",
+        ),
+        *("use_precision_aware_optimizer", "fp8_recipe", "foreach", "fused"),
+    )
+}
+"""Options of the optimizer that change neither what is learned nor the state's data type."""
+
+
 def write_schedule(run: Run) -> Mapping[str, Any]:
     """Write the schedule with the keys of the strategy that supports it."""
     values = schedule_values(run, run.trainer.schedule, run.trainer.optimizer.lr, OPTIM)
@@ -203,10 +376,7 @@ def write_schedule(run: Run) -> Mapping[str, Any]:
 @written_by(write_schedule)
 def schedule(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the schedule from the keys of the strategy."""
-    settings = (
-        megatron_schedule(foreign, OPTIM) if not switches.megatron(foreign) else fsdp_schedule(foreign, OPTIM)
-    )
-    return {f"trainer.schedule.{name}": value for name, value in settings.items()}
+    return {f"trainer.schedule.{name}": value for name, value in _KEYS.schedule(foreign).items()}
 
 
 def write_clipping(run: Run) -> Mapping[str, Any]:
@@ -237,9 +407,7 @@ def write_betas(run: Run) -> Mapping[str, Any]:
 @written_by(write_betas)
 def betas(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read AdamW's betas under FSDP; Megatron always uses its own betas, which equal Strop's defaults."""
-    return (
-        {} if switches.fsdp(foreign) else {"trainer.optimizer.betas": number_list(foreign[f"{OPTIM}.betas"])}
-    )
+    return {} if _KEYS.fsdp(foreign) else {"trainer.optimizer.betas": number_list(foreign[f"{OPTIM}.betas"])}
 
 
 _WSD = ("constant", "exponential", "cosine", "linear", "minus_sqrt")
@@ -288,72 +456,6 @@ def weight_decay_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-def schedule_rows(
-    optim: str,
-    at: str,
-    read: ReadFunction,
-    inactive: InactiveCheck,
-    falling: InactiveCheck,
-    wsd: InactiveCheck,
-) -> dict[str, KeyMapping]:
-    """Rows of Megatron's schedule keys in the section `optim`, by last name. `at` is the run-file section
-    that has the schedule."""
-    section = f"{at}.schedule"
-
-    def row(name: str, default: Any, field: str, **more: Any) -> KeyMapping:
-        return mapped(
-            f"{optim}.{name}", default, f"{section}.{field}", read=read, **{"inactive": inactive, **more}
-        )
-
-    rows = (
-        row("lr_warmup_init", 0.0, "start_ratio", note="a fraction of lr in the run file"),
-        row("lr_decay_steps", None, "length", value_type=nullable(INTEGER), inactive=falling),
-        row(
-            "lr_decay_style",
-            "linear",
-            "type",
-            value_type=one_of(*DECAYS),
-            note="verl accepts WSD, which is not on the page; constant by default since 0.6",
-        ),
-        row("min_lr", 0.0, "min_ratio", inactive=falling, note="a fraction of lr in the run file"),
-        row("lr_wsd_decay_style", "exponential", "style", value_type=one_of(*_WSD), inactive=wsd),
-        row("lr_wsd_decay_steps", None, "decay", value_type=nullable(INTEGER), inactive=wsd),
-    )
-    return {found.key.rpartition(".")[2]: found for found in rows}
-
-
-_MEGATRON_SCHEDULE = schedule_rows(
-    OPTIM, "trainer", schedule, switches.megatron, switches.falling, switches.wsd
-)
-
-
-def _torchtitan_rows(
-    section: str, at: str, read: ReadFunction, *more: InactiveCheck
-) -> tuple[KeyMapping, ...]:
-    """Rows of torchtitan's schedule: linear by default, from the end of the warm-up to the end of the run."""
-    inactive = any_inactive(*more, unless(f"{section}.strategy", "torchtitan"))
-    return (
-        refused(f"{section}.optim.eps", 1e-8, "AdamW's epsilon is 1e-8; leave it 1e-8"),
-        mapped(
-            f"{section}.optim.decay_type",
-            "linear",
-            f"{at}.schedule.type",
-            read=read,
-            value_type=one_of("linear", "cosine", "sqrt"),
-            inactive=inactive,
-            note="torchtitan's decay, from the end of the warm-up to the end of the run",
-        ),
-        mapped(
-            f"{section}.optim.min_lr_factor",
-            0.0,
-            f"{at}.schedule.min_ratio",
-            read=read,
-            inactive=inactive,
-            note="torchtitan's last rate, as a fraction of lr; 1 is a constant rate",
-        ),
-    )
-
-
 _MUON_NAMES = (
     *("muon_momentum", "muon_nesterov", "muon_split_qkv", "muon_scale_mode", "muon_coefficient_type"),
     *("muon_num_ns_steps", "muon_tp_mode", "muon_fp32_matmul_prec", "muon_extra_scale_factor"),
@@ -370,17 +472,7 @@ _LISTED = (
         value_type=STRING,
         note="sgd has Megatron's momentum of 0.9",
     ),
-    mapped(
-        f"{OPTIM}.clip_grad",
-        1.0,
-        "trainer.max_grad_norm",
-        read=clipping,
-        note="0 means no bound; since 0.8 it also counts under FSDP, instead of grad_clip",
-    ),
-    _MEGATRON_SCHEDULE["lr_warmup_init"],
-    _MEGATRON_SCHEDULE["lr_decay_steps"],
-    _MEGATRON_SCHEDULE["lr_decay_style"],
-    _MEGATRON_SCHEDULE["min_lr"],
+    mapped(f"{OPTIM}.lr", 1e-6, "trainer.optimizer.lr"),
     mapped(f"{OPTIM}.weight_decay", 0.01, "trainer.optimizer.weight_decay", value_type=NUMBER),
     mapped(
         f"{OPTIM}.weight_decay_incr_style",
@@ -392,42 +484,15 @@ _LISTED = (
         inactive=switches.megatron,
         note="verl starts and ends the increase at weight_decay",
     ),
-    _MEGATRON_SCHEDULE["lr_wsd_decay_style"],
-    _MEGATRON_SCHEDULE["lr_wsd_decay_steps"],
-    no_effect(
-        f"{OPTIM}.use_checkpoint_opt_param_scheduler",
-        False,
-        "a resumed run always keeps its schedule; a changed schedule is refused",
-    ),
-    mapped(f"{OPTIM}.lr", 1e-6, "trainer.optimizer.lr"),
     mapped(
-        f"{OPTIM}.lr_warmup_steps",
-        -1,
-        "trainer.schedule.warmup",
-        read=schedule,
-        value_type=nullable(INTEGER),
-        note="a negative value means that the ratio applies",
+        f"{OPTIM}.clip_grad",
+        1.0,
+        "trainer.max_grad_norm",
+        read=clipping,
+        note="0 means no bound; since 0.8 it also counts under FSDP, instead of grad_clip",
     ),
-    mapped(
-        f"{OPTIM}.lr_warmup_steps_ratio",
-        0.0,
-        "trainer.schedule.warmup",
-        read=schedule,
-        inactive=switches.warmup_ratio,
-    ),
-    mapped(
-        f"{OPTIM}.min_lr_ratio", 0.0, "trainer.schedule.min_ratio", read=schedule, inactive=switches.cosine
-    ),
-    mapped(f"{OPTIM}.num_cycles", 0.5, "trainer.schedule.cycles", read=schedule, inactive=switches.cosine),
-    mapped(
-        f"{OPTIM}.warmup_style",
-        "constant",
-        "trainer.schedule.type",
-        read=schedule,
-        value_type=one_of("constant", "cosine"),
-        inactive=switches.fsdp,
-    ),
-    no_effect(f"{OPTIM}.total_training_steps", -1, OVERWRITTEN, value_type=nullable(INTEGER)),
+    *_KEYS.warmup_rows("trainer", schedule),
+    *_KEYS.megatron_rows("trainer", schedule),
 )
 _UNLISTED = not_on_page(
     mapped(
@@ -436,60 +501,9 @@ _UNLISTED = not_on_page(
         "trainer.optimizer.betas",
         read=betas,
         value_type=BETAS,
-        inactive=switches.fsdp,
+        inactive=_KEYS.fsdp,
     ),
-    *(
-        mapped(
-            f"{OPTIM}.{name}",
-            0.0,
-            f"trainer.schedule.{field}",
-            read=schedule,
-            inactive=switches.fsdp,
-            note="a rate, of VeOmni's schedule; a fraction of lr in the run file",
-        )
-        for name, field in (("lr_min", "min_ratio"), ("lr_start", "start_ratio"))
-    ),
-    refused(f"{OPTIM}.lr_decay_ratio", 1.0, "the rate decays until the end of the run; write 1.0"),
-    refused(f"{OPTIM}.zero_indexed_step", True, "the schedule counts steps from 0; leave it True"),
-    placement(
-        f"{OPTIM}.optimizer_impl", "torch.optim", "Strop's own optimizer", supported=only("torch.optim")
-    ),
-    *(
-        placement(f"{OPTIM}.{name}", default, "the optimizer's state is in float32", supported=only(default))
-        for name, default in (
-            ("use_precision_aware_optimizer", False),
-            ("main_grads_dtype", "fp32"),
-            ("exp_avg_dtype", "fp32"),
-            ("exp_avg_sq_dtype", "fp32"),
-            ("use_layer_wise_distributed_optimizer", False),
-        )
-    ),
-    *(
-        placement(
-            f"{OPTIM}.override_optimizer_config.{name}",
-            UNSET,
-            "the optimizer's state is in float32, on the device that trains",
-            supported=only(UNSET),
-            value_type=ANY,
-        )
-        for name in (
-            "optimizer_cpu_offload",
-            "optimizer_offload_fraction",
-            "offload_fraction",
-            "overlap_cpu_optimizer_d2h_h2d",
-            "use_precision_aware_optimizer",
-            "fp8_recipe",
-            "foreach",
-            "fused",
-        )
-    ),
-    refused(
-        f"{OPTIM}.override_optimizer_config.*",
-        UNSET,
-        "Strop does not know this option of the optimizer; write the optimizer's own keys",
-        supported=empty,
-    ),
-    *_torchtitan_rows("actor_rollout_ref.actor", "trainer", schedule),
+    *_KEYS.later_rows("trainer", schedule, MIXED_STATE),
     *(
         no_effect(key, UNSET, "it is an option of Muon, which Strop does not have", value_type=ANY)
         for key in MUON

@@ -137,12 +137,6 @@ def fsdp(foreign: ForeignValues) -> str | None:
     return None if megatron(foreign) else "actor_rollout_ref.actor.strategy is megatron"
 
 
-cosine = any_inactive(fsdp, unless("actor_rollout_ref.actor.optim.warmup_style", "cosine"))
-falling = any_inactive(
-    megatron,
-    unless("actor_rollout_ref.actor.optim.lr_decay_style", "linear", "cosine", "inverse_square_root", "WSD"),
-)
-wsd = any_inactive(megatron, unless("actor_rollout_ref.actor.optim.lr_decay_style", "WSD"))
 sampled_validation = unless("actor_rollout_ref.rollout.val_kwargs.do_sample", True)
 resume_path = unless("trainer.resume_mode", "resume_path")
 keep_overlong = unless("data.filter_overlong_prompts", False)
@@ -220,12 +214,6 @@ def lora(foreign: ForeignValues) -> str | None:
     """LoRA rank 0 trains the whole model."""
     rank = foreign["actor_rollout_ref.model.lora_rank"]
     return None if rank > 0 else f"actor_rollout_ref.model.lora_rank is {rank}"
-
-
-def warmup_ratio(foreign: ForeignValues) -> str | None:
-    """Warm-up steps take precedence over the ratio; a negative number means that the ratio applies."""
-    steps = foreign["actor_rollout_ref.actor.optim.lr_warmup_steps"]
-    return None if steps is None or steps < 0 else f"lr_warmup_steps is {steps} and takes precedence"
 
 
 def custom_function(foreign: ForeignValues) -> str | None:
