@@ -9,8 +9,6 @@ from typing import Any
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
-    KeyMapping,
-    ReadFunction,
     always,
     mapped,
     never,
@@ -62,35 +60,6 @@ def template(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"data.chat_template": chat_template} if chat_template else {}
 
 
-TEMPLATE_PATH = mapped(
-    "model.chat_template_path",
-    None,
-    "data.chat_template",
-    read=template,
-    value_type=nullable(STRING),
-    note="a Jinja file; custom_chat_template takes precedence",
-)
-TEMPLATE = mapped(
-    "model.custom_chat_template",
-    None,
-    "data.chat_template",
-    read=template,
-    value_type=nullable(STRING),
-    note="the Jinja template, not a path",
-)
-_CRITIC_MODEL = mapped(
-    "model.critic_model_path",
-    "${model.model_path}",
-    "algorithm.critic.model",
-    "algorithm.critic.model.path",
-    read=embedded_converter(critic),
-    value_type=nullable(STRING),
-    inactive=without_critic,
-    note="empty means the policy's model",
-)
-_NO_ACTORS = "a single process without actors"
-
-
 def write_lengths(run: Run) -> Mapping[str, Any]:
     """Write the length limits of prompts, responses and whole sequences."""
     return {
@@ -114,19 +83,12 @@ def lengths(foreign: ForeignValues) -> Mapping[str, Any]:
     return settings
 
 
-def _nothing_sampled(foreign: ForeignValues) -> str | None:
-    return None if foreign[EVAL] else only_sampled(foreign)
-
-
 def _limits(foreign: ForeignValues) -> tuple[int, int, int | None]:
     """The limits of prompt, response and both together; a missing one follows from the other two."""
     prompt, response = foreign["model.max_prompt_tokens"], foreign["model.max_response_tokens"]
     total = foreign["model.max_model_len"]
-    lacking = [
-        key
-        for key, limit in (("model.max_prompt_tokens", prompt), ("model.max_response_tokens", response))
-        if limit is None
-    ]
+    given = {"model.max_prompt_tokens": prompt, "model.max_response_tokens": response}
+    lacking = [key for key, limit in given.items() if limit is None]
     if len(lacking) == 2 and total is not None:
         prompt = total // 2
     elif len(lacking) == 2 or (lacking and total is None):
@@ -140,18 +102,23 @@ def _limits(foreign: ForeignValues) -> tuple[int, int, int | None]:
     return prompt, response, total
 
 
+_LORA = "model.lora_configs.0"
+_ADAPTER = {
+    "lora_rank": ("rank", 32),
+    "lora_alpha": ("alpha", 32),
+    "target_modules": ("targets", "all-linear"),
+    "exclude_modules": ("exclude", None),
+    "path": ("adapter", None),
+}
+"""Field and default of each key of an adapter."""
+
+
 def write_lora(run: Run) -> Mapping[str, Any]:
     """Write the LoRA adapter, if any."""
-    adapter, at = run.model.lora, "model.lora_configs.0"
+    adapter = run.model.lora
     if adapter is None:
         return {}
-    return {
-        f"{at}.lora_rank": adapter.rank,
-        f"{at}.lora_alpha": adapter.alpha,
-        f"{at}.target_modules": adapter.targets,
-        f"{at}.exclude_modules": adapter.exclude,
-        f"{at}.path": adapter.adapter,
-    }
+    return {f"{_LORA}.{key}": getattr(adapter, field) for key, (field, _) in _ADAPTER.items()}
 
 
 @written_by(write_lora)
@@ -167,12 +134,31 @@ def lora(foreign: ForeignValues) -> Mapping[str, Any]:
             "model.lora_configs", "model.lora_configs has several adapters, but a run trains one; write one."
         )
     adapter = configs["0"]
+    values = {field: adapter.get(key, default) for key, (field, default) in _ADAPTER.items()}
+    values["adapter"] = values["adapter"] or None
+    return {f"model.lora.{field}": value for field, value in values.items()}
+
+
+_TINKER = "model.tinker"
+_TINKER_ALPHA = 32
+"""Alpha of the service's adapters, whatever their rank."""
+_TINKER_MODULES = {
+    "train_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "train_mlp": ("gate_proj", "up_proj", "down_proj"),
+}
+_no_tinker = unless(f"{_TINKER}.enable", True)
+
+
+def _tinker_adapter(foreign: ForeignValues) -> dict[str, Any]:
+    """The adapter that the service would train."""
+    targets = [
+        name for key, names in _TINKER_MODULES.items() if foreign[f"{_TINKER}.{key}"] for name in names
+    ]
+    everything = all(foreign[f"{_TINKER}.{key}"] for key in _TINKER_MODULES)
     return {
-        "model.lora.rank": adapter.get("lora_rank", 32),
-        "model.lora.alpha": adapter.get("lora_alpha", 32),
-        "model.lora.targets": adapter.get("target_modules", "all-linear"),
-        "model.lora.exclude": adapter.get("exclude_modules"),
-        "model.lora.adapter": adapter.get("path") or None,
+        "model.lora.rank": foreign[f"{_TINKER}.rank"],
+        "model.lora.alpha": _TINKER_ALPHA,
+        "model.lora.targets": "all-linear" if everything else targets,
     }
 
 
@@ -212,18 +198,57 @@ def server(foreign: ForeignValues) -> Mapping[str, Any]:
     return {f"rollout.engine.{name}": value for name, value in engine.items()}
 
 
-def _external_row(name: str, default: Any, field: str, note: str) -> KeyMapping:
-    return mapped(
-        f"{_EXTERNAL}.{name}",
-        default,
-        f"rollout.engine.{field}",
-        read=server,
-        value_type=nullable(STRING),
-        inactive=_no_external,
-        note=note,
-    )
+def _nothing_sampled(foreign: ForeignValues) -> str | None:
+    return None if foreign[EVAL] else only_sampled(foreign)
 
 
+_TEXT, _INTEGER = nullable(STRING), nullable(INTEGER)
+_OF_CONFIG = "write a model folder whose config.json has it"
+_NO_ACTORS = "a single process without actors"
+_LORA_CONFIGS = (
+    mapped("model.lora_configs", None, "model.lora", read=lora, value_type=MAPPING_LIST),
+    mapped(f"{_LORA}.lora_rank", 32, "model.lora.rank", read=lora),
+    mapped(f"{_LORA}.lora_alpha", 32, "model.lora.alpha", read=lora),
+    mapped(f"{_LORA}.target_modules", "all-linear", "model.lora.targets", read=lora),
+    mapped(
+        f"{_LORA}.exclude_modules",
+        None,
+        "model.lora.exclude",
+        read=lora,
+        value_type=nullable(STRING_OR_LIST),
+    ),
+    mapped(
+        f"{_LORA}.path",
+        None,
+        "model.lora.adapter",
+        read=lora,
+        value_type=_TEXT,
+        note="folder of the adapter that the run starts from",
+    ),
+    no_effect(f"{_LORA}.is_dummy", UNSET, "Trinity sets it itself", value_type=ANY),
+    placement(f"{_LORA}.name", None, _NO_ACTORS, supported=always, value_type=ANY),
+    placement(f"{_LORA}.base_model_name", None, _NO_ACTORS, supported=always, value_type=ANY),
+    placement(f"{_LORA}.lora_dtype", "auto", "the adapter has the model's dtype", supported=only("auto")),
+    refused(f"{_LORA}.*", UNSET, "an adapter has no such key; remove it", supported=never),
+    placement("model.fully_sharded_loras", False, NO_SHARDS, supported=always),
+    placement("model.max_cpu_loras", None, "a run has one adapter", supported=always, value_type=_INTEGER),
+)
+_TINKER_ROWS = (
+    placement(
+        f"{_TINKER}.enable",
+        False,
+        "Tinker is a service that trains and samples on its own machines; --here trains the same adapter on this "
+        "machine, without one of the output layer",
+        supported=only(False),
+    ),
+    mapped(f"{_TINKER}.rank", 16, "model.lora.rank", read=lora, inactive=_no_tinker),
+    mapped(f"{_TINKER}.train_mlp", True, "model.lora.targets", read=lora, inactive=_no_tinker),
+    mapped(f"{_TINKER}.train_attn", True, "model.lora.targets", read=lora, inactive=_no_tinker),
+    no_effect(f"{_TINKER}.train_unembed", True, "Strop's adapter leaves the output layer as it is"),
+    no_effect(f"{_TINKER}.seed", None, "the run has one seed", value_type=_INTEGER),
+    no_effect(f"{_TINKER}.forward_backward_chunk_bytes", UNSET, "the service is not used", value_type=ANY),
+    no_effect(f"{_TINKER}.base_url", None, "the service is not used", value_type=_TEXT),
+)
 _EXTERNAL_MODEL = versions(
     mapped(
         f"{_EXTERNAL}.enable",
@@ -234,107 +259,41 @@ _EXTERNAL_MODEL = versions(
         note="evaluates the model of an OpenAI-compatible server; model.model_path then names the tokenizer that "
         "counts tokens, a folder or a name on the Hub",
     ),
-    _external_row("model_name", None, "model", "null means model.model_path"),
-    _external_row(
-        "base_url_env", "OPENAI_BASE_URL", "base_url", f"environment variable; {_OPENAI} where it is not set"
-    ),
-    _external_row("api_key_env", "OPENAI_API_KEY", "api_key_env", "environment variable"),
-    since="0.6",
-)
-_TINKER = "model.tinker"
-_TINKER_ALPHA = 32
-"""Alpha of the service's adapters, whatever their rank."""
-_TINKER_MODULES = {
-    "train_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
-    "train_mlp": ("gate_proj", "up_proj", "down_proj"),
-}
-_no_tinker = unless(f"{_TINKER}.enable", True)
-
-
-def _tinker_adapter(foreign: ForeignValues) -> dict[str, Any]:
-    """The adapter that the service would train."""
-    targets = [
-        name for key, names in _TINKER_MODULES.items() if foreign[f"{_TINKER}.{key}"] for name in names
-    ]
-    everything = all(foreign[f"{_TINKER}.{key}"] for key in _TINKER_MODULES)
-    return {
-        "model.lora.rank": foreign[f"{_TINKER}.rank"],
-        "model.lora.alpha": _TINKER_ALPHA,
-        "model.lora.targets": "all-linear" if everything else targets,
-    }
-
-
-def _tinker_rows(read: ReadFunction) -> tuple[KeyMapping, ...]:
-    """The section's rows; `read` is the converter of the adapter."""
-    return not_on_page(
-        placement(
-            f"{_TINKER}.enable",
-            False,
-            "Tinker is a service that trains and samples on its own machines; --here trains the same adapter on this "
-            "machine, without one of the output layer",
-            supported=only(False),
-        ),
-        *(
-            mapped(f"{_TINKER}.{name}", default, field, read=read, inactive=_no_tinker)
-            for name, default, field in (
-                ("rank", 16, "model.lora.rank"),
-                ("train_mlp", True, "model.lora.targets"),
-                ("train_attn", True, "model.lora.targets"),
-            )
-        ),
-        no_effect(f"{_TINKER}.train_unembed", True, "Strop's adapter leaves the output layer as it is"),
-        no_effect(f"{_TINKER}.seed", None, "the run has one seed", value_type=nullable(INTEGER)),
-        no_effect(
-            f"{_TINKER}.forward_backward_chunk_bytes", UNSET, "the service is not used", value_type=ANY
-        ),
-        no_effect(f"{_TINKER}.base_url", None, "the service is not used", value_type=nullable(STRING)),
-    )
-
-
-_SAMPLING = (
     *(
         mapped(
-            f"model.{name}",
+            f"{_EXTERNAL}.{name}",
             default,
-            f"rollout.sampling.{name}",
-            read=tasks,
-            value_type=nullable(NUMBER),
-            note="of tasksets without the key in rollout_args",
+            f"rollout.engine.{field}",
+            read=server,
+            value_type=_TEXT,
+            inactive=_no_external,
+            note=note,
         )
-        for name, default in (
-            ("temperature", 1.0),
-            ("top_p", 1.0),
-            ("top_k", -1),
-            ("repetition_penalty", 1.0),
-        )
-    ),
-    placement("model.logprobs", 0, "log-probs are always recorded", supported=always, value_type=ANY),
-    mapped(
-        "model.enable_prompt_truncation",
-        True,
-        "data.overlong",
-        read=tasks,
-        value_type=BOOLEAN,
-        inactive=only_sampled,
-        note="true keeps the end of a prompt above max_prompt_tokens",
-    ),
-    *(
-        refused(f"model.{name}", default, why)
-        for name, default, why in (
-            ("rope_scaling", None, "write a model folder whose config.json has it"),
-            ("rope_theta", None, "write a model folder whose config.json has it"),
+        for name, default, field, note in (
+            ("model_name", None, "model", "null means model.model_path"),
+            (
+                "base_url_env",
+                "OPENAI_BASE_URL",
+                "base_url",
+                f"environment variable; {_OPENAI} where it is not set",
+            ),
+            ("api_key_env", "OPENAI_API_KEY", "api_key_env", "environment variable"),
         )
     ),
-    *_EXTERNAL_MODEL,
-    *_tinker_rows(lora),
-    placement("model.fully_sharded_loras", False, NO_SHARDS, supported=always),
-    placement(
-        "model.max_cpu_loras", None, "a run has one adapter", supported=always, value_type=nullable(INTEGER)
-    ),
+    since="0.6",
 )
 ROWS = (
     mapped("model.model_path", UNSET, "model.path", value_type=STRING),
-    _CRITIC_MODEL,
+    mapped(
+        "model.critic_model_path",
+        "${model.model_path}",
+        "algorithm.critic.model",
+        "algorithm.critic.model.path",
+        read=embedded_converter(critic),
+        value_type=_TEXT,
+        inactive=without_critic,
+        note="empty means the policy's model",
+    ),
     *unstated_defaults(
         mapped(
             "model.max_model_len",
@@ -343,21 +302,11 @@ ROWS = (
             "data.max_response_tokens",
             "rollout.max_sequence_tokens",
             read=lengths,
-            value_type=nullable(INTEGER),
+            value_type=_INTEGER,
         ),
+        mapped("model.max_prompt_tokens", None, "data.max_prompt_tokens", read=lengths, value_type=_INTEGER),
         mapped(
-            "model.max_prompt_tokens",
-            None,
-            "data.max_prompt_tokens",
-            read=lengths,
-            value_type=nullable(INTEGER),
-        ),
-        mapped(
-            "model.max_response_tokens",
-            None,
-            "data.max_response_tokens",
-            read=lengths,
-            value_type=nullable(INTEGER),
+            "model.max_response_tokens", None, "data.max_response_tokens", read=lengths, value_type=_INTEGER
         ),
     ),
     mapped(
@@ -368,38 +317,53 @@ ROWS = (
         inactive=_nothing_sampled,
     ),
     *not_on_page(
-        TEMPLATE,
-        TEMPLATE_PATH,
-        *_SAMPLING,
-        mapped("model.lora_configs", None, "model.lora", read=lora, value_type=MAPPING_LIST),
-        mapped("model.lora_configs.0.lora_rank", 32, "model.lora.rank", read=lora),
-        mapped("model.lora_configs.0.lora_alpha", 32, "model.lora.alpha", read=lora),
-        mapped("model.lora_configs.0.target_modules", "all-linear", "model.lora.targets", read=lora),
         mapped(
-            "model.lora_configs.0.exclude_modules",
+            "model.custom_chat_template",
             None,
-            "model.lora.exclude",
-            read=lora,
-            value_type=nullable(STRING_OR_LIST),
+            "data.chat_template",
+            read=template,
+            value_type=_TEXT,
+            note="the Jinja template, not a path",
         ),
         mapped(
-            "model.lora_configs.0.path",
+            "model.chat_template_path",
             None,
-            "model.lora.adapter",
-            read=lora,
-            value_type=nullable(STRING),
-            note="folder of the adapter that the run starts from",
+            "data.chat_template",
+            read=template,
+            value_type=_TEXT,
+            note="a Jinja file; custom_chat_template takes precedence",
         ),
-        no_effect("model.lora_configs.0.is_dummy", UNSET, "Trinity sets it itself", value_type=ANY),
+        *(
+            mapped(
+                f"model.{name}",
+                default,
+                f"rollout.sampling.{name}",
+                read=tasks,
+                value_type=nullable(NUMBER),
+                note="of tasksets without the key in rollout_args",
+            )
+            for name, default in (
+                ("temperature", 1.0),
+                ("top_p", 1.0),
+                ("top_k", -1),
+                ("repetition_penalty", 1.0),
+            )
+        ),
+        placement("model.logprobs", 0, "log-probs are always recorded", supported=always, value_type=ANY),
+        mapped(
+            "model.enable_prompt_truncation",
+            True,
+            "data.overlong",
+            read=tasks,
+            value_type=BOOLEAN,
+            inactive=only_sampled,
+            note="true keeps the end of a prompt above max_prompt_tokens",
+        ),
+        refused("model.rope_scaling", None, _OF_CONFIG),
+        refused("model.rope_theta", None, _OF_CONFIG),
         newer_row("model.trust_remote_code", False, "0.5"),
-        placement("model.lora_configs.0.name", None, _NO_ACTORS, supported=always, value_type=ANY),
-        placement("model.lora_configs.0.base_model_name", None, _NO_ACTORS, supported=always, value_type=ANY),
-        placement(
-            "model.lora_configs.0.lora_dtype",
-            "auto",
-            "the adapter has the model's dtype",
-            supported=only("auto"),
-        ),
-        refused("model.lora_configs.0.*", UNSET, "an adapter has no such key; remove it", supported=never),
+        *_EXTERNAL_MODEL,
+        *_TINKER_ROWS,
+        *_LORA_CONFIGS,
     ),
 )
