@@ -30,7 +30,7 @@ from strop.compat.ledger.value_types import (
     nullable,
     one_of,
 )
-from strop.compat.trinity import policy_loss, presets, sample_strategy
+from strop.compat.trinity import presets
 from strop.compat.trinity.embedded_verl import newer_row
 from strop.compat.trinity.policy_loss import LOSS_ARGS
 from strop.compat.trinity.presets import (
@@ -407,7 +407,6 @@ _FUNCTIONS = (
         note="by algorithm_type: multi_step_grpo, gigpo, m2po, mix, mix_chord, on_policy_distill and jsd 8, ppo and "
         "raft 1, the others 2",
     ),
-    sample_strategy.STRATEGY,
     mapped(
         "algorithm.advantage_fn",
         None,
@@ -664,4 +663,4 @@ _OLD_POLICY = versions(
     ),
     since="0.6",
 )
-ROWS = (*_FUNCTIONS, *_OPTIMIZER, *_OLD_POLICY, *_ARGUMENTS, *policy_loss.ROWS)
+ROWS = (*_FUNCTIONS, *_OPTIMIZER, *_OLD_POLICY, *_ARGUMENTS)

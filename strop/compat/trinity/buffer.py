@@ -24,7 +24,7 @@ from strop.compat.ledger.key_mapping import (
     written_by,
 )
 from strop.compat.ledger.value_types import BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
-from strop.compat.trinity import formats, sample_strategy, synchronizer, tasksets
+from strop.compat.trinity import formats, synchronizer
 from strop.compat.trinity.formats import EXPERIENCE, write_answer_columns, write_columns, write_source
 from strop.compat.trinity.model import template
 from strop.compat.trinity.presets import (
@@ -546,9 +546,7 @@ _EXPERIENCE_BUFFER = (
 )
 ROWS = (
     *_SIZES,
-    *tasksets.ROWS,
     *_EXPERIENCE_BUFFER,
-    *sample_strategy.ROWS,
     *not_on_page(
         *no_effects(
             "buffer",
@@ -556,5 +554,4 @@ ROWS = (
             "Trinity sets it itself",
         )
     ),
-    *sample_strategy.ARGUMENTS,
 )

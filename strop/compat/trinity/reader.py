@@ -18,7 +18,10 @@ from strop.compat.trinity import (
     general,
     inference_model,
     model,
+    policy_loss,
+    sample_strategy,
     synchronizer,
+    tasksets,
     trainer,
     trainer_config,
 )
@@ -38,9 +41,12 @@ LEDGER = Ledger(
     (
         *general.GLOBAL,
         *algorithm.ROWS,
+        *policy_loss.ROWS,
+        *sample_strategy.ROWS,
         *general.MONITOR,
         *model.ROWS,
         *cluster.ROWS,
+        *tasksets.ROWS,
         *buffer.ROWS,
         *explorer.ROWS,
         *inference_model.ROLLOUT_MODEL,

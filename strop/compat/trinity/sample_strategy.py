@@ -4,7 +4,6 @@ read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -17,6 +16,7 @@ from strop.compat.ledger.key_mapping import (
     mapped,
     never,
     no_effect,
+    no_effects,
     not_on_page,
     only,
     placement,
@@ -29,34 +29,6 @@ from strop.compat.trinity.formats import AUXILIARY, write_answer_columns
 from strop.compat.trinity.presets import MIXED, algorithm_type, is_offline, option, preset
 from strop.config.schema import Run
 from strop.config.schema.batch_selection import StalenessSelectionConfig, WarmupSelectionConfig
-
-
-def write_auxiliary(run: Run) -> Mapping[str, Any]:
-    """Write the demonstrations that a sample strategy reads, each dataset under its name."""
-    values: dict[str, Any] = {}
-    for dataset in run.data.demonstrations:
-        values |= write_answer_columns(f"{AUXILIARY}.{dataset.name}", dataset)
-        values["algorithm.sample_strategy_args.sft_dataset_name"] = dataset.name
-    return values
-
-
-def write_batch_selection(run: Run) -> Mapping[str, Any]:
-    """Write the sample strategy where it differs from the type's own."""
-    args = "algorithm.sample_strategy_args"
-    match run.trainer.batch_selection:
-        case WarmupSelectionConfig(steps=steps):
-            return {
-                "algorithm.sample_strategy": "warmup",
-                "buffer.trainer_input.sft_warmup_steps": int(steps.count),
-            }
-        case StalenessSelectionConfig(max_staleness=oldest):
-            return {
-                "algorithm.sample_strategy": "staleness_control",
-                f"{args}.max_staleness": int(oldest.count) + 1,
-            }
-        case _:
-            return {}
-
 
 _ARGS = "algorithm.sample_strategy_args"
 _NAME = f"{_ARGS}.sft_dataset_name"
@@ -79,6 +51,18 @@ def _read_from(foreign: ForeignValues) -> tuple[str, str]:
     if foreign.is_set(f"{_DATASET}.path"):
         return "sft_warmup_dataset", _DATASET
     return foreign[_NAME], f"{AUXILIARY}.{foreign[_NAME]}"
+
+
+def write_batch_selection(run: Run) -> Mapping[str, Any]:
+    """Write the sample strategy where it differs from the type's own."""
+    match run.trainer.batch_selection:
+        case WarmupSelectionConfig(steps=steps):
+            return {"algorithm.sample_strategy": "warmup", _STEPS: int(steps.count)}
+        case StalenessSelectionConfig(max_staleness=oldest):
+            own = int(oldest.count) + 1
+            return {"algorithm.sample_strategy": "staleness_control", _MAX_STALENESS: own}
+        case _:
+            return {}
 
 
 @written_by(write_batch_selection)
@@ -111,6 +95,15 @@ def batch_selection(foreign: ForeignValues) -> Mapping[str, Any]:
         "trainer.batch_selection.type": "staleness",
         "trainer.batch_selection.max_staleness": f"{int(oldest) - 1} steps",
     }
+
+
+def write_auxiliary(run: Run) -> Mapping[str, Any]:
+    """Write the demonstrations that a sample strategy reads, each dataset under its name."""
+    values: dict[str, Any] = {}
+    for dataset in run.data.demonstrations:
+        values |= write_answer_columns(f"{AUXILIARY}.{dataset.name}", dataset)
+        values[_NAME] = dataset.name
+    return values
 
 
 @written_by(write_auxiliary)
@@ -165,11 +158,13 @@ def _no_dataset(foreign: ForeignValues) -> str | None:
     return auxiliary_off(foreign) or (f"{_DATASET} is set" if foreign.is_set(f"{_DATASET}.path") else None)
 
 
+_REPEATED = "demonstrations are repeated as long as the run needs them"
+_QUEUES = "applies only to queues, and demonstrations are in a file or a database"
+
+
 def _rows(at: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
     """Rows of one buffer of demonstrations."""
     field = "data.demonstrations.0"
-    text = partial(mapped, read=auxiliary_data, value_type=nullable(STRING))
-    queue = "applies only to queues, and demonstrations are in a file or a database"
     rows = (
         placement(
             f"{at}.name",
@@ -188,15 +183,7 @@ def _rows(at: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
             value_type=nullable(one_of("file", "sql", "queue")),
             note="file or sql; demonstrations cannot come from a queue",
         ),
-        text(f"{at}.path", None, f"{field}.path"),
-        text(f"{at}.subset_name", None, f"{field}.subset"),
-        text(
-            f"{at}.split",
-            None,
-            f"{field}.split",
-            inactive=formats.single_file(at),
-            note="ignored for a single file",
-        ),
+        *formats.source_rows(at, auxiliary_data, field),
         *formats.format_rows(at, auxiliary_data, field, answer="response"),
         formats.turns_row(at, auxiliary_data, field, inactive),
         refused(
@@ -205,34 +192,25 @@ def _rows(at: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
             "a run has one chat template; write model.custom_chat_template",
             supported=only(None, ""),
         ),
-        no_effect(f"{at}.max_read_timeout", 1800, queue, value_type=NUMBER),
-        no_effect(f"{at}.use_priority_queue", False, queue, value_type=BOOLEAN),
-        no_effect(f"{at}.reuse_cooldown_time", None, queue, value_type=nullable(NUMBER)),
+        no_effect(f"{at}.max_read_timeout", 1800, _QUEUES, value_type=NUMBER),
+        no_effect(f"{at}.use_priority_queue", False, _QUEUES, value_type=BOOLEAN),
+        no_effect(f"{at}.reuse_cooldown_time", None, _QUEUES, value_type=nullable(NUMBER)),
         *not_on_page(
-            text(
+            mapped(
                 f"{at}.format.image_key",
                 None,
                 f"{field}.images",
-                note="images without a marker <image> stand at the start of the prompt",
+                read=auxiliary_data,
+                value_type=nullable(STRING),
+                note=formats.UNMARKED_IMAGES,
             ),
             no_effect(
                 f"{at}.enable_progress_bar", False, "data are read without a progress bar", value_type=BOOLEAN
             ),
-            *(
-                no_effect(
-                    f"{at}.{name}",
-                    UNSET,
-                    "demonstrations are repeated as long as the run needs them",
-                    value_type=ANY,
-                )
-                for name in (
-                    "total_epochs",
-                    "total_steps",
-                    "schema_type",
-                    "index",
-                    "batch_size",
-                    "max_retry_times",
-                )
+            *no_effects(
+                at,
+                ("total_epochs", "total_steps", "schema_type", "index", "batch_size", "max_retry_times"),
+                _REPEATED,
             ),
         ),
         refused(f"{at}.*", UNSET, "a buffer of demonstrations has no such key; remove it", supported=never),
@@ -240,16 +218,16 @@ def _rows(at: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
     return tuple(also_inactive(row, inactive) for row in rows)
 
 
-STRATEGY = mapped(
-    "algorithm.sample_strategy",
-    None,
-    "trainer.batch_selection",
-    read=batch_selection,
-    value_type=nullable(one_of(*_STRATEGIES)),
-    note="default: mix under algorithm_type mix, which also reads expert responses; else default",
-    warn=_idle,
-)
-ROWS: tuple[KeyMapping, ...] = (
+ROWS = (
+    mapped(
+        "algorithm.sample_strategy",
+        None,
+        "trainer.batch_selection",
+        read=batch_selection,
+        value_type=nullable(one_of(*_STRATEGIES)),
+        note="default: mix under algorithm_type mix, which also reads expert responses; else default",
+        warn=_idle,
+    ),
     mapped(
         AUXILIARY,
         None,
@@ -260,43 +238,43 @@ ROWS: tuple[KeyMapping, ...] = (
         note="mix and warmup read one of the buffers, the other strategies none",
     ),
     *_rows(f"{AUXILIARY}.*", _no_dataset),
-)
-ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
-    mapped(
-        _NAME,
-        "sft_dataset",
-        "data.demonstrations.0.name",
-        "algorithm.expert",
-        "trainer.batch_selection.demonstrations",
-        read=auxiliary_data,
-        value_type=STRING,
-        inactive=_no_dataset,
+    *not_on_page(
+        mapped(
+            _NAME,
+            "sft_dataset",
+            "data.demonstrations.0.name",
+            "algorithm.expert",
+            "trainer.batch_selection.demonstrations",
+            read=auxiliary_data,
+            value_type=STRING,
+            inactive=_no_dataset,
+        ),
+        mapped(
+            _MAX_STALENESS,
+            None,
+            "trainer.batch_selection.max_staleness",
+            read=batch_selection,
+            value_type=nullable(NUMBER),
+            inactive=_only_strategy("staleness_control"),
+            note="counts from the step that trains, so it is one more than in a run file; null means no bound",
+        ),
+        mapped(
+            _STEPS,
+            None,
+            "trainer.batch_selection.steps",
+            read=batch_selection,
+            value_type=nullable(INTEGER),
+            inactive=_only_strategy("warmup"),
+            note="current versions of Trinity-RFT use stages instead",
+        ),
+        mapped(
+            _DATASET,
+            None,
+            "data.demonstrations",
+            read=auxiliary_data,
+            value_type=nullable(MAPPING),
+            inactive=auxiliary_off,
+        ),
+        *_rows(_DATASET, auxiliary_off),
     ),
-    mapped(
-        _MAX_STALENESS,
-        None,
-        "trainer.batch_selection.max_staleness",
-        read=batch_selection,
-        value_type=nullable(NUMBER),
-        inactive=_only_strategy("staleness_control"),
-        note="counts from the step that trains, so it is one more than in a run file; null means no bound",
-    ),
-    mapped(
-        _STEPS,
-        None,
-        "trainer.batch_selection.steps",
-        read=batch_selection,
-        value_type=nullable(INTEGER),
-        inactive=_only_strategy("warmup"),
-        note="current versions of Trinity-RFT use stages instead",
-    ),
-    mapped(
-        _DATASET,
-        None,
-        "data.demonstrations",
-        read=auxiliary_data,
-        value_type=nullable(MAPPING),
-        inactive=auxiliary_off,
-    ),
-    *_rows(_DATASET, auxiliary_off),
 )
