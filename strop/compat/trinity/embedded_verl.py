@@ -194,8 +194,8 @@ def newer_row(key: str, default: Any, since: str, **changes: Any) -> KeyMapping:
     return replace(newer, **changes)
 
 
-def verl_row(key: str, default: Any) -> KeyMapping:
-    """verl's row with the default of Trinity's page; a critic's keys are active only with a critic."""
+def verl_row(key: str, default: Any, /, **changes: Any) -> KeyMapping:
+    """verl's row with Trinity's default; a critic's keys are active only with a critic."""
     row = VERL.find(key)
     assert row is not None, key
     converter = row.read
@@ -217,7 +217,7 @@ def verl_row(key: str, default: Any) -> KeyMapping:
         on_page=True,
     )
     critics = key.startswith("critic.") or key == "trainer.critic_warmup"
-    return also_inactive(inside, without_critic) if critics else inside
+    return replace(also_inactive(inside, without_critic) if critics else inside, **changes)
 
 
 _TRINITYS = ("algorithm.policy_loss", "model.lora")
@@ -227,20 +227,17 @@ _OF_RECIPES = (f"{_ACTOR}.sppo_eta", f"{_ACTOR}.dpo_beta", "trainer.ref_update_f
 
 
 def remaining_rows(sections: Sequence[str], known: Collection[str]) -> tuple[KeyMapping, ...]:
-    """verl's rows of these sections that are not `known` on Trinity's page, with verl's defaults."""
+    """verl's rows of these sections that are not `known`, with verl's defaults."""
     found = []
     for row in VERL.rows:
-        if (
-            row.alias_of
-            or row.key in _OF_RECIPES
-            or (row.since and any(field.startswith(_TRINITYS) for field in row.fields))
-        ):
+        is_trinitys = row.since and any(field.startswith(_TRINITYS) for field in row.fields)
+        if row.alias_of or row.key in _OF_RECIPES or is_trinitys:
             continue
         if row.key.startswith(tuple(sections)) and PREFIX + row.key not in known:
             default = row.default
             if isinstance(default, str):
                 default = default.replace("${", "${" + PREFIX)
-            found.append(replace(verl_row(row.key, default), since="0.5" if row.since else ""))
+            found.append(verl_row(row.key, default, since="0.5" if row.since else ""))
     return not_on_page(*found)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -62,89 +61,42 @@ def corrections(foreign: ForeignValues) -> Mapping[str, Any]:
     return {field: value for field, value in found.items() if field != "algorithm.old_policy"}
 
 
-def _correction_row(name: str, default: Any) -> KeyMapping:
-    return also_inactive(replace(verl_row(f"{_CORRECTION}.{name}", default), read=corrections), only_sampled)
-
-
-_CORRECTIONS: tuple[KeyMapping, ...] = not_on_page(
-    *versions(
-        _correction_row("rollout_is", None),
-        _correction_row("rollout_is_threshold", 2.0),
-        _correction_row("rollout_is_batch_normalize", False),
-        _correction_row("rollout_rs", None),
-        _correction_row("rollout_rs_threshold", None),
-        _correction_row("rollout_rs_threshold_lower", None),
-        _correction_row("rollout_token_veto_threshold", None),
-        no_effect(
-            f"{PREFIX}{_CORRECTION}.loss_type", "ppo_clip", "Trinity's key is algorithm.policy_loss_fn"
-        ),
-        since="0.5",
-    )
-)
-_PREFIXED_ACTOR = f"{PREFIX}actor_rollout_ref.actor"
-TOTAL_STEPS = "Trinity overwrites it; write trainer.total_steps"
-_CRITIC = (
-    verl_row("critic.strategy", f"${{{_PREFIXED_ACTOR}.strategy}}"),
-    verl_row("critic.optim.lr", 1e-5),
-    verl_row("critic.optim.lr_warmup_steps_ratio", 0.0),
-    replace(verl_row("critic.optim.min_lr_ratio", None), value_type=nullable(NUMBER)),
-    verl_row("critic.optim.warmup_style", "constant"),
-    no_effect(f"{PREFIX}critic.optim.total_training_steps", -1, TOTAL_STEPS, value_type=ANY),
-    mapped(
-        f"{PREFIX}critic.model.override_config",
-        {},
-        "algorithm.critic.model.override",
-        read=embedded_converter(critic),
-        value_type=MAPPING,
-        inactive=without_critic,
-    ),
-    verl_row("critic.model.external_lib", f"${{{PREFIX}actor_rollout_ref.model.external_lib}}"),
-    verl_row("critic.model.enable_gradient_checkpointing", True),
-    verl_row("critic.model.use_remove_padding", False),
-    verl_row("critic.model.fsdp_config.param_offload", False),
-    verl_row("critic.model.fsdp_config.optimizer_offload", False),
-    verl_row("critic.model.fsdp_config.wrap_policy.min_num_params", 0),
-    verl_row("critic.model.fsdp_config.fsdp_size", -1),
-    replace(
-        verl_row("actor_rollout_ref.actor.fsdp_config.forward_prefetch", False),
-        key=f"{PREFIX}critic.model.fsdp_config.forward_prefetch",
-        inactive=without_critic,
-    ),
-    verl_row("critic.ppo_micro_batch_size_per_gpu", 8),
-    verl_row("critic.forward_micro_batch_size_per_gpu", f"${{{PREFIX}critic.ppo_micro_batch_size_per_gpu}}"),
-    verl_row("critic.use_dynamic_bsz", f"${{{_PREFIXED_ACTOR}.use_dynamic_bsz}}"),
-    verl_row("critic.ppo_max_token_len_per_gpu", 32768),
-    verl_row("critic.forward_max_token_len_per_gpu", f"${{{PREFIX}critic.ppo_max_token_len_per_gpu}}"),
-    verl_row("critic.ulysses_sequence_parallel_size", 1),
-    verl_row("critic.ppo_epochs", f"${{{_PREFIXED_ACTOR}.ppo_epochs}}"),
-    verl_row("critic.shuffle", f"${{{_PREFIXED_ACTOR}.shuffle}}"),
-    verl_row("critic.grad_clip", 1.0),
-    verl_row("critic.cliprange_value", 0.5),
-)
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
 _REF = "actor_rollout_ref.ref"
 _CHUNKS = "log-probs and entropy are always computed in chunks"
 _CONTENTS = ["model", "optimizer", "extra"]
+_TOTAL_STEPS = "Trinity overwrites it; write trainer.total_steps"
+_UNREAD = "Trinity's trainer does not read it"
 
 
-def _placement_row(key: str, default: Any, note: str, *wanted: Any) -> KeyMapping:
+def _same(key: str) -> str:
+    """A default that is the value of another key of verl."""
+    return f"${{{PREFIX}{key}}}"
+
+
+def _placed(key: str, default: Any, note: str, *wanted: Any) -> KeyMapping:
     supported = only(*wanted) if wanted else always
     return placement(PREFIX + key, default, note, supported=supported, value_type=ANY)
-
-
-def _refused_row(key: str, default: Any, note: str) -> KeyMapping:
-    return refused(PREFIX + key, default, note)
 
 
 def _no_adapter(foreign: ForeignValues, value: Any) -> bool:
     return not foreign[f"{PREFIX}{_MODEL}.lora_rank"]
 
 
-_PAGE: tuple[KeyMapping, ...] = (
-    _refused_row(
-        "actor_rollout_ref.hybrid_engine", True, "mode and synchronizer name the processes; leave it True"
-    ),
+def _schedule_row(section: str) -> KeyMapping:
+    """The row of a later name of `warmup_style`."""
+    return verl_row(
+        f"{section}.optim.warmup_style",
+        None,
+        key=f"{PREFIX}{section}.optim.lr_scheduler_type",
+        default=UNSET,
+        since="0.5",
+        alias_of=f"{PREFIX}{section}.optim.warmup_style",
+    )
+
+
+_MODEL_ROWS = (
     verl_row(f"{_MODEL}.external_lib", None),
     mapped(
         f"{PREFIX}{_MODEL}.override_config",
@@ -156,8 +108,25 @@ _PAGE: tuple[KeyMapping, ...] = (
     ),
     verl_row(f"{_MODEL}.enable_gradient_checkpointing", True),
     verl_row(f"{_MODEL}.use_remove_padding", True),
-    _placement_row(f"{_MODEL}.use_fused_kernels", False, OWN_KERNELS, False),
-    _placement_row(f"{_MODEL}.fused_kernel_options.impl_backend", None, OWN_KERNELS, None, "None"),
+    _placed(f"{_MODEL}.use_fused_kernels", False, OWN_KERNELS, False),
+    _placed(f"{_MODEL}.fused_kernel_options.impl_backend", None, OWN_KERNELS, None, "None"),
+    *not_on_page(
+        *(
+            refused(
+                f"{PREFIX}{_MODEL}.{name}", default, "write Trinity's key model.lora_configs", supported=check
+            )
+            for name, default, check in (
+                ("lora_rank", 0, only(0, None)),
+                ("lora_alpha", UNSET, _no_adapter),
+                ("target_modules", UNSET, _no_adapter),
+                ("exclude_modules", UNSET, _no_adapter),
+                ("lora_adapter_path", None, only(None)),
+            )
+        ),
+        *no_effects(f"{PREFIX}{_MODEL}", ("rope_scaling", "rope_theta"), "Trinity's keys are in model"),
+    ),
+)
+_ACTOR_ROWS = (
     verl_row(f"{_ACTOR}.strategy", "fsdp"),
     verl_row(f"{_ACTOR}.ppo_micro_batch_size", None),
     verl_row(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 4),
@@ -167,55 +136,129 @@ _PAGE: tuple[KeyMapping, ...] = (
     verl_row(f"{_ACTOR}.ppo_epochs", 1),
     verl_row(f"{_ACTOR}.shuffle", False),
     verl_row(f"{_ACTOR}.ulysses_sequence_parallel_size", 1),
-    _placement_row(f"{_ACTOR}.entropy_from_logits_with_chunking", False, _CHUNKS),
-    _placement_row(f"{_ACTOR}.entropy_checkpointing", False, _CHUNKS),
+    _placed(f"{_ACTOR}.entropy_from_logits_with_chunking", False, _CHUNKS),
+    _placed(f"{_ACTOR}.entropy_checkpointing", False, _CHUNKS),
     verl_row(f"{_ACTOR}.checkpoint.load_contents", _CONTENTS),
     verl_row(f"{_ACTOR}.checkpoint.save_contents", _CONTENTS),
     verl_row(f"{_ACTOR}.optim.lr", 1e-6),
     verl_row(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0.0),
-    replace(verl_row(f"{_ACTOR}.optim.min_lr_ratio", None), value_type=nullable(NUMBER)),
+    verl_row(f"{_ACTOR}.optim.min_lr_ratio", None, value_type=nullable(NUMBER)),
     verl_row(f"{_ACTOR}.optim.warmup_style", "constant"),
-    no_effect(f"{PREFIX}{_ACTOR}.optim.total_training_steps", -1, TOTAL_STEPS, value_type=ANY),
+    no_effect(f"{PREFIX}{_ACTOR}.optim.total_training_steps", -1, _TOTAL_STEPS, value_type=ANY),
     verl_row(f"{_ACTOR}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap", None),
     verl_row(f"{_ACTOR}.fsdp_config.wrap_policy.min_num_params", 0),
     verl_row(f"{_ACTOR}.fsdp_config.param_offload", False),
     verl_row(f"{_ACTOR}.fsdp_config.optimizer_offload", False),
     verl_row(f"{_ACTOR}.fsdp_config.fsdp_size", -1),
     verl_row(f"{_ACTOR}.fsdp_config.forward_prefetch", False),
+    *not_on_page(
+        _schedule_row(_ACTOR),
+        verl_row(f"{_ACTOR}.optim.lr_decay_style", "constant", note="Trinity's default is constant"),
+        no_effect(
+            f"{PREFIX}{_ACTOR}.loss_agg_mode",
+            "token-mean",
+            "Trinity's key is algorithm.policy_loss_fn_args.loss_agg_mode",
+            value_type=ANY,
+        ),
+        *(
+            no_effect(
+                f"{PREFIX}{_ACTOR}.policy_loss.{name}",
+                default,
+                "Trinity's policy losses do not read it",
+                value_type=ANY,
+            )
+            for name, default in (
+                ("clip_cov_ratio", 0.0002),
+                ("clip_cov_lb", 1.0),
+                ("clip_cov_ub", 5.0),
+                ("kl_cov_ratio", 0.0002),
+                ("ppo_kl_coef", 0.1),
+            )
+        ),
+    ),
+)
+_REF_ROWS = (
     verl_row(f"{_REF}.fsdp_config.param_offload", False),
     verl_row(f"{_REF}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap", None),
     verl_row(f"{_REF}.fsdp_config.wrap_policy.min_num_params", 0),
-    _placement_row(f"{_REF}.fsdp_config.fsdp_size", -1, NO_SHARDS, -1, 1),
-    _placement_row(f"{_REF}.fsdp_config.forward_prefetch", False, NO_SHARDS, False),
-    _placement_row(f"{_REF}.log_prob_micro_batch_size", None, TRAINER_MICRO_BATCHES),
-    _placement_row(f"{_REF}.log_prob_micro_batch_size_per_gpu", 4, TRAINER_MICRO_BATCHES),
-    _placement_row(
-        f"{_REF}.log_prob_use_dynamic_bsz", f"${{{PREFIX}{_ACTOR}.use_dynamic_bsz}}", TRAINER_MICRO_BATCHES
-    ),
-    _placement_row(
+    _placed(f"{_REF}.fsdp_config.fsdp_size", -1, NO_SHARDS, -1, 1),
+    _placed(f"{_REF}.fsdp_config.forward_prefetch", False, NO_SHARDS, False),
+    _placed(f"{_REF}.log_prob_micro_batch_size", None, TRAINER_MICRO_BATCHES),
+    _placed(f"{_REF}.log_prob_micro_batch_size_per_gpu", 4, TRAINER_MICRO_BATCHES),
+    _placed(f"{_REF}.log_prob_use_dynamic_bsz", _same(f"{_ACTOR}.use_dynamic_bsz"), TRAINER_MICRO_BATCHES),
+    _placed(
         f"{_REF}.log_prob_max_token_len_per_gpu",
-        f"${{{PREFIX}{_ACTOR}.ppo_max_token_len_per_gpu}}",
+        _same(f"{_ACTOR}.ppo_max_token_len_per_gpu"),
         TRAINER_MICRO_BATCHES,
     ),
     placement(
         f"{PREFIX}{_REF}.ulysses_sequence_parallel_size",
-        f"${{{PREFIX}{_ACTOR}.ulysses_sequence_parallel_size}}",
+        _same(f"{_ACTOR}.ulysses_sequence_parallel_size"),
         "the reference model is divided as the actor is",
         supported=same_as(f"{PREFIX}{_ACTOR}.ulysses_sequence_parallel_size"),
         value_type=INTEGER,
     ),
-    _placement_row(
+    _placed(
         f"{_REF}.entropy_from_logits_with_chunking",
-        f"${{{PREFIX}{_ACTOR}.entropy_from_logits_with_chunking}}",
+        _same(f"{_ACTOR}.entropy_from_logits_with_chunking"),
         _CHUNKS,
     ),
-    _placement_row(f"{_REF}.entropy_checkpointing", f"${{{PREFIX}{_ACTOR}.entropy_checkpointing}}", _CHUNKS),
-    *_CRITIC,
+    _placed(f"{_REF}.entropy_checkpointing", _same(f"{_ACTOR}.entropy_checkpointing"), _CHUNKS),
+)
+_CRITIC_ROWS = (
+    verl_row("critic.strategy", _same(f"{_ACTOR}.strategy")),
+    verl_row("critic.optim.lr", 1e-5),
+    verl_row("critic.optim.lr_warmup_steps_ratio", 0.0),
+    verl_row("critic.optim.min_lr_ratio", None, value_type=nullable(NUMBER)),
+    verl_row("critic.optim.warmup_style", "constant"),
+    no_effect(f"{PREFIX}critic.optim.total_training_steps", -1, _TOTAL_STEPS, value_type=ANY),
+    mapped(
+        f"{PREFIX}critic.model.override_config",
+        {},
+        "algorithm.critic.model.override",
+        read=embedded_converter(critic),
+        value_type=MAPPING,
+        inactive=without_critic,
+    ),
+    verl_row("critic.model.external_lib", _same(f"{_MODEL}.external_lib")),
+    verl_row("critic.model.enable_gradient_checkpointing", True),
+    verl_row("critic.model.use_remove_padding", False),
+    verl_row("critic.model.fsdp_config.param_offload", False),
+    verl_row("critic.model.fsdp_config.optimizer_offload", False),
+    verl_row("critic.model.fsdp_config.wrap_policy.min_num_params", 0),
+    verl_row("critic.model.fsdp_config.fsdp_size", -1),
+    verl_row(
+        f"{_ACTOR}.fsdp_config.forward_prefetch",
+        False,
+        key=f"{PREFIX}critic.model.fsdp_config.forward_prefetch",
+        inactive=without_critic,
+    ),
+    verl_row("critic.ppo_micro_batch_size_per_gpu", 8),
+    verl_row("critic.forward_micro_batch_size_per_gpu", _same("critic.ppo_micro_batch_size_per_gpu")),
+    verl_row("critic.use_dynamic_bsz", _same(f"{_ACTOR}.use_dynamic_bsz")),
+    verl_row("critic.ppo_max_token_len_per_gpu", 32768),
+    verl_row("critic.forward_max_token_len_per_gpu", _same("critic.ppo_max_token_len_per_gpu")),
+    verl_row("critic.ulysses_sequence_parallel_size", 1),
+    verl_row("critic.ppo_epochs", _same(f"{_ACTOR}.ppo_epochs")),
+    verl_row("critic.shuffle", _same(f"{_ACTOR}.shuffle")),
+    verl_row("critic.grad_clip", 1.0),
+    verl_row("critic.cliprange_value", 0.5),
+    *not_on_page(
+        _schedule_row("critic"),
+        verl_row("critic.optim.lr_decay_style", "constant", note="Trinity's default is constant"),
+    ),
+)
+_TRAINER_ROWS = (
+    refused(
+        f"{PREFIX}actor_rollout_ref.hybrid_engine",
+        True,
+        "mode and synchronizer name the processes; leave it True",
+    ),
     verl_row("trainer.balance_batch", True),
     no_effect(
         f"{PREFIX}trainer.total_training_steps",
         None,
-        "Trinity overwrites it; write trainer.total_steps",
+        _TOTAL_STEPS,
         value_type=nullable(INTEGER),
     ),
     no_effect(
@@ -224,7 +267,7 @@ _PAGE: tuple[KeyMapping, ...] = (
         "Trinity overwrites it; write continue_from_checkpoint",
         value_type=ANY,
     ),
-    _refused_row("trainer.resume_from_path", "", "write Trinity's key continue_from_checkpoint"),
+    refused(f"{PREFIX}trainer.resume_from_path", "", "write Trinity's key continue_from_checkpoint"),
     verl_row("trainer.critic_warmup", 0),
     verl_row("trainer.default_hdfs_dir", None),
     verl_row("trainer.remove_previous_ckpt_in_save", False),
@@ -239,144 +282,103 @@ _PAGE: tuple[KeyMapping, ...] = (
         value_type=nullable(INTEGER),
     ),
 )
-_ELSEWHERE = not_on_page(
-    no_effect(
-        f"{PREFIX}{_ACTOR}.loss_agg_mode",
-        "token-mean",
-        "Trinity's key is algorithm.policy_loss_fn_args.loss_agg_mode",
-        value_type=ANY,
-    ),
-    *(
-        no_effect(f"{PREFIX}{key}", UNSET, f"Trinity's key is {instead}", value_type=ANY)
-        for key, instead in (
-            (f"{_ACTOR}.ppo_mini_batch_size", "buffer.train_batch_size"),
-            ("critic.ppo_mini_batch_size", "buffer.train_batch_size"),
-            (f"{_MODEL}.path", "model.model_path"),
-            ("critic.model.path", "model.critic_model_path"),
-            (f"{_ACTOR}.clip_ratio", "algorithm.policy_loss_fn_args.clip_range"),
-            (f"{_ACTOR}.clip_ratio_low", "algorithm.policy_loss_fn_args.clip_range_low"),
-            (f"{_ACTOR}.clip_ratio_high", "algorithm.policy_loss_fn_args.clip_range_high"),
-            (f"{_ACTOR}.clip_ratio_c", "algorithm.policy_loss_fn_args.clip_ratio_c"),
-            (f"{_ACTOR}.policy_loss.loss_mode", "algorithm.policy_loss_fn"),
-            (f"{_ACTOR}.entropy_coeff", "algorithm.entropy_loss_fn_args.entropy_coef"),
-            (f"{_ACTOR}.use_kl_loss", "algorithm.kl_loss_fn"),
-            (f"{_ACTOR}.kl_loss_type", "algorithm.kl_loss_fn"),
-            (f"{_ACTOR}.kl_loss_coef", "algorithm.kl_loss_fn_args.kl_coef"),
-        )
-    ),
-    *(
-        refused(
-            f"{PREFIX}{_MODEL}.{name}", default, "write Trinity's key model.lora_configs", supported=supported
-        )
-        for name, default, supported in (
-            ("lora_rank", 0, only(0, None)),
-            ("lora_alpha", UNSET, _no_adapter),
-            ("target_modules", UNSET, _no_adapter),
-            ("exclude_modules", UNSET, _no_adapter),
-            ("lora_adapter_path", None, only(None)),
-        )
-    ),
-)
-_MEGATRON = not_on_page(
+_CORRECTIONS = not_on_page(
     mapped(
-        f"{PREFIX}algorithm.rollout_correction.bypass_mode",
+        f"{PREFIX}{_CORRECTION}.bypass_mode",
         True,
         "algorithm.old_policy",
         read=algorithm,
         inactive=only_sampled,
         note="true takes the sampler's log-probs as those of the old policy",
     ),
-    *(
-        no_effect(
-            f"{PREFIX}{_ACTOR}.policy_loss.{name}",
-            default,
-            "Trinity's policy losses do not read it",
-            value_type=ANY,
-        )
-        for name, default in (
-            ("clip_cov_ratio", 0.0002),
-            ("clip_cov_lb", 1.0),
-            ("clip_cov_ub", 5.0),
-            ("kl_cov_ratio", 0.0002),
-            ("ppo_kl_coef", 0.1),
-        )
-    ),
-    replace(verl_row(f"{_ACTOR}.optim.lr_decay_style", "constant"), note="Trinity's default is constant"),
-    replace(verl_row("critic.optim.lr_decay_style", "constant"), note="Trinity's default is constant"),
-)
-_UNREAD = "Trinity's trainer does not read it"
-_OVERWRITTEN = {
-    "project_name": "project",
-    "group_name": "group",
-    "experiment_name": "name",
-    "logger": "monitor.monitor_type",
-    "nnodes": "cluster.node_num",
-    "n_gpus_per_node": "cluster.gpu_per_node",
-    "save_freq": "trainer.save_interval",
-    "test_freq": "explorer.eval_interval",
-    "sync_freq": "synchronizer.sync_interval",
-    "total_epochs": "buffer.total_epochs",
-    "default_local_dir": "checkpoint_root_dir",
-    "val_before_train": "explorer.eval_on_startup",
-    "sft_warmup_steps": "buffer.trainer_input.sft_warmup_steps",
-}
-"""Keys of verl's trainer, each with Trinity's key that takes its place."""
-_UNUSED = not_on_page(
-    *no_effects(
-        PREFIX.rstrip("."),
-        (
-            *("data.*", "buffer.*", "synchronizer.*", "global_profiler.*", "enable_preview"),
-            *("custom_reward_function.*", "reward_model.*", "reward.*"),
-            *(
-                f"actor_rollout_ref.{name}"
-                for name in ("rollout.*", "synchronizer.*", "explorer_name", "nccl_timeout")
-            ),
-            f"{_REF}.checkpoint.*",
-            *("trainer.val_generations_to_log_to_wandb", "trainer.training_rollout_mode"),
-            *("trainer.enable_exp_buffer", "trainer.device"),
+    *versions(
+        *(
+            also_inactive(verl_row(f"{_CORRECTION}.{name}", default, read=corrections), only_sampled)
+            for name, default in (
+                ("rollout_is", None),
+                ("rollout_is_threshold", 2.0),
+                ("rollout_is_batch_normalize", False),
+                ("rollout_rs", None),
+                ("rollout_rs_threshold", None),
+                ("rollout_rs_threshold_lower", None),
+                ("rollout_token_veto_threshold", None),
+            )
         ),
-        _UNREAD,
+        no_effect(
+            f"{PREFIX}{_CORRECTION}.loss_type", "ppo_clip", "Trinity's key is algorithm.policy_loss_fn"
+        ),
+        since="0.5",
     ),
-    *no_effects(f"{PREFIX}{_MODEL}", ("rope_scaling", "rope_theta"), "Trinity's keys are in model"),
+)
+_ELSEWHERE = {
+    f"{_ACTOR}.ppo_mini_batch_size": "buffer.train_batch_size",
+    "critic.ppo_mini_batch_size": "buffer.train_batch_size",
+    f"{_MODEL}.path": "model.model_path",
+    "critic.model.path": "model.critic_model_path",
+    f"{_ACTOR}.clip_ratio": "algorithm.policy_loss_fn_args.clip_range",
+    f"{_ACTOR}.clip_ratio_low": "algorithm.policy_loss_fn_args.clip_range_low",
+    f"{_ACTOR}.clip_ratio_high": "algorithm.policy_loss_fn_args.clip_range_high",
+    f"{_ACTOR}.clip_ratio_c": "algorithm.policy_loss_fn_args.clip_ratio_c",
+    f"{_ACTOR}.policy_loss.loss_mode": "algorithm.policy_loss_fn",
+    f"{_ACTOR}.entropy_coeff": "algorithm.entropy_loss_fn_args.entropy_coef",
+    f"{_ACTOR}.use_kl_loss": "algorithm.kl_loss_fn",
+    f"{_ACTOR}.kl_loss_type": "algorithm.kl_loss_fn",
+    f"{_ACTOR}.kl_loss_coef": "algorithm.kl_loss_fn_args.kl_coef",
+    "algorithm.adv_estimator": "algorithm.advantage_fn",
+    "algorithm.norm_adv_by_std_in_grpo": "algorithm.advantage_fn_args",
+    "algorithm.use_kl_in_reward": "algorithm.kl_penalty_fn",
+    "algorithm.gamma": "algorithm.advantage_fn_args.gamma",
+    "algorithm.lam": "algorithm.advantage_fn_args.lam",
+    "algorithm.kl_penalty": "algorithm.kl_penalty_fn",
+    "algorithm.kl_ctrl.*": "algorithm.kl_penalty_fn_args",
+    "trainer.project_name": "project",
+    "trainer.group_name": "group",
+    "trainer.experiment_name": "name",
+    "trainer.logger": "monitor.monitor_type",
+    "trainer.nnodes": "cluster.node_num",
+    "trainer.n_gpus_per_node": "cluster.gpu_per_node",
+    "trainer.save_freq": "trainer.save_interval",
+    "trainer.test_freq": "explorer.eval_interval",
+    "trainer.sync_freq": "synchronizer.sync_interval",
+    "trainer.total_epochs": "buffer.total_epochs",
+    "trainer.default_local_dir": "checkpoint_root_dir",
+    "trainer.val_before_train": "explorer.eval_on_startup",
+    "trainer.sft_warmup_steps": "buffer.trainer_input.sft_warmup_steps",
+}
+"""Keys of verl, each with Trinity's key that takes its place."""
+_UNUSED = not_on_page(
+    *(
+        no_effect(PREFIX + key, UNSET, f"Trinity's key is {instead}", value_type=ANY)
+        for key, instead in _ELSEWHERE.items()
+    ),
     *no_effects(
         f"{PREFIX}actor_rollout_ref",
         ("actor.fix_actor_microbatch_loss_scale", "ref.use_prefix_grouper"),
         "the loss is normalized over the whole update, and a group's prompt is always computed once",
     ),
-    *(
-        no_effect(f"{PREFIX}trainer.{name}", UNSET, f"Trinity's key is {key}", value_type=ANY)
-        for name, key in _OVERWRITTEN.items()
+    *no_effects(
+        f"{PREFIX}actor_rollout_ref",
+        ("rollout.*", "synchronizer.*", "explorer_name", "nccl_timeout", "ref.checkpoint.*"),
+        _UNREAD,
     ),
-    *(
-        no_effect(f"{PREFIX}algorithm.{name}", UNSET, f"Trinity's key is algorithm.{key}", value_type=ANY)
-        for name, key in (
-            ("adv_estimator", "advantage_fn"),
-            ("norm_adv_by_std_in_grpo", "advantage_fn_args"),
-            ("use_kl_in_reward", "kl_penalty_fn"),
-            ("gamma", "advantage_fn_args.gamma"),
-            ("lam", "advantage_fn_args.lam"),
-            ("kl_penalty", "kl_penalty_fn"),
-            ("kl_ctrl.*", "kl_penalty_fn_args"),
-        )
+    *no_effects(
+        f"{PREFIX}trainer",
+        ("val_generations_to_log_to_wandb", "training_rollout_mode", "enable_exp_buffer", "device"),
+        _UNREAD,
+    ),
+    *no_effects(
+        PREFIX.rstrip("."),
+        (
+            *("data.*", "buffer.*", "synchronizer.*", "global_profiler.*", "enable_preview"),
+            *("custom_reward_function.*", "reward_model.*", "reward.*"),
+        ),
+        _UNREAD,
     ),
 )
-_SCHEDULES = tuple(
-    replace(
-        verl_row(f"{section}.optim.warmup_style", None),
-        key=f"{PREFIX}{section}.optim.lr_scheduler_type",
-        default=UNSET,
-        since="0.5",
-        alias_of=f"{PREFIX}{section}.optim.warmup_style",
-    )
-    for section in (_ACTOR, "critic")
-)
-_TRUNCATED = {f"{PREFIX}{_ACTOR}.{name}" for name in ("tis_imp_ratio_cap", "use_rollout_log_probs")}
-"""Keys of verl that Trinity's configuration does not have."""
+_WRITTEN = (*_MODEL_ROWS, *_ACTOR_ROWS, *_REF_ROWS, *_CRITIC_ROWS, *_TRAINER_ROWS)
+_NOT_IN_TRINITY = {f"{PREFIX}{_ACTOR}.{name}" for name in ("tis_imp_ratio_cap", "use_rollout_log_probs")}
 _OTHERS = remaining_rows(
     (f"{_ACTOR}.", f"{_MODEL}.", f"{_REF}.", "critic."),
-    {row.key for row in (*_PAGE, *_ELSEWHERE, *_MEGATRON)} | _TRUNCATED,
+    {row.key for row in (*_WRITTEN, *_UNUSED)} | _NOT_IN_TRINITY,
 )
-ROWS = (
-    *map(with_ranks, (*_PAGE, *_ELSEWHERE, *_MEGATRON, *not_on_page(*_SCHEDULES), *_OTHERS, *_CORRECTIONS)),
-    *_UNUSED,
-)
+ROWS = (*map(with_ranks, (*_WRITTEN, *_OTHERS, *_CORRECTIONS)), *_UNUSED)
