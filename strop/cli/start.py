@@ -14,6 +14,12 @@ def main() -> None:
         sys.stdout.reconfigure(
             errors="backslashreplace"
         )  # as stderr: a character beyond the locale is no error
+    if sys.getfilesystemencoding() != "utf-8":
+        print(
+            f"strop: File names are {sys.getfilesystemencoding()} in this environment, so that a name with characters "
+            "beyond it is not found. Set PYTHONUTF8=1.",
+            file=sys.stderr,
+        )
     try:
         from strop.cli.main import app
         from strop.workers.output import OutputError, reported_output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,6 +61,14 @@ def test_a_command_imports_no_more_than_it_needs(
     said = [line for line in lines if line not in times and not line.startswith("Converted to ")]
     assert (said == []) if status == 0 else (len(said) == 1 and said[0].startswith("strop: "))
     assert bool(done.stdout) == (status == 0)
+
+
+def test_an_environment_whose_file_names_are_no_utf8_is_named(run_file: Path) -> None:
+    command = [sys.executable, "-m", "strop", "explain", str(run_file)]
+    for utf8, said in (("0", "strop: File names are ascii .* Set PYTHONUTF8=1\\.\\n"), ("1", "")):
+        env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": utf8, "PYTHONCOERCECLOCALE": "0"}
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
+        assert done.returncode == 0 and re.fullmatch(said, done.stderr)
 
 
 REWARD = """

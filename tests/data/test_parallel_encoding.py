@@ -10,7 +10,8 @@ import pytest
 
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.parallel_encoding import encode_prompts
-from strop.errors import DataError
+from strop.errors import DataError, PlacementError
+from strop.pipelines.tasks.part_stages import local_processes
 
 
 class Dying(PromptEncoder):
@@ -37,6 +38,29 @@ def test_prompts_are_read_as_fast_as_they_are_encoded_and_an_error_names_its_row
     assert len(taken) <= 256 * 6
     with pytest.raises(DataError, match="row 3900: the chat template cannot render this prompt: "):
         list(encoded)
+
+
+@pytest.mark.parametrize(
+    ("processes", "key"),
+    [
+        (
+            lambda: list(encode_prompts(Dying(None, "none"), prompts(["a"], []), workers=2, limit=0)),
+            "tokenize_workers",
+        ),
+        (lambda: local_processes(2).__enter__(), "pipeline.processes"),
+    ],
+)
+def test_without_shared_memory_the_key_is_named(processes, key, monkeypatch):
+    """A fake: semaphores cannot be created, as without /dev/shm."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", refuse)
+    with pytest.raises(
+        PlacementError, match=rf"^data\.{key}: .* Mount a tmpfs at /dev/shm .* or write data\.{key}: 1"
+    ):
+        processes()
 
 
 def test_a_worker_that_dies_is_reported(tokenizer):

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from multiprocessing import get_context
 
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.errors import DataError
 from strop.types import IntArray
+from strop.workers.process_pool import process_pool
 
 _PROMPTS_PER_CHUNK = 256
 _encoder: PromptEncoder
@@ -34,7 +34,7 @@ def encode_prompts(
         for chunk in chunks:
             yield from encoder.encode_longer(chunk, limit)
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (encoder, limit))
+    pool = process_pool(workers, "data.tokenize_workers", _start_worker, (encoder, limit))
     try:
         for encoded in _in_submission_order(pool, chunks, ahead=2 * workers):
             yield from encoded

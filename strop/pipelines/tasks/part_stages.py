@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import AbstractContextManager, contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from strop.pipelines.tasks.execution import (
 from strop.pipelines.tasks.parts import Parts, conform, part_file, read_part
 from strop.pipelines.tasks.registry import OperatorContext
 from strop.pipelines.tasks.statistics import OperatorStatistics
+from strop.workers.process_pool import process_pool
 
 OpenExecutor = Callable[[int], AbstractContextManager[Executor]]
 """Opens an executor with a number of workers: processes of this machine, or of a cluster."""
@@ -35,7 +35,7 @@ _MARK = "@@row@@"
 @contextmanager
 def local_processes(workers: int) -> Iterator[Executor]:
     """Processes of this machine."""
-    pool = ProcessPoolExecutor(workers, get_context("spawn"))
+    pool = process_pool(workers, "data.pipeline.processes")
     try:
         yield pool
     finally:
