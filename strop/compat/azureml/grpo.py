@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from strop.compat.azureml.component import Component, ComponentInput, component_input, model_folder_converter
 from strop.compat.azureml.deepspeed import DEEPSPEED, ENGINE_FIELDS, engine, processes, unless_here
+from strop.compat.ledger.conversions import UNCHANGED
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -44,6 +46,17 @@ REWARDS = (
     {"function": "format", "name": "format", "args": {"method": "strict"}},
     {"function": "choice", "name": "accuracy"},
 )
+_OPTIMIZERS = (
+    *("adamw_torch", "adamw_torch_fused", "adafactor", "ademamix", "sgd", "adagrad"),
+    *("rmsprop", "galore_adamw", "lomo", "adalomo", "grokadamw", "schedule_free_sgd"),
+)
+_SCHEDULES = (
+    *("linear", "cosine", "cosine_with_restarts", "polynomial"),
+    *("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau"),
+)
+_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau")
+_file, _folder, _text = (partial(component_input, kind) for kind in ("uri_file", "uri_folder", "string"))
+_number, _integer, _boolean = (partial(component_input, kind) for kind in ("number", "integer", "boolean"))
 
 
 def is_evaluation_on(foreign: ForeignValues) -> bool:
@@ -53,20 +66,9 @@ def is_evaluation_on(foreign: ForeignValues) -> bool:
 
 def evaluation_off(foreign: ForeignValues) -> str | None:
     """The reason why evaluation is disabled, or None."""
-    return (
-        None
-        if is_evaluation_on(foreign)
-        else f"do_eval is False and eval_strategy is {foreign['eval_strategy']}, so there is no evaluation"
-    )
-
-
-by_steps = unless("eval_strategy", "steps")
-
-
-def epochs_overridden(foreign: ForeignValues) -> str | None:
-    """The number of steps takes precedence over the number of epochs."""
-    steps = foreign["max_steps"]
-    return f"max_steps is {steps} and takes precedence" if steps > 0 else None
+    if is_evaluation_on(foreign):
+        return None
+    return f"do_eval is False and eval_strategy is {foreign['eval_strategy']}, so there is no evaluation"
 
 
 def write_tasksets(run: Run) -> Mapping[str, Any]:
@@ -130,6 +132,60 @@ def lora(foreign: ForeignValues) -> Mapping[str, Any]:
         "model.lora.dropout": 0.05,
         "model.lora.targets": ["q_proj", "k_proj", "v_proj"],
     }
+
+
+_DATA = (
+    _file(mapped("dataset_train_split", UNSET, "data.train.path", read=tasksets)),
+    _file(
+        mapped(
+            "dataset_validation_split",
+            UNSET,
+            "data.eval.0.path",
+            read=tasksets,
+            inactive=evaluation_off,
+            note="used if do_eval or eval_strategy enables evaluation",
+        )
+    ),
+    _folder(
+        mapped(
+            "model_name_or_path",
+            UNSET,
+            "model.path",
+            "model.tokenizer",
+            read=model_folder_converter("model_name_or_path"),
+            note="a Hugging Face folder, an MLflow model, or an output of the import component with either inside",
+        ),
+        required=True,
+    ),
+    _file(
+        placement(
+            "deepspeed_config",
+            UNSET,
+            NO_DEEPSPEED,
+            supported=unless_here,
+            value_type=ANY,
+            fields=ENGINE_FIELDS,
+            read=engine,
+        ),
+        required=True,
+    ),
+    _text(mapped("dataset_name", "", "data.train.path", read=tasksets)),
+    _text(
+        mapped("dataset_prompt_column", "problem", "data.train.prompt", "data.eval.0.prompt", read=tasksets),
+        required=True,
+    ),
+    _text(
+        mapped(
+            "apply_lora",
+            "true",
+            "model.lora",
+            read=lora,
+            value_type=one_of("true", "false"),
+            note="LoRA of rank 16 on the q, k and v projections",
+        ),
+        enum=("true", "false"),
+    ),
+)
 
 
 def write_kl(run: Run) -> Mapping[str, Any]:
@@ -216,6 +272,16 @@ def batches(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
+_ALGORITHM = (
+    _number(mapped("beta", 0.0, "algorithm.kl_loss", "algorithm.kl_loss.coef", read=kl)),
+    _number(
+        mapped("epsilon", 0.5, "algorithm.policy_loss.clip_low", "algorithm.policy_loss.clip_high", read=loss)
+    ),
+    _integer(mapped("num_iterations", 3, "trainer.epochs_per_step", note="multiplies updates, not rollouts")),
+    _integer(mapped("num_generations", 4, "algorithm.rollouts_per_task", read=batches)),
+)
+
+
 def write_duration(run: Run) -> Mapping[str, Any]:
     """Write the duration in epochs or updates."""
     length = run.trainer.duration
@@ -242,124 +308,10 @@ def duration(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"trainer.duration": f"{steps} updates" if steps > 0 else f"{epochs} epochs"}
 
 
-def write_evaluation_schedule(run: Run) -> Mapping[str, Any]:
-    """Write the evaluation interval: in updates, or every epoch."""
-    often = run.evaluate.every
-    if not run.data.eval or often is None:
-        return {"eval_strategy": "no"}
-    if often.unit == "epochs":
-        return {"eval_strategy": "epoch" if often.count == 1 else None}
-    updates = _in_updates(run, often)
-    return {"eval_strategy": "steps" if updates else None, "eval_steps": updates}
-
-
-@written_by(write_evaluation_schedule)
-def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the evaluation interval in updates or epochs; `do_eval` alone evaluates at the end. The best model
-    is the one with the highest reward; without evaluation it is the last one."""
-    often = {
-        "steps": f"{foreign['eval_steps']} updates",
-        "epoch": "1 epochs",
-        "no": "never",
-        "disable": "never",
-    }
-    best = {"metric": "eval/validation/reward", "mode": "max"}
-    return {
-        "evaluate.every": often[foreign["eval_strategy"]],
-        "evaluate.at_start": False,
-        "checkpoint.best": best if is_evaluation_on(foreign) else None,
-    }
-
-
-def write_checkpointing(run: Run) -> Mapping[str, Any]:
-    """Write the checkpoint interval in updates; 0 saves only at the end."""
-    return {"save_steps": _in_updates(run, run.checkpoint.every)}
-
-
-@written_by(write_checkpointing)
-def checkpointing(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the checkpoint interval; each checkpoint also exports the model as a Hugging Face folder."""
-    steps = foreign["save_steps"]
-    return {"checkpoint.every": f"{steps} updates" if steps > 0 else "never", "checkpoint.export": True}
-
-
-def write_folder(run: Run) -> Mapping[str, Any]:
-    """Write the output folder."""
-    return {"output_model_path": str(run.folder_path)}
-
-
-@written_by(write_folder)
-def folder(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the output folder, which is the run folder if it is set."""
-    settings = {"project": "grpo", "name": "run"}
-    where = foreign["output_model_path"]
-    return settings | ({"output": "outputs"} if where is None else {"folder": where})
-
-
-def write_lengths(run: Run) -> Mapping[str, Any]:
-    """Write the prompt and response length limits."""
-    return {
-        "max_prompt_length": run.data.max_prompt_tokens,
-        "max_completion_length": run.data.max_response_tokens,
-    }
-
-
-@written_by(write_lengths)
-def lengths(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the length limits; a longer prompt loses its beginning."""
-    return {
-        "data.max_prompt_tokens": foreign["max_prompt_length"],
-        "data.max_response_tokens": foreign["max_completion_length"],
-        "data.overlong": "left",
-    }
-
-
-def write_sampling(run: Run) -> Mapping[str, Any]:
-    """Write the sampling options of training completions."""
-    options = run.rollout.sampling
-    return {"temperature": options.temperature, "top_p": options.top_p}
-
-
-@written_by(write_sampling)
-def sampling(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the sampling options of training completions; evaluation uses the same (see tasksets)."""
-    return {
-        "rollout.sampling.temperature": foreign["temperature"],
-        "rollout.sampling.top_p": foreign["top_p"],
-    }
-
-
-ALL_OPTIMIZERS = (
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adafactor",
-    "ademamix",
-    "sgd",
-    "adagrad",
-    "rmsprop",
-    "galore_adamw",
-    "lomo",
-    "adalomo",
-    "grokadamw",
-    "schedule_free_sgd",
-)
-ALL_SCHEDULES = (
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "constant",
-    "constant_with_warmup",
-    "inverse_sqrt",
-    "reduce_lr_on_plateau",
-)
-_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau")
-
-
-def no_warmup(foreign: ForeignValues) -> str | None:
-    """Schedules to which transformers passes no warm-up."""
-    kind = foreign["lr_scheduler_type"]
-    return f"lr_scheduler_type is {kind}, which has no warm-up" if kind in _WITHOUT_WARMUP else None
+def epochs_overridden(foreign: ForeignValues) -> str | None:
+    """The number of steps takes precedence over the number of epochs."""
+    steps = foreign["max_steps"]
+    return f"max_steps is {steps} and takes precedence" if steps > 0 else None
 
 
 def write_optimizer(run: Run) -> Mapping[str, Any]:
@@ -437,87 +389,16 @@ def schedule(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-_DATA: tuple[ComponentInput, ...] = (
-    component_input("uri_file", mapped("dataset_train_split", UNSET, "data.train.path", read=tasksets)),
-    component_input(
-        "uri_file",
-        mapped(
-            "dataset_validation_split",
-            UNSET,
-            "data.eval.0.path",
-            read=tasksets,
-            inactive=evaluation_off,
-            note="used if do_eval or eval_strategy enables evaluation",
-        ),
-    ),
-    component_input(
-        "uri_folder",
-        mapped(
-            "model_name_or_path",
-            UNSET,
-            "model.path",
-            "model.tokenizer",
-            read=model_folder_converter("model_name_or_path"),
-            note="a Hugging Face folder, an MLflow model, or an output of the import component with either inside",
-        ),
-        required=True,
-    ),
-    component_input(
-        "uri_file",
-        placement(
-            "deepspeed_config",
-            UNSET,
-            NO_DEEPSPEED,
-            supported=unless_here,
-            value_type=ANY,
-            fields=ENGINE_FIELDS,
-            read=engine,
-        ),
-        required=True,
-    ),
-    component_input("string", mapped("dataset_name", "", "data.train.path", read=tasksets)),
-    component_input(
-        "string",
-        mapped("dataset_prompt_column", "problem", "data.train.prompt", "data.eval.0.prompt", read=tasksets),
-        required=True,
-    ),
-    component_input(
-        "string",
-        mapped(
-            "apply_lora",
-            "true",
-            "model.lora",
-            read=lora,
-            value_type=one_of("true", "false"),
-            note="LoRA of rank 16 on the q, k and v projections",
-        ),
-        enum=("true", "false"),
-    ),
-)
-_ALGORITHM: tuple[ComponentInput, ...] = (
-    component_input("number", mapped("beta", 0.0, "algorithm.kl_loss", "algorithm.kl_loss.coef", read=kl)),
-    component_input(
-        "number",
-        mapped(
-            "epsilon", 0.5, "algorithm.policy_loss.clip_low", "algorithm.policy_loss.clip_high", read=loss
-        ),
-    ),
-    component_input(
-        "integer",
-        mapped("num_iterations", 3, "trainer.epochs_per_step", note="multiplies updates, not rollouts"),
-    ),
-    component_input("integer", mapped("num_generations", 4, "algorithm.rollouts_per_task", read=batches)),
-)
-_TRAINING: tuple[ComponentInput, ...] = (
-    component_input(
-        "number",
-        mapped("num_train_epochs", 4.0, "trainer.duration", read=duration, inactive=epochs_overridden),
-    ),
-    component_input(
-        "integer", mapped("max_steps", -1, "trainer.duration", read=duration, note="counts updates")
-    ),
-    component_input(
-        "integer",
+def no_warmup(foreign: ForeignValues) -> str | None:
+    """Schedules to which transformers passes no warm-up."""
+    kind = foreign["lr_scheduler_type"]
+    return f"lr_scheduler_type is {kind}, which has no warm-up" if kind in _WITHOUT_WARMUP else None
+
+
+_TRAINING = (
+    _number(mapped("num_train_epochs", 4.0, "trainer.duration", read=duration, inactive=epochs_overridden)),
+    _integer(mapped("max_steps", -1, "trainer.duration", read=duration, note="counts updates")),
+    _integer(
         mapped(
             "per_device_train_batch_size",
             8,
@@ -525,23 +406,19 @@ _TRAINING: tuple[ComponentInput, ...] = (
             "trainer.microbatch",
             read=batches,
             note="counts completions",
-        ),
+        )
     ),
-    component_input(
-        "integer",
+    _integer(
         placement(
             "per_device_eval_batch_size",
             8,
             "the sampler chooses the number of concurrent responses",
             supported=always,
-        ),
+        )
     ),
-    component_input(
-        "integer", mapped("gradient_accumulation_steps", 1, "trainer.tasks_per_step", read=batches)
-    ),
-    component_input("number", mapped("learning_rate", 3e-6, "trainer.optimizer.lr", read=optimizer)),
-    component_input(
-        "number",
+    _integer(mapped("gradient_accumulation_steps", 1, "trainer.tasks_per_step", read=batches)),
+    _number(mapped("learning_rate", 3e-6, "trainer.optimizer.lr", read=optimizer)),
+    _number(
         mapped(
             "warmup_ratio",
             0.1,
@@ -549,68 +426,111 @@ _TRAINING: tuple[ComponentInput, ...] = (
             "trainer.schedule.warmup_rounding",
             read=schedule,
             inactive=no_warmup,
-        ),
+        )
     ),
-    component_input(
-        "number",
-        mapped("max_grad_norm", 1.0, "trainer.max_grad_norm", read=grad_norm, note="0 means no bound"),
-    ),
-    component_input(
-        "string",
+    _number(mapped("max_grad_norm", 1.0, "trainer.max_grad_norm", read=grad_norm, note="0 means no bound")),
+    _text(
         mapped(
-            "optim",
-            "adamw_torch",
-            "trainer.optimizer.type",
-            read=optimizer,
-            value_type=one_of(*ALL_OPTIMIZERS),
+            "optim", "adamw_torch", "trainer.optimizer.type", read=optimizer, value_type=one_of(*_OPTIMIZERS)
         ),
-        enum=ALL_OPTIMIZERS,
+        enum=_OPTIMIZERS,
     ),
-    component_input(
-        "string",
+    _text(
         mapped(
             "lr_scheduler_type",
             "cosine",
             "trainer.schedule.type",
             read=schedule,
-            value_type=one_of(*ALL_SCHEDULES),
+            value_type=one_of(*_SCHEDULES),
             note="counts updates",
         ),
-        enum=ALL_SCHEDULES,
+        enum=_SCHEDULES,
     ),
 )
-_GENERATION: tuple[ComponentInput, ...] = (
-    component_input("integer", mapped("max_prompt_length", 512, "data.max_prompt_tokens", read=lengths)),
-    component_input(
-        "integer", mapped("max_completion_length", 256, "data.max_response_tokens", read=lengths)
-    ),
-    component_input(
-        "number",
+
+
+def write_prompt_length(run: Run) -> Mapping[str, Any]:
+    """Write the length limit of prompts."""
+    return {"max_prompt_length": run.data.max_prompt_tokens}
+
+
+@written_by(write_prompt_length)
+def prompt_length(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the length limit of prompts; a longer one loses its beginning."""
+    return {"data.max_prompt_tokens": foreign["max_prompt_length"], "data.overlong": "left"}
+
+
+_GENERATION = (
+    _integer(mapped("max_prompt_length", 512, "data.max_prompt_tokens", read=prompt_length)),
+    _integer(mapped("max_completion_length", 256, "data.max_response_tokens")),
+    _number(
         mapped(
             "temperature",
             1.0,
             "rollout.sampling.temperature",
             "data.eval.0.sampling.temperature",
-            read=sampling,
-        ),
+            read=UNCHANGED.between("temperature", "rollout.sampling.temperature"),
+        )
     ),
-    component_input(
-        "number", mapped("top_p", 1.0, "rollout.sampling.top_p", "data.eval.0.sampling.top_p", read=sampling)
+    _number(
+        mapped(
+            "top_p",
+            1.0,
+            "rollout.sampling.top_p",
+            "data.eval.0.sampling.top_p",
+            read=UNCHANGED.between("top_p", "rollout.sampling.top_p"),
+        )
     ),
 )
-_REST: tuple[ComponentInput, ...] = (
-    component_input(
-        "boolean",
+
+
+def write_evaluation_schedule(run: Run) -> Mapping[str, Any]:
+    """Write the evaluation interval: in updates, or every epoch."""
+    often = run.evaluate.every
+    if not run.data.eval or often is None:
+        return {"eval_strategy": "no"}
+    if often.unit == "epochs":
+        return {"eval_strategy": "epoch" if often.count == 1 else None}
+    updates = _in_updates(run, often)
+    return {"eval_strategy": "steps" if updates else None, "eval_steps": updates}
+
+
+@written_by(write_evaluation_schedule)
+def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the evaluation interval in updates or epochs; `do_eval` alone evaluates at the end. The best model
+    is the one with the highest reward; without evaluation it is the last one."""
+    often = {"steps": f"{foreign['eval_steps']} updates", "epoch": "1 epochs"}
+    best = {"metric": "eval/validation/reward", "mode": "max"}
+    return {
+        "evaluate.every": often.get(foreign["eval_strategy"], "never"),
+        "evaluate.at_start": False,
+        "checkpoint.best": best if is_evaluation_on(foreign) else None,
+    }
+
+
+def write_checkpointing(run: Run) -> Mapping[str, Any]:
+    """Write the checkpoint interval in updates; 0 saves only at the end."""
+    return {"save_steps": _in_updates(run, run.checkpoint.every)}
+
+
+@written_by(write_checkpointing)
+def checkpointing(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the checkpoint interval; each checkpoint also exports the model as a Hugging Face folder."""
+    steps = foreign["save_steps"]
+    return {"checkpoint.every": f"{steps} updates" if steps > 0 else "never", "checkpoint.export": True}
+
+
+_REST = (
+    _boolean(
         mapped(
             "do_eval",
             False,
             "data.eval",
             read=tasksets,
             note="without eval_strategy, evaluates at the end only",
-        ),
+        )
     ),
-    component_input(
-        "string",
+    _text(
         mapped(
             "eval_strategy",
             "no",
@@ -623,32 +543,40 @@ _REST: tuple[ComponentInput, ...] = (
         enum=("no", "steps", "epoch"),
         also=("disable",),
     ),
-    component_input(
-        "integer",
+    _integer(
         mapped(
             "eval_steps",
             1,
             "evaluate.every",
             read=evaluation_schedule,
-            inactive=by_steps,
+            inactive=unless("eval_strategy", "steps"),
             note="counts updates",
-        ),
+        )
     ),
-    component_input(
-        "number", no_effect("logging_steps", 5.0, "Strop always writes the metrics of every step")
-    ),
-    component_input(
-        "integer", mapped("save_steps", 100, "checkpoint.every", read=checkpointing, note="counts updates")
-    ),
-    component_input("integer", mapped("save_total_limit", 20, "checkpoint.keep")),
-    component_input("boolean", mapped("shuffle_dataset", True, "data.shuffle")),
-    component_input("boolean", fused_kernels("use_liger_kernel")),
-    component_input(
-        "number", placement("vllm_gpu_memory_utilization", 0.3, NATIVE_SAMPLER, supported=always)
-    ),
-    component_input("integer", placement("vllm_tensor_parallel_size", 1, NO_SHARDS, supported=only(1))),
+    _number(no_effect("logging_steps", 5.0, "Strop always writes the metrics of every step")),
+    _integer(mapped("save_steps", 100, "checkpoint.every", read=checkpointing, note="counts updates")),
+    _integer(mapped("save_total_limit", 20, "checkpoint.keep")),
+    _boolean(mapped("shuffle_dataset", True, "data.shuffle")),
+    _boolean(fused_kernels("use_liger_kernel")),
+    _number(placement("vllm_gpu_memory_utilization", 0.3, NATIVE_SAMPLER, supported=always)),
+    _integer(placement("vllm_tensor_parallel_size", 1, NO_SHARDS, supported=only(1))),
 )
-_INPUTS = (*_DATA, *_ALGORITHM, *_TRAINING, *_GENERATION, *_REST)
+_INPUTS: tuple[ComponentInput, ...] = (*_DATA, *_ALGORITHM, *_TRAINING, *_GENERATION, *_REST)
+
+
+def write_folder(run: Run) -> Mapping[str, Any]:
+    """Write the output folder."""
+    return {"output_model_path": str(run.folder_path)}
+
+
+@written_by(write_folder)
+def folder(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the output folder, which is the run folder if it is set."""
+    settings = {"project": "grpo", "name": "run"}
+    where = foreign["output_model_path"]
+    return settings | ({"output": "outputs"} if where is None else {"folder": where})
+
+
 _FOLDER: tuple[KeyMapping, ...] = not_on_page(
     mapped("output_model_path", UNSET, "folder", "output", read=folder)
 )

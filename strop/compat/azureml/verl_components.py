@@ -15,15 +15,7 @@ from strop.compat.azureml.component import (
     model_folder_converter,
 )
 from strop.compat.azureml.job import REQUIREMENTS
-from strop.compat.ledger.key_mapping import (
-    UNSET,
-    ForeignValues,
-    KeyMapping,
-    mapped,
-    only,
-    placement,
-    written_by,
-)
+from strop.compat.ledger.key_mapping import UNSET, KeyConverter, KeyMapping, mapped, only, placement
 from strop.compat.ledger.table import Ledger
 from strop.compat.ledger.value_types import one_of
 from strop.compat.verl.algorithm import ESTIMATORS
@@ -31,6 +23,7 @@ from strop.compat.verl.ppo_trainer import LEDGER as VERL
 from strop.compat.verl.trainer import every, frequency
 from strop.config.load.job import ComponentOutput
 from strop.config.schema import Run
+from strop.config.units import Amount
 
 _DOTTED = re.compile(r"(?<!\w)[A-Za-z_]\w*+(?:\.\w+)+")
 
@@ -144,24 +137,16 @@ def parse_target_modules(text: str) -> str | list[str]:
     return text
 
 
-def _write_save(run: Run) -> Mapping[str, Any]:
-    return {"trainer.save_freq": frequency(run, run.checkpoint.every, "epochs")}
+def _in_epochs(key: str, field: str, interval: Callable[[Run], Amount | None]) -> KeyConverter:
+    """Converter of an interval that counts epochs."""
+    return KeyConverter(
+        lambda foreign: {field: every(foreign[key], "epochs")},
+        lambda run: {key: frequency(run, interval(run), "epochs")},
+    )
 
 
-def _write_test(run: Run) -> Mapping[str, Any]:
-    return {"trainer.test_freq": frequency(run, run.evaluate.every, "epochs")}
-
-
-@written_by(_write_save)
-def _save_epochs(foreign: ForeignValues) -> Mapping[str, Any]:
-    return {"checkpoint.every": every(foreign["trainer.save_freq"], "epochs")}
-
-
-@written_by(_write_test)
-def _test_epochs(foreign: ForeignValues) -> Mapping[str, Any]:
-    return {"evaluate.every": every(foreign["trainer.test_freq"], "epochs")}
-
-
+_SAVED = _in_epochs("trainer.save_freq", "checkpoint.every", lambda run: run.checkpoint.every)
+_TESTED = _in_epochs("trainer.test_freq", "evaluate.every", lambda run: run.evaluate.every)
 _RFT_ALGORITHM: tuple[ComponentInput, ...] = (
     verl_input(
         "algorithm_adv_estimator",
@@ -188,14 +173,14 @@ _RFT_TRAINER: tuple[ComponentInput, ...] = (
         "integer",
         20,
         "trainer.save_freq",
-        row=mapped("", 20, "checkpoint.every", read=_save_epochs, note="counts epochs; -1 means never"),
+        row=mapped("", 20, "checkpoint.every", read=_SAVED, note="counts epochs; -1 means never"),
     ),
     verl_input(
         "trainer_test_freq",
         "integer",
         5,
         "trainer.test_freq",
-        row=mapped("", 5, "evaluate.every", read=_test_epochs, note="counts epochs; -1 means never"),
+        row=mapped("", 5, "evaluate.every", read=_TESTED, note="counts epochs; -1 means never"),
     ),
     verl_input("trainer_val_before_train", "boolean", True, "trainer.val_before_train"),
     verl_input("trainer_total_epochs", "integer", 7, "trainer.total_epochs"),
@@ -219,6 +204,11 @@ _RFT_DATA: tuple[ComponentInput, ...] = (
 )
 
 
+_MODEL_NOTE = (
+    "a Hugging Face folder, an MLflow model, or an output of the import component with either inside"
+)
+
+
 def model_input(name: str) -> ComponentInput:
     """The input for the model folder."""
     key = f"{MODEL}.path"
@@ -228,9 +218,6 @@ def model_input(name: str) -> ComponentInput:
     return verl_input(name, "uri_folder", UNSET, key, required=True, row=row)
 
 
-_MODEL_NOTE = (
-    "a Hugging Face folder, an MLflow model, or an output of the import component with either inside"
-)
 _RFT_ACTOR: tuple[ComponentInput, ...] = (
     model_input("actor_model_path"),
     verl_input("actor_optim_lr", "number", 3e-6, f"{ACTOR}.optim.lr"),
@@ -310,16 +297,17 @@ _RFT_REST: tuple[ComponentInput, ...] = (
         ),
     ),
 )
+_RFT_INPUTS = (*_RFT_ALGORITHM, *_RFT_TRAINER, *_RFT_DATA, *_RFT_ACTOR, *_RFT_ROLLOUT, *_RFT_REST)
 RFT_TRAINER = verl_component(
     "rft_trainer",
     "rft_trainer",
-    (*_RFT_ALGORITHM, *_RFT_TRAINER, *_RFT_DATA, *_RFT_ACTOR, *_RFT_ROLLOUT, *_RFT_REST),
+    _RFT_INPUTS,
     (
         ComponentOutput("intermediate_folder", "uri_folder", "run"),
         ComponentOutput("model_output", "uri_folder", "model"),
     ),
     default_overrides={
-        "algorithm.kl_ctrl.type": "adaptive",  # the page: "classic PPO approach with adaptive KL"
+        "algorithm.kl_ctrl.type": "adaptive",  # its documentation: "classic PPO approach with adaptive KL"
         "algorithm.kl_ctrl.kl_coef": 0.001,
         f"{ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         f"{ROLLOUT}.val_kwargs.do_sample": True,
@@ -329,36 +317,38 @@ RFT_TRAINER = verl_component(
     serving_engine="vllm",
 )
 _ENGINE = f"{ROLLOUT}.name"
+
+
+def _as_in_rft_trainer(*names: str) -> tuple[ComponentInput, ...]:
+    """Inputs that both components have."""
+    known = {part.name: part for part in _RFT_INPUTS}
+    return tuple(known[name] for name in names)
+
+
 _VERL_DATA: tuple[ComponentInput, ...] = (
     verl_input("ENGINE", "string", "vllm", _ENGINE),
-    verl_input("data_train_files", "uri_file", UNSET, "data.train_files", required=True),
-    verl_input("data_val_files", "uri_file", UNSET, "data.val_files", required=True, note=""),
-    verl_input("data_train_batch_size", "integer", 512, "data.train_batch_size"),
-    verl_input("data_max_prompt_length", "integer", 1024, "data.max_prompt_length"),
-    verl_input("data_max_response_length", "integer", 2048, "data.max_response_length"),
-    verl_input("data_filter_overlong_prompts", "boolean", True, "data.filter_overlong_prompts"),
+    *_as_in_rft_trainer(
+        "data_train_files",
+        "data_val_files",
+        "data_train_batch_size",
+        "data_max_prompt_length",
+        "data_max_response_length",
+        "data_filter_overlong_prompts",
+    ),
     verl_input("data_truncation", "string", "error", "data.truncation"),
     verl_input("data_image_key", "string", "images", "data.image_key"),
 )
 _VERL_ACTOR: tuple[ComponentInput, ...] = (
-    model_input("actor_model_path"),
-    verl_input("actor_optim_lr", "number", 3e-6, f"{ACTOR}.optim.lr"),
-    verl_input("actor_model_use_remove_padding", "boolean", True, f"{MODEL}.use_remove_padding"),
-    verl_input(
-        "actor_strategy", "string", "fsdp2", f"{ACTOR}.strategy", enum=("fsdp", "fsdp2"), also=("megatron",)
+    *_as_in_rft_trainer(
+        "actor_model_path",
+        "actor_optim_lr",
+        "actor_model_use_remove_padding",
+        "actor_strategy",
+        "actor_fsdp_config_offload_policy",
     ),
-    verl_input("actor_fsdp_config_offload_policy", "boolean", True, f"{ACTOR}.fsdp_config.offload_policy"),
     verl_input("actor_ppo_mini_batch_size", "integer", 128, f"{ACTOR}.ppo_mini_batch_size"),
     verl_input("actor_ppo_micro_batch_size_per_gpu", "integer", 10, f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
-    verl_input("actor_model_lora_rank", "integer", 64, f"{MODEL}.lora_rank"),
-    verl_input("actor_model_lora_alpha", "integer", 32, f"{MODEL}.lora_alpha"),
-    verl_input(
-        "actor_model_target_modules",
-        "string",
-        "all-linear",
-        f"{MODEL}.target_modules",
-        convert=parse_target_modules,
-    ),
+    *_as_in_rft_trainer("actor_model_lora_rank", "actor_model_lora_alpha", "actor_model_target_modules"),
     verl_input(
         "actor_model_exclude_modules",
         "string",
@@ -366,24 +356,17 @@ _VERL_ACTOR: tuple[ComponentInput, ...] = (
         f"{MODEL}.exclude_modules",
         convert=parse_target_modules,
     ),
-    verl_input("actor_use_kl_loss", "boolean", True, f"{ACTOR}.use_kl_loss"),
-    verl_input("actor_kl_loss_coef", "number", 0.01, f"{ACTOR}.kl_loss_coef"),
+    *_as_in_rft_trainer("actor_use_kl_loss", "actor_kl_loss_coef"),
     verl_input("actor_kl_loss_type", "string", "low_var_kl", f"{ACTOR}.kl_loss_type"),
     verl_input("actor_entropy_coeff", "integer", 0, f"{ACTOR}.entropy_coeff"),
-    verl_input(
-        "actor_model_enable_gradient_checkpointing", "boolean", True, f"{MODEL}.enable_gradient_checkpointing"
+    *_as_in_rft_trainer(
+        "actor_model_enable_gradient_checkpointing",
+        "actor_fsdp_param_offload",
+        "actor_fsdp_optimizer_offload",
     ),
-    verl_input("actor_fsdp_param_offload", "boolean", False, f"{ACTOR}.fsdp_config.param_offload"),
-    verl_input("actor_fsdp_optimizer_offload", "boolean", False, f"{ACTOR}.fsdp_config.optimizer_offload"),
 )
 _VERL_ROLLOUT: tuple[ComponentInput, ...] = (
-    verl_input(
-        "rollout_log_prob_micro_batch_size_per_gpu",
-        "integer",
-        20,
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-    ),
-    verl_input("rollout_tensor_model_parallel_size", "integer", 2, f"{ROLLOUT}.tensor_model_parallel_size"),
+    *_as_in_rft_trainer("rollout_log_prob_micro_batch_size_per_gpu", "rollout_tensor_model_parallel_size"),
     verl_input("rollout_name", "string", "vllm", _ENGINE),
     verl_input(
         "rollout_dtype", "string", "float16", f"{ROLLOUT}.dtype", enum=("float16", "bfloat16", "float32")
@@ -395,17 +378,16 @@ _VERL_ROLLOUT: tuple[ComponentInput, ...] = (
         "rollout_disable_mm_preprocessor_cache",
         row=placement("", True, "the native sampler has no image cache", supported=only(True)),
     ),
-    verl_input("rollout_gpu_memory_utilization", "number", 0.6, f"{ROLLOUT}.gpu_memory_utilization"),
-    verl_input("rollout_enable_chunked_prefill", "boolean", False, f"{ROLLOUT}.enable_chunked_prefill"),
-    verl_input("rollout_enforce_eager", "boolean", False, f"{ROLLOUT}.enforce_eager"),
-    verl_input("rollout_free_cache_engine", "boolean", False, f"{ROLLOUT}.free_cache_engine"),
-    verl_input("rollout_n", "integer", 5, f"{ROLLOUT}.n"),
+    *_as_in_rft_trainer(
+        "rollout_gpu_memory_utilization",
+        "rollout_enable_chunked_prefill",
+        "rollout_enforce_eager",
+        "rollout_free_cache_engine",
+        "rollout_n",
+    ),
 )
 _VERL_REST: tuple[ComponentInput, ...] = (
-    verl_input(
-        "ref_log_prob_micro_batch_size_per_gpu", "integer", 20, f"{REF}.log_prob_micro_batch_size_per_gpu"
-    ),
-    verl_input("ref_fsdp_param_offload", "boolean", True, f"{REF}.fsdp_config.param_offload"),
+    *_as_in_rft_trainer("ref_log_prob_micro_batch_size_per_gpu", "ref_fsdp_param_offload"),
     verl_input(
         "algorithm_adv_estimator",
         "string",
@@ -422,12 +404,11 @@ _VERL_REST: tuple[ComponentInput, ...] = (
         note="fixed coefficient of 0.001",
     ),
     verl_input("trainer_critic_warmup", "integer", 0, "trainer.critic_warmup"),
-    verl_input("trainer_n_gpus_per_node", "integer", 8, "trainer.n_gpus_per_node"),
-    verl_input("trainer_nnodes", "integer", 1, "trainer.nnodes"),
+    *_as_in_rft_trainer("trainer_n_gpus_per_node", "trainer_nnodes"),
     verl_input("trainer_save_freq", "integer", 20, "trainer.save_freq"),
     verl_input("trainer_test_freq", "integer", 5, "trainer.test_freq"),
     verl_input("trainer_total_epochs", "integer", 15, "trainer.total_epochs"),
-    verl_input("total_training_steps", "integer", UNSET, "trainer.total_training_steps"),
+    *_as_in_rft_trainer("total_training_steps"),
 )
 VERL_TRAINER = verl_component(
     "verl_trainer",

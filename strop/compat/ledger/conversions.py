@@ -37,6 +37,8 @@ def null_means(meant: Any, *, is_written: bool = True) -> ValueConversion:
 
 SWITCH = ValueConversion(lambda value: value, bool)
 """A switch of a field that has more values; null and false are written as false, the rest as true."""
+UNCHANGED = ValueConversion(lambda value: value, lambda value: value)
+"""The value itself, for a row whose other fields another row's converter sets."""
 NEGATED = ValueConversion(lambda value: not value, lambda value: not value)
 """A switch with the opposite meaning."""
 ZERO_IS_NULL = ValueConversion(lambda value: value or None, lambda value: value or 0)
