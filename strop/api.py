@@ -99,7 +99,7 @@ def train(
         StropError: the run cannot continue.
     """
     if change:
-        from strop.run.state.change import change_configuration
+        from strop.run.state.identity import change_configuration
 
         for stage in run.runs:
             print(change_configuration(stage.run, change, _all_rewards(stage, reward)), flush=True)

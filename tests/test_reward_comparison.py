@@ -14,8 +14,7 @@ from strop.algorithms.groups import has_reward_variance
 from strop.algorithms.resampling import resampling_weights
 from strop.config.schema.algorithm import RewardResamplingConfig
 from strop.reward_comparison import are_equal, exceeds, reaches
-from strop.run.state.best_checkpoint import BestCheckpoint, BestCheckpointRule
-from strop.run.state.early_stop import EarlyStopRule, EvaluationRecord
+from strop.run.state.tracked_metric import BestCheckpoint, BestCheckpointRule, EarlyStopRule, EvaluationRecord
 
 JUST_BELOW = 0.7 + 0.2 + 0.1
 NOISY = [0.3, 0.1 + 0.2]

@@ -13,7 +13,7 @@ from gpu_parts.options import Options
 from gpu_parts.runs import absolute, quickstart_run
 from strop.config.plan.budget import needed_memory
 from strop.config.plan.machine import this_machine
-from strop.run.recording.environment import peak_memory_mb
+from strop.run.recording.recorder import peak_memory_mb
 
 
 def run_memory(options: Options) -> None:

@@ -101,7 +101,7 @@ def change_recorded(job: Job, changes: Sequence[str]) -> None:
     """Replace the values of `--change` in the configuration that the run's folder has recorded."""
     if not changes:
         return
-    from strop.run.state.change import change_configuration
+    from strop.run.state.identity import change_configuration
 
     keys = [override.partition("=")[0].lstrip("+~") for override in changes]
     for stage in job.loaded.runs:

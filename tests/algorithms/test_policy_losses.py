@@ -20,7 +20,7 @@ from strop.algorithms.registry import compute_advantages
 from strop.config.schema.algorithm import SelfPlayConfig
 from strop.config.schema.group_baselines import GrpoConfig
 from strop.config.schema.policy_loss import GvpoLossConfig, PolicyLossConfig
-from strop.run.optimize.group_implicit_rewards import add_implicit_rewards
+from strop.run.optimize.second_models import add_implicit_rewards
 from tests.algorithms.batches import counts_of, make_batch, rollouts
 from tests.algorithms.objectives import members, policy_loss
 from tests.models.models import experience

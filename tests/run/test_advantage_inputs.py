@@ -13,7 +13,7 @@ from strop.config.schema.group_baselines import GrpoConfig
 from strop.config.schema.off_policy import ImportanceCorrectionConfig, RejectionRuleConfig
 from strop.errors import RewardError
 from strop.run.optimize.advantage_inputs import gather_targets, make_rollout_batch, split_by_experience
-from strop.run.optimize.off_policy_counts import count_kept, mean_importance_weight
+from strop.run.optimize.off_policy import count_kept, mean_importance_weight
 from strop.types import Experience, FloatArray
 
 

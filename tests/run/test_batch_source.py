@@ -15,7 +15,7 @@ from strop.buffer.factory import open_buffer
 from strop.config.schema.buffer import BufferConfig as Section
 from strop.errors import BufferExhausted, StoreError, WritersLostError
 from strop.protocols import Buffer, BufferCounts
-from strop.run.drivers.buffer_source import ArrivalSource, IncompleteSteps, ReplaySource, StepSource
+from strop.run.drivers.batch_source import ArrivalSource, IncompleteSteps, ReplaySource, StepSource
 from strop.run.rollout.group_ids import group_id, pad_groups
 from strop.run.state.run_state import RunState
 from strop.types import ExperienceGroup

@@ -14,7 +14,7 @@ import pytest
 from strop.errors import RewardError
 from strop.pipelines.experience_pipeline import make_pipeline
 from strop.pipelines.services import ExperienceServices
-from strop.run.drivers.continuous_explorer import ContinuousExplorer
+from strop.run.drivers.explorer_loop import ContinuousExplorer
 from strop.run.rollout.collector import GroupSettings
 from strop.run.rollout.explorer import Explorer
 from strop.run.state.explorer_state import ExplorerState

@@ -11,7 +11,7 @@ from strop.config.schema.optimizer import AdamWConfig
 from strop.config.schema.schedule import ConstantScheduleConfig, LinearScheduleConfig
 from strop.config.units import Amount
 from strop.errors import ConfigError
-from strop.run.optimize.lr_schedule import learning_rate
+from strop.run.optimize.policy_optimizer import learning_rate
 from strop.run.state.horizon import compute_horizon
 from strop.run.state.run_state import RunState
 

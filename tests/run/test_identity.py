@@ -14,8 +14,7 @@ import pytest
 import strop
 from strop.config.code_digest import callable_digest, code_digest
 from strop.errors import RunFolderError
-from strop.run.state.change import change_configuration
-from strop.run.state.identity import identity_differences, run_identity
+from strop.run.state.identity import change_configuration, identity_differences, run_identity
 
 from .conftest import Values, write_rows
 from .results import rows_of, train

@@ -13,7 +13,7 @@ import pytest
 from strop.config.schema import Run
 from strop.errors import PlacementError
 from strop.run.distributed.placement import actor_placement, engine_placement, ray_rank_placement, role_gpus
-from strop.run.distributed.ray_bundles import reserve_bundles
+from strop.run.distributed.ray_cluster import reserve_bundles
 from strop.workers.start import start_worker
 
 ray = pytest.importorskip("ray")

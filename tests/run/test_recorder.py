@@ -22,9 +22,8 @@ from strop.config.load.loader import load_values
 from strop.config.schema.record import RecordConfig
 from strop.config.schema.reward import RewardConfig
 from strop.errors import Interrupted, RunFolderError
-from strop.run.recording.environment import describe_sandbox, sandbox_info
 from strop.run.recording.monitor import Monitor, SessionInfo
-from strop.run.recording.recorder import Recorder
+from strop.run.recording.recorder import Recorder, describe_sandbox, sandbox_info
 from strop.run.recording.registry import MONITORS
 from strop.run.recording.tensorboard import TensorBoardMonitor
 from strop.run.state.horizon import Horizon

@@ -18,7 +18,7 @@ import strop
 from strop.errors import Interrupted, RunFolderError
 from strop.run.drivers.evaluator import Evaluator
 from strop.run.drivers.train_loop import TrainLoop
-from strop.run.state.change import change_configuration
+from strop.run.state.identity import change_configuration
 from strop.runs.sessions import read_sessions
 from tests.cases import nightly
 

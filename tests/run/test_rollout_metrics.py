@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strop.run.rollout.rollout_metrics import evaluation_metrics, training_metrics
-from strop.run.rollout.source_metrics import source_metrics
+from strop.run.rollout.rollout_metrics import evaluation_metrics, source_metrics, training_metrics
 from strop.runs.metrics import metric_of
 from strop.types import Rollout, RolloutGroup
 from tests.rewards.builders import group

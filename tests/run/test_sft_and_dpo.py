@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import strop
 from strop.config.schema.model import ModelConfig
 from strop.report.build import write_report
-from strop.run.optimize.reference_logprobs import _digest
+from strop.run.optimize.logprobs import _digest
 from strop.runs.reader import read_run
 from strop.runs.samples import choose_samples
 from strop.training.backends.local import LocalEngine

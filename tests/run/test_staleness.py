@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 
 import strop
 from strop.config.schema.algorithm import AlgorithmConfig
-from strop.run.distributed.off_policy_note import off_policy_note
-from strop.run.optimize.staleness_metrics import staleness_metrics
+from strop.run.distributed.launch import off_policy_note
+from strop.run.optimize.off_policy import staleness_metrics
 from tests.buffer.groups import make_group
 
 

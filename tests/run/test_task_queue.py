@@ -17,7 +17,7 @@ import strop
 from strop.config.schema import Run
 from strop.errors import ConfigError, DataError
 from strop.models.loading import load_tokenizer
-from strop.run.rollout.task_queue import TaskQueue
+from strop.run.rollout.tasks import TaskQueue
 
 pytest.importorskip("sqlalchemy")
 SAME = ("reward/mean", "loss", "grad_norm", "response_tokens/mean")

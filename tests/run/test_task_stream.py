@@ -21,7 +21,7 @@ from strop.data.epoch_order import epoch_permutation
 from strop.data.sources.hub import stream_hub_dataset
 from strop.errors import ConfigError, DataError
 from strop.models.loading import load_tokenizer
-from strop.run.rollout.task_stream import TaskStream
+from strop.run.rollout.tasks import TaskStream
 from strop.seeds import derive_seed
 from tests.files import digest
 
@@ -117,7 +117,7 @@ def test_a_dataset_of_the_hub_is_streamed(tmp_path: Path) -> None:
 def test_a_malformed_row_is_named_when_it_is_reached(
     stream: Callable[..., TaskStream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strop.run.rollout.task_stream.MAX_REJECTED", 50)
+    monkeypatch.setattr("strop.run.rollout.tasks.MAX_REJECTED", 50)
     (tmp_path / "bad.jsonl").write_text(json.dumps(ROWS[0]) + "\n" * 4 + '{"prompt": "x"}\n')
     with pytest.raises(DataError, match="line 5 has no 'answer'"):
         stream(f"{tmp_path}/bad.jsonl").take(2)
@@ -179,7 +179,7 @@ def test_operators_that_leave_no_row_are_an_error(
     stream: Callable[..., TaskStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = stream(pipeline={"operators": [OPERATORS[1] | {"values": ["x"]}]})
-    monkeypatch.setattr("strop.run.rollout.task_stream.MAX_REJECTED", 50)
+    monkeypatch.setattr("strop.run.rollout.tasks.MAX_REJECTED", 50)
     with pytest.raises(DataError, match=r"None of the last \d+ rows .* passed data\.pipeline"):
         nothing.take(4)
 

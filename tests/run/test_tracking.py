@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strop.errors import MissingExtraError, MonitorError, RunFolderError
-from strop.run.recording import tracking
+from strop.run.recording import trackers
 
 from .conftest import Values
 from .results import train
@@ -77,15 +77,15 @@ def test_a_server_that_does_not_answer_is_one_paragraph(
 
 
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "find_spec", lambda _: None)
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
     with pytest.raises(
         MissingExtraError, match=r"^record.monitors lists wandb, .*pip install 'strop\[wandb\]'$"
     ):
-        tracking.require_package("wandb")
+        trackers.require_package("wandb")
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "5"])
 def test_a_damaged_file_of_ids_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tracking.json").write_text(content)
     with pytest.raises(RunFolderError, match=r"tracking\.json: damaged.*delete it"):
-        tracking.load_run_id(tmp_path, "wandb")
+        trackers.load_run_id(tmp_path, "wandb")

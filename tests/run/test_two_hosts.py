@@ -14,7 +14,7 @@ import yaml
 
 import strop
 from strop.errors import RunFolderError
-from strop.run.distributed.rendezvous import shared_settings
+from strop.run.distributed.torchrun import shared_settings
 from strop.run.entry.explore import explore
 from strop.run.entry.train import train
 from strop.run.rollout.tasks import load_tasks

@@ -17,7 +17,7 @@ from strop.errors import DataError
 from strop.report.build import write_report
 from strop.run.check.first_rows import check_first_rows
 from strop.run.optimize.policy_optimizer import mean_metrics
-from strop.run.optimize.reference_point import MismatchedKl
+from strop.run.optimize.second_models import MismatchedKl
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.reader import read_run
 from strop.runs.samples import choose_samples

@@ -23,7 +23,7 @@ from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.preference import ReferencedConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.models.tiny import make_model
-from strop.run.optimize.reference_point import make_reference_point
+from strop.run.optimize.second_models import make_reference_point
 from strop.training.backends.deepspeed import describe_division
 from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine
 from strop.training.backends.local import LocalCriticEngine, LocalEngine

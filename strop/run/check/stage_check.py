@@ -197,8 +197,7 @@ def _model_faults(stage: LoadedRun, run: Run) -> Iterator[str]:
     if not named or not all(map(existing_path, [model.tokenizer or model.path, *named])):
         return
     from strop.models.loading import load_tokenizer
-    from strop.run.optimize.teachers import check_vocabularies
-    from strop.run.optimize.vocabularies import check_same_vocabulary
+    from strop.run.optimize.logprobs import check_same_vocabulary, check_vocabularies
 
     try:
         tokenizer = load_tokenizer(model)
@@ -292,7 +291,7 @@ def _check_teachers(run: Run) -> None:
         return
     from strop.data.sources.columns import value_at
     from strop.data.sources.reader import read_rows
-    from strop.run.optimize.teachers import require_teachers
+    from strop.run.optimize.logprobs import require_teachers
 
     for section in run.data.training_tasksets().values():
         if section.source is not None:

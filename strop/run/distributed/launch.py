@@ -23,14 +23,20 @@ from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
 from strop.config.schema import Run
 from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
+from strop.config.schema.policy_gradient import PolicyGradientConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.errors import Interrupted
 from strop.python_rewards import PythonRewards
 from strop.rewards.scorable_tasks import require_scorable_tasks
-from strop.run.distributed.local_role import LocalRoleProcess
 from strop.run.distributed.ray_cluster import open_ray_roles
-from strop.run.distributed.role import RoleEntry, RoleName, RoleSpec, print_line
-from strop.run.distributed.supervisor import RoleSupervisor
+from strop.run.distributed.role import (
+    LocalRoleProcess,
+    RoleEntry,
+    RoleName,
+    RoleSpec,
+    RoleSupervisor,
+    print_line,
+)
 from strop.run.entry.prepare_data import prepare_data
 from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.identity import run_identity, save_identity
@@ -141,3 +147,23 @@ def _end(roles: Sequence[RoleSupervisor]) -> None:
             role.request_stop()
         for role in group:
             role.wait()
+
+
+_NOTE = (
+    "rollouts may be of older weights, and nothing corrects for it: write algorithm.importance_correction: {} or "
+    "algorithm.old_policy: sampler, unless an update changes the log-probs little (logprob_diff/mean_abs)"
+)
+
+
+def off_policy_note(run: Run) -> tuple[str, ...]:
+    """A note if the synchronizer's style admits rollouts of older weights, which the algorithm takes for those of the
+    trainer's; else none."""
+    algorithm, section = run.algorithm, run.synchronizer
+    if not isinstance(algorithm, PolicyGradientConfig) or isinstance(section, MemorySyncConfig):
+        return ()
+    is_corrected = (
+        algorithm.old_policy == "sampler"
+        or algorithm.importance_correction is not None
+        or bool(algorithm.rejection)
+    )
+    return () if is_corrected or section.style.max_buffered_steps == 1 else (_NOTE,)

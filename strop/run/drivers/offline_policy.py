@@ -22,12 +22,16 @@ from strop.protocols import TrainingEngine
 from strop.python_rewards import PythonRewards
 from strop.run.check.refusals import is_evaluated_by_reward
 from strop.run.distributed.placement import open_rank_placement
-from strop.run.optimize.reference_logprobs import ReferenceLogprobs, reference_logprobs
-from strop.run.optimize.reference_point import ReferencePoint, make_reference_point
+from strop.run.optimize.logprobs import ReferenceLogprobs, reference_logprobs
+from strop.run.optimize.second_models import ReferencePoint, make_reference_point
 from strop.run.prompt_images import load_prompt_images
-from strop.run.rollout.colocated_policy import ColocatedPolicy, make_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import Evaluation, evaluate
-from strop.run.rollout.inference_engines import open_colocated_engine
+from strop.run.rollout.inference_engines import (
+    ColocatedPolicy,
+    make_colocated_policy,
+    open_colocated_engine,
+    restore_engine,
+)
 from strop.run.rollout.rollout_services import open_rollout_services, reward_sources
 from strop.run.rollout.tasks import EvalTasksets, load_eval_tasks
 from strop.run.state.run_state import RunState

@@ -16,15 +16,14 @@ from strop.run.drivers.batch_source import BatchSource
 from strop.run.drivers.callbacks import CallbackList, RunControl
 from strop.run.drivers.evaluator import Evaluator
 from strop.run.drivers.publisher import WeightPublisher
-from strop.run.optimize.lr_schedule import LrSchedule
+from strop.run.optimize.policy_optimizer import LrSchedule
 from strop.run.optimize.updater import StepBatch, Updater, UpdateResult
 from strop.run.recording.recorder import Recorder
 from strop.run.rollout.evaluation import Evaluation
-from strop.run.state.best_checkpoint import BestCheckpointRule
 from strop.run.state.checkpoint_manager import CheckpointManager
-from strop.run.state.early_stop import EarlyStopRule
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
+from strop.run.state.tracked_metric import BestCheckpointRule, EarlyStopRule
 from strop.runs.training_examples import TrainingExample
 from strop.workers.cleanup import cleanup
 from strop.workers.signals import StopSignal

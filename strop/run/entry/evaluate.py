@@ -19,8 +19,8 @@ from strop.rewards.scorable_tasks import require_scorable_tasks
 from strop.run.check.refusals import require_eval_data
 from strop.run.drivers.offline_policy import load_held_out, open_offline_policy
 from strop.run.entry.policy_only import policy_only
-from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import evaluate as evaluate_tasksets
+from strop.run.rollout.inference_engines import open_colocated_policy, restore_engine
 from strop.run.rollout.rollout_services import reward_sources
 from strop.run.rollout.server_explorer import open_server_explorer, samples_from_server
 from strop.run.rollout.tasks import EvalTasksets, load_eval_tasks

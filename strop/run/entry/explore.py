@@ -19,10 +19,14 @@ from strop.protocols import Buffer, InferenceEngine
 from strop.python_rewards import PythonRewards
 from strop.rewards.scorable_tasks import require_scorable_tasks
 from strop.run.distributed.placement import local_address
-from strop.run.distributed.rendezvous import describe_rendezvous, rendezvous
-from strop.run.drivers.continuous_explorer import ContinuousExplorer
-from strop.run.drivers.explorer_loop import StepwiseExplorer, explore_to_end
-from strop.run.drivers.explorer_progress import ExplorerProgress, TrainerEnded
+from strop.run.distributed.torchrun import describe_rendezvous, rendezvous
+from strop.run.drivers.explorer_loop import (
+    ContinuousExplorer,
+    ExplorerProgress,
+    StepwiseExplorer,
+    TrainerEnded,
+    explore_to_end,
+)
 from strop.run.entry.prepare_data import prepare_data
 from strop.run.recording.recorder import Recorder
 from strop.run.rollout.collector import Collector, GroupSettings
@@ -30,9 +34,8 @@ from strop.run.rollout.explorer import Explorer
 from strop.run.rollout.inference_engines import engine_notes, max_logprob_gap, open_separate_engine
 from strop.run.rollout.load_check import ProbedLoader, probe_tokens
 from strop.run.rollout.rollout_metrics import engine_metrics
-from strop.run.rollout.rollout_services import open_rollout_services, reward_sources
+from strop.run.rollout.rollout_services import make_workflow_runners, open_rollout_services, reward_sources
 from strop.run.rollout.tasks import TrainTaskSource, load_tasks
-from strop.run.rollout.workflow_runners import make_workflow_runners
 from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.horizon import compute_horizon
 from strop.run.state.identity import run_identity, save_identity

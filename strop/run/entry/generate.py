@@ -27,10 +27,9 @@ from strop.inference.registry import load_engine, running_engine
 from strop.models.loading import load_tokenizer
 from strop.run.entry.policy_only import policy_only
 from strop.run.prompt_images import load_generation_images, load_prompt_images
-from strop.run.rollout.colocated_policy import open_colocated_policy
 from strop.run.rollout.explorer import Explorer, check_error_fraction
-from strop.run.rollout.rollout_services import UNSCORED
-from strop.run.rollout.sampling import sampling_params
+from strop.run.rollout.inference_engines import open_colocated_policy
+from strop.run.rollout.rollout_services import UNSCORED, sampling_params
 from strop.run.rollout.server_explorer import open_server_explorer, samples_from_server
 from strop.run.tokenizer import load_model_tokens, load_policy_tokens, load_run_tokenizer
 from strop.seeds import derive_seed

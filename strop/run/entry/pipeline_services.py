@@ -111,7 +111,7 @@ class RunServices:
         """The rewards of answers to each row."""
         from strop.data.taskset import load_taskset
         from strop.run.prompt_images import load_prompt_images
-        from strop.run.rollout.sampling import sampling_params
+        from strop.run.rollout.rollout_services import sampling_params
 
         run = self._run_with(section.model)
         explorer = self._explorer(section.model)

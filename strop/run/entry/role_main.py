@@ -10,7 +10,7 @@ import threading
 from typing import assert_never
 
 from strop.errors import StropError, message_with_notes
-from strop.run.distributed.ray_actor import serve_role
+from strop.run.distributed.ray_role import serve_role
 from strop.run.distributed.role import RoleEntry, RoleSpec
 from strop.workers.imports import without_collections
 from strop.workers.worker import Channel

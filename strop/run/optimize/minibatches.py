@@ -1,19 +1,29 @@
-"""Split of a step's groups into the minibatches of its optimizer updates."""
+"""Split of a step's groups into the minibatches of its updates, with demonstrations, and selected tokens of a loss."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 import torch
 
+from strop.algorithms.losses.covariance_losses import select_tokens
+from strop.algorithms.losses.second_moment import excess_tokens
 from strop.algorithms.resampling import resampling_weights
-from strop.config.schema.algorithm import RewardResamplingConfig, RolloutAlgorithmConfig
+from strop.config.schema import Run
+from strop.config.schema.algorithm import (
+    DistillationOnlyConfig,
+    RewardResamplingConfig,
+    RolloutAlgorithmConfig,
+)
+from strop.config.schema.group_baselines import MixConfig
+from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig, M2poLossConfig
 from strop.config.schema.trainer import TrainerConfig
+from strop.data.offline_dataset import OfflineDataset
 from strop.reward_comparison import exceeds
-from strop.run.optimize.advantage_inputs import split_by_experience
+from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience, zeros_for
 from strop.seeds import derive_seed
 from strop.types import BoolArray, Experience, ExperienceGroup, FloatArray
 
@@ -164,3 +174,83 @@ def _with_gradient(experiences: Mapping[int, Experience], advantages: Sequence[F
 def shuffle_seed(trainer: TrainerConfig, seed: int) -> int:
     """Seed of the epochs' orders: `trainer.shuffle_seed`, or the run's `seed` where that is left out."""
     return seed if trainer.shuffle_seed is None else trainer.shuffle_seed
+
+
+class ExpertData:
+    """Gives each update its demonstrations, a fraction of the update, epoch after epoch."""
+
+    def __init__(self, demonstrations: OfflineDataset, run: Run) -> None:
+        algorithm, trainer = run.algorithm, run.trainer
+        if isinstance(algorithm, MixConfig):
+            fraction, self._temperature = algorithm.expert_fraction, 1.0
+        else:
+            assert isinstance(algorithm, DistillationOnlyConfig)
+            fraction, self._temperature = algorithm.demonstration_fraction, run.rollout.sampling.temperature
+        rollouts = (trainer.tasks_per_update or trainer.tasks_per_step) * algorithm.rollouts_per_task
+        self._demonstrations = demonstrations
+        self.per_update = expert_answers_per_update(rollouts, fraction)
+
+    @property
+    def position(self) -> int:
+        """Position in the dataset's order; the only state."""
+        return self._demonstrations.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self._demonstrations.position = position
+
+    def take(self) -> list[Experience]:
+        """The demonstrations of the next update. A teacher judges them at the temperature of rollouts."""
+        groups = self._demonstrations.take(self.per_update)
+        return [
+            replace(experience, temperature=self._temperature)
+            for group in groups
+            for experience in group.experiences
+        ]
+
+
+def expert_answers_per_update(rollouts: int, fraction: float) -> int:
+    """Number of demonstrations that are `fraction` of an update with `rollouts` rollouts; at least one."""
+    return max(1, round(rollouts * fraction / (1 - fraction)))
+
+
+def select_update_tokens(
+    algorithm: RolloutAlgorithmConfig,
+    rollouts: Sequence[Experience],
+    advantages: Sequence[FloatArray],
+    old_logprobs: Sequence[FloatArray] | None,
+    current_logprobs: Callable[[Sequence[Experience]], Sequence[FloatArray]],
+    *,
+    seed: int,
+) -> list[BoolArray] | None:
+    """[L] of each rollout of an update: the tokens of `clip_cov`, `kl_cov` and `m2po`; None for other losses.
+
+    Args:
+        algorithm: the section `algorithm`.
+        rollouts: the experiences of the update.
+        advantages: [L] of each.
+        old_logprobs: [L] of each, under the old policy; None where it is the current one.
+        current_logprobs: computes [L] of each of some rollouts, under the current weights.
+        seed: seed of the random choice among the tokens of high covariance.
+    """
+    loss = algorithm.policy_loss
+    match loss:
+        case ClipCovLossConfig() | KlCovLossConfig():
+            assert old_logprobs is not None
+            old = gather_targets(old_logprobs, rollouts)
+            selected = select_tokens(loss, old, gather_targets(advantages, rollouts), seed=seed)
+        case M2poLossConfig():
+            flat = gather_targets(advantages, rollouts)
+            ratio = torch.zeros_like(flat)
+            if old_logprobs is not None:
+                # A token whose advantage is 0 is not selected, whatever its ratio.
+                moving = [i for i, e in enumerate(rollouts) if advantages[i][e.loss_mask].any()]
+                differences = [zeros_for(each) for each in rollouts]
+                current = current_logprobs([rollouts[i] for i in moving]) if moving else []
+                for i, now in zip(moving, current, strict=True):
+                    differences[i] = now - old_logprobs[i]
+                ratio = gather_targets(differences, rollouts)
+            selected = excess_tokens(ratio, flat, max_second_moment=loss.max_second_moment)
+        case _:
+            return None
+    return [each > 0 for each in split_by_experience(selected, rollouts)]

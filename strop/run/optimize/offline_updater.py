@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from strop.config.schema.preference import ReferenceSyncConfig
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
-from strop.run.optimize.reference_point import ReferencePoint
+from strop.run.optimize.second_models import ReferencePoint
 from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.run_state import RunState
 from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch

@@ -31,28 +31,34 @@ from strop.run.optimize.advantage_inputs import (
     make_rollout_batch,
     split_by_experience,
 )
-from strop.run.optimize.critic import Critic
-from strop.run.optimize.expert_data import ExpertData
-from strop.run.optimize.group_implicit_rewards import add_implicit_rewards
+from strop.run.optimize.logprobs import (
+    StepLogprobs,
+    add_update_logprobs,
+    compute_step_logprobs,
+    make_update_batch,
+    require_teachers,
+)
 from strop.run.optimize.minibatches import (
+    ExpertData,
     Minibatch,
     group_indices,
     make_minibatches,
     plan_minibatches,
     repeat_groups,
     resample_groups,
+    select_update_tokens,
     shuffle_seed,
     trained_experiences,
     varied_groups,
 )
-from strop.run.optimize.off_policy_counts import count_kept, importance_weights, mean_importance_weight
+from strop.run.optimize.off_policy import (
+    count_kept,
+    importance_weights,
+    mean_importance_weight,
+    staleness_metrics,
+)
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
-from strop.run.optimize.process_reward import ProcessRewardModel
-from strop.run.optimize.staleness_metrics import staleness_metrics
-from strop.run.optimize.step_logprobs import StepLogprobs, add_update_logprobs, compute_step_logprobs
-from strop.run.optimize.teachers import require_teachers
-from strop.run.optimize.token_selection import select_update_tokens
-from strop.run.optimize.update_batch import make_update_batch
+from strop.run.optimize.second_models import Critic, ProcessRewardModel, add_implicit_rewards
 from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState

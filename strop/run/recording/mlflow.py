@@ -14,7 +14,7 @@ from strop.config.save import saved_values
 from strop.config.schema import Run
 from strop.errors import MonitorError
 from strop.run.recording.monitor import SessionInfo
-from strop.run.recording.tracking import flat_values, load_run_id, require_package, save_run_id
+from strop.run.recording.trackers import flat_values, load_run_id, require_package, save_run_id
 from strop.runs.sample_table import samples_markdown
 from strop.runs.sessions import SessionOutcome
 from strop.types import RolloutGroup

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from strop.run.recording.console import ConsoleMonitor
 from strop.run.recording.mlflow import MlflowMonitor
 from strop.run.recording.monitor import Monitor
-from strop.run.recording.swanlab import SwanlabMonitor
 from strop.run.recording.tensorboard import TensorBoardMonitor
-from strop.run.recording.wandb import WandbMonitor
+from strop.run.recording.trackers import SwanlabMonitor, WandbMonitor
 
 MONITORS: dict[str, Callable[[], Monitor]] = {
     "console": ConsoleMonitor,

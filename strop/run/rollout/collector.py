@@ -17,7 +17,7 @@ from strop.pipelines.services import ExperienceServices
 from strop.reward_comparison import exceeds, reaches
 from strop.run.check.refusals import missing_component
 from strop.run.rollout.explorer import ExplorationResult, Explorer, ScoredGroup, check_error_fraction
-from strop.run.rollout.sampling import sampling_params
+from strop.run.rollout.rollout_services import sampling_params
 from strop.run.rollout.tasks import TrainTaskSource
 from strop.runs.folder import RunFolder
 from strop.types import ExperienceGroup, RolloutGroup, SamplingParams, Task

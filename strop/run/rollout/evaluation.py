@@ -10,7 +10,7 @@ from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
 from strop.run.rollout.explorer import Explorer, check_error_fraction
 from strop.run.rollout.rollout_metrics import evaluation_metrics
-from strop.run.rollout.sampling import sampling_params
+from strop.run.rollout.rollout_services import sampling_params
 from strop.run.rollout.tasks import EvalTasksets
 from strop.types import RolloutGroup
 

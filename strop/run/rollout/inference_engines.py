@@ -1,12 +1,13 @@
-"""Opening of the inference engine or pool of engines that a run samples from."""
+"""Opening of the engine or pool of engines that a run samples from, in the trainer's process or another one."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,13 +41,28 @@ from strop.inference.registry import (
 )
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.run.distributed.placement import engine_placement
+from strop.run.rollout.explorer import Explorer
+from strop.run.rollout.load_check import LoadCheck
+from strop.run.rollout.rollout_metrics import engine_metrics
+from strop.run.rollout.rollout_services import (
+    RewardSource,
+    RolloutServices,
+    make_workflow_runners,
+    open_rollout_services,
+)
+from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_run_tokenizer
+from strop.sync.local import AdapterLoad, InPlaceLoad, LocalSynchronizer, TensorLoad
+from strop.training.backends.registry import TrainingBackend
 from strop.training.device import find_device
+from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.ray_runtime import is_on_ray
+from strop.workers.signals import StopSignal
 from strop.workers.start import RayPlacement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 _UNREPEATED_DRAWS = (
     "sampling: SGLang's draws depend on the requests before them, so the same run samples other responses the next "
@@ -285,3 +301,105 @@ def _pool(run: Run, section: EnginePoolConfig) -> EnginePool:
         hang_timeout_seconds=engine.hang_timeout_seconds,
         start_timeout_seconds=engine.start_timeout_seconds,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ColocatedPolicy:
+    """The policy in one process: `engine` trains it, `explorer` samples from it."""
+
+    engine: TrainingEngine
+    explorer: Explorer
+    sampler: InferenceEngine
+    """Engine that the explorer samples from."""
+    synchronizer: LocalSynchronizer
+    state: RunState
+    """State of the run whose weights the policy has."""
+    stop: StopSignal
+    """Stop requests, which end every wait."""
+    notes: tuple[str, ...]
+    """Notes for the console: how sampling and training compute."""
+
+
+@contextmanager
+def open_colocated_policy(
+    run: Run,
+    engines: TrainingBackend,
+    tokenizer: PreTrainedTokenizerBase,
+    rewards: Mapping[str, RewardSource],
+    checkpoint: Path | None = None,
+    stop: StopSignal | None = None,
+) -> Iterator[ColocatedPolicy]:
+    """Open the rewards and the workflow, load the model and a checkpoint's weights, and publish them.
+
+    Inside the context, SIGINT, SIGTERM and a request to `stop` raise `Interrupted` at the next safe point.
+    """
+    with stop or StopSignal() as stop, open_rollout_services(run, rewards) as helpers:
+        engine = engines.policy()
+        state = restore_engine(engine, checkpoint)
+        with open_colocated_engine(run, engine, tokenizer) as sampler:
+            yield make_colocated_policy(run, engine, state, sampler, tokenizer, helpers, stop)
+
+
+def restore_engine(engine: TrainingEngine, checkpoint: Path | None) -> RunState:
+    """Load a checkpoint into an engine; without a checkpoint, return the initial state."""
+    if checkpoint is None:
+        return RunState()
+    engine.load(checkpoint)
+    return RunState.load(checkpoint)
+
+
+def make_colocated_policy(
+    run: Run,
+    engine: TrainingEngine,
+    state: RunState,
+    sampler: InferenceEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    helpers: RolloutServices,
+    stop: StopSignal,
+) -> ColocatedPolicy:
+    """An explorer on the sampler, with the engine's weights published to it."""
+    runners = make_workflow_runners(run, sampler, tokenizer, helpers.services)
+    policy = ColocatedPolicy(
+        engine=engine,
+        explorer=Explorer(runners, helpers.rewards, helpers.event_loop, stop, seed=run.seed),
+        sampler=sampler,
+        synchronizer=_synchronizer(run, engine, sampler, tokenizer, helpers.event_loop),
+        state=state,
+        stop=stop,
+        notes=_notes(run, engine, sampler),
+    )
+    policy.synchronizer.publish(state.step)
+    return policy
+
+
+def _synchronizer(
+    run: Run,
+    engine: TrainingEngine,
+    sampler: InferenceEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    event_loop: EventLoopThread,
+) -> LocalSynchronizer:
+    """The synchronizer, with a check of each load into an engine that converts the weights."""
+    max_gap = max_logprob_gap(run)
+    if max_gap is None or not sampler.capabilities.converts_weights:
+        in_place = sampler.capabilities.adapter_in_place
+        load = InPlaceLoad(sampler) if in_place else TensorLoad(engine, sampler)
+        return LocalSynchronizer(load, lambda version: engine_metrics(sampler))
+    check = LoadCheck(engine, sampler, event_loop, tokenizer, run.max_sequence_tokens, max_gap)
+
+    def report(version: int) -> Mapping[str, float]:
+        return engine_metrics(sampler) | check(version)
+
+    if run.model.lora is not None and sampler.capabilities.adapters:
+        return LocalSynchronizer(AdapterLoad(engine, sampler), report)
+    return LocalSynchronizer(TensorLoad(engine, sampler), report)
+
+
+def _notes(run: Run, engine: TrainingEngine, sampler: InferenceEngine) -> tuple[str, ...]:
+    shared = (
+        "a group's shared prompt is encoded once"
+        if engine.supports_shared_prompts
+        else f"each response's prompt is encoded separately ({engine.shared_prompts_obstacle})"
+    )
+    training = f"training: {engine.description}; {shared}"
+    return (*engine_notes(run), f"sampling: {sampler.describe()}", training)

@@ -12,22 +12,30 @@ from strop.config.environment_values import set_environment
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.reward import RewardConfig
-from strop.config.schema.rollout import EnginePoolConfig
+from strop.config.schema.rollout import EnginePoolConfig, SamplingConfig
+from strop.config.schema.workflow import WorkflowConfig
 from strop.data.encoding.chat_reply import ChatReplyParser
+from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.inference.endpoint.server import EndpointOptions, EndpointServer
+from strop.inference.served_model import ServedModel
+from strop.protocols import Sampler
 from strop.python_rewards import PythonRewards
 from strop.rewards.execution.trainer_state import TrainingLength
+from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.reward_manager import RewardManager
 from strop.run.state.horizon import Horizon
+from strop.run.tokenizer import load_model_tokens
 from strop.runs.folder import RunFolder
 from strop.training.device import find_device
+from strop.types import SamplingParams
 from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.start import LOCAL, LocalPlacement
+from strop.workflows.registry import load_workflow
+from strop.workflows.runner import WorkflowRunner
 from strop.workflows.services import WorkflowServices
 
 if TYPE_CHECKING:
-    pass
-from strop.inference.served_model import ServedModel
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +150,45 @@ def _auxiliary_models(run: Run) -> dict[str, ServedModel]:
         )
         for section in run.rollout.auxiliary_models
     }
+
+
+def sampling_params(section: SamplingConfig, max_response_tokens: int) -> SamplingParams:
+    """Sampling parameters of a section."""
+    return SamplingParams(
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        min_p=section.min_p,
+        repetition_penalty=section.repetition_penalty,
+        max_tokens=max_response_tokens,
+        min_tokens=section.min_response_tokens,
+        stop=section.stop,
+        stop_token_ids=section.stop_token_ids,
+        ignore_eos=section.ignore_eos,
+    )
+
+
+def make_workflow_runners(
+    run: Run, engine: Sampler, tokenizer: PreTrainedTokenizerBase, services: WorkflowServices
+) -> dict[str, WorkflowRunner]:
+    """Runners by purpose: `train`, and `eval-<name>` for each eval taskset.
+
+    Raises `ConfigError` for a workflow that cannot be found or constructed.
+    """
+    images = load_prompt_images(run, tokenizer)
+    data, ends = run.data, load_model_tokens(run.model, tokenizer).end_ids
+    is_raw = data.text_prompts == "raw"
+    encoder = TurnEncoder(
+        tokenizer, data.chat_template, data.chat_template_args, images, ends, raw_text=is_raw
+    )
+
+    def runner(section: WorkflowConfig) -> WorkflowRunner:
+        bound = load_workflow(section)
+        return WorkflowRunner(bound, engine, encoder, run.rollout, run.max_sequence_tokens, services)
+
+    train = runner(run.rollout.workflow)
+    evals = {
+        f"eval-{taskset.name}": train if taskset.workflow is None else runner(taskset.workflow)
+        for taskset in run.data.eval
+    }
+    return {"train": train, **evals}

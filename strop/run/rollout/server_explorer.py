@@ -10,8 +10,7 @@ from strop.config.schema import Run
 from strop.config.schema.inference_engine import OpenAiEngineConfig
 from strop.run.rollout.explorer import Explorer
 from strop.run.rollout.inference_engines import open_separate_engine
-from strop.run.rollout.rollout_services import RewardSource, open_rollout_services
-from strop.run.rollout.workflow_runners import make_workflow_runners
+from strop.run.rollout.rollout_services import RewardSource, make_workflow_runners, open_rollout_services
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:

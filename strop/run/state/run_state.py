@@ -11,8 +11,7 @@ from typing import Any
 from strop.algorithms.plateau import PlateauState
 from strop.algorithms.reference_point import RunningMean
 from strop.config.aliases import current_metric
-from strop.run.state.best_checkpoint import BestCheckpoint
-from strop.run.state.early_stop import EvaluationRecord
+from strop.run.state.tracked_metric import BestCheckpoint, EvaluationRecord
 
 _STATE_FILE = "state.json"
 

@@ -1,9 +1,10 @@
-"""Denominators of an update's loss that depend on the difference between trainer and sampler."""
+"""Quantities of an update that depend on the age of its sampler's weights: denominators of the loss, and metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from strop.algorithms.losses.aggregation import TargetTokens
@@ -11,7 +12,7 @@ from strop.algorithms.losses.importance import compute_importance_weights
 from strop.algorithms.losses.rejection import kept_targets
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.run.optimize.advantage_inputs import gather_targets
-from strop.types import Experience, FloatArray
+from strop.types import Experience, FloatArray, IntArray
 
 
 def count_kept(
@@ -71,3 +72,23 @@ def _compared(
     tokens = torch.tensor([experience.response_tokens for experience in experiences])
     sampler = gather_targets([experience.sampler_logprobs for experience in experiences], experiences)
     return gather_targets(trainer, experiences), sampler, TargetTokens.concatenated(tokens)
+
+
+def staleness_metrics(experiences: Sequence[Experience], step: int) -> dict[str, float]:
+    """Age, in steps, of the weights that sampled each experience, relative to the weights being trained."""
+    ages = [step - 1 - min(experience.versions) for experience in experiences]
+    tokens = np.concatenate([_target_versions(experience) for experience in experiences])
+    mixed = [experience.token_versions is not None for experience in experiences]
+    return {
+        "staleness/mean": float(np.mean(ages)),
+        "staleness/max": float(max(ages)),
+        "staleness/token_mean": float(np.mean(step - 1 - tokens)),
+        "staleness/mixed_fraction": float(np.mean(mixed)),
+    }
+
+
+def _target_versions(experience: Experience) -> IntArray:
+    """[K] Version of the weights that sampled each target."""
+    if experience.token_versions is None:
+        return np.full(experience.response_tokens, experience.versions[0], dtype=np.int32)
+    return experience.token_versions[experience.loss_mask]
