@@ -277,6 +277,20 @@ class TestSavedDatasets:
             rows_of(folder)
 
 
+@pytest.mark.parametrize("split", ["train", None])
+def test_a_damaged_file_in_the_cache_of_datasets_is_named(split, monkeypatch):
+    """A fake: the library maps the Arrow files of its cache without a look at their values."""
+    offsets, text = (pa.py_buffer(data) for data in (b"\0\0\0\0\0\0\0\x7f\3\0\0\0", b"one"))
+    table = pa.table({"prompt": pa.Array.from_buffers(pa.string(), 2, [None, offsets, text])})
+    damaged = Dataset(table, fingerprint="damaged")
+    loaded = damaged if split else DatasetDict(train=damaged)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: loaded)
+    with pytest.raises(
+        DataError, match=r"owner/name is damaged in the cache of `datasets`: .*Delete its folder"
+    ):
+        rows_of("owner/name", split=split)
+
+
 class LibraryError(Exception):
     """An error of a store's library, such as botocore's."""
 
@@ -530,7 +544,7 @@ def test_texts_of_user_code_in_a_rollout_can_be_encoded():
 
 def test_text_that_is_not_utf8_in_a_parquet_file_is_refused(tmp_path):
     broken = pa.Array.from_buffers(
-        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+        pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
     )
     pq.write_table(pa.table({"prompt": broken}), tmp_path / "rows.parquet")
     with pytest.raises(DataError, match=r"rows\.parquet is not a complete Parquet file .*UTF8"):

@@ -54,9 +54,15 @@ def read_hub_dataset(name: str, split: str | None, subset: str | None) -> HfData
             f"Face hub: {_one_line(error).rstrip('.')}. Write the path of a file or folder, or a name of the hub "
             "(owner/name) that this machine can reach or has in its cache."
         ) from None
-    if split is None:
-        return _one_split(loaded, name, split)
-    return HfDatasetRows(f"{name} ({split})", loaded)
+    found = _one_split(loaded, name, split) if split is None else HfDatasetRows(f"{name} ({split})", loaded)
+    try:
+        found.require_valid()
+    except ValueError as error:  # ArrowInvalid
+        raise DataError(
+            f"{name} is damaged in the cache of `datasets`: {_one_line(error).rstrip('.')}. Delete its folder there, "
+            "and it is loaded again."
+        ) from None
+    return found
 
 
 def stream_hub_dataset(name: str, split: str | None, subset: str | None) -> Iterator[tuple[str, Row]]:
