@@ -34,9 +34,11 @@ from strop.compat.ledger.value_types import (
 )
 from strop.compat.trl import rewards
 from strop.compat.trl.model_and_data import (
+    INITIAL_REFERENCE_ROWS,
     MODEL_ROWS,
     TEXT_PROMPTS,
     dataset_rows,
+    dropout_row,
     image_columns,
     image_places,
     taskset,
@@ -70,7 +72,6 @@ _AGGREGATIONS = {
 _CLIPPED = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
 _STD_EPSILON = 1e-4
 _PROMPT_TOKENS = 1024
-TASKS = ("trainer.tasks_per_step", "trainer.tasks_per_update")
 _NULL_IS_EMPTY = ValueConversion(lambda value: value or {}, lambda value: dict(value) or None)
 
 
@@ -276,10 +277,6 @@ _LOSS = (
         supported=only(1.0),
     ),
     refused("off_policy_mask_threshold", None, "Strop trains on all completions of a group; leave it null"),
-    refused("sync_ref_model", False, "the reference is the initial model; leave it False"),
-    no_effect("ref_model_mixup_alpha", 0.6, "it is an option of sync_ref_model"),
-    no_effect("ref_model_sync_steps", 512, "it is an option of sync_ref_model"),
-    refused("disable_dropout", False, "write lora_dropout 0; models have no other dropout here"),
     refused(
         "cast_lm_head_to_fp32",
         False,
@@ -406,7 +403,7 @@ def prompt_length(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"data.max_prompt_tokens": limit or implied, "data.overlong": "left" if limit else "error"}
 
 
-SAMPLING = (
+_SAMPLING = (
     mapped("num_generations", 8, "algorithm.rollouts_per_task", read=rollout_batch),
     mapped(
         "num_generations_eval",
@@ -516,7 +513,7 @@ def _function(name: str) -> str:
     return f"{rewards.__name__}.{name}"
 
 
-REWARD = (
+_REWARD = (
     mapped(
         "reward_funcs",
         None,
@@ -528,7 +525,7 @@ REWARD = (
     mapped("reward_weights", None, "reward.functions", read=reward, value_type=nullable(NUMBER_LIST)),
     mapped("reward_model_name_or_path", None, "reward.models", read=reward, value_type=ANY),
 )
-SAMPLER = (
+_SAMPLER = (
     refused("vllm_structured_outputs_regex", None, "responses are sampled without a grammar; leave it null"),
     *(
         placement(key, default, NATIVE_SAMPLER, supported=only(default), value_type=ANY)
@@ -553,19 +550,18 @@ SAMPLER = (
         )
     ),
 )
-GRPO_LEDGER = Ledger(
-    "trl",
-    (
-        *MODEL_ROWS,
-        *dataset_rows(dataset),
-        *REWARD,
-        *SAMPLING,
-        *_LOSS,
-        *batch_rows(rollout_batch, *TASKS),
-        no_effect("dataloader_drop_last", False, "tasks that do not fill a step are left out, as in TRL"),
-        *training_rows(1e-6, remove_unused_columns=False),
-        *VLLM_ENGINE,
-        *VLLM_CORRECTION,
-        *SAMPLER,
-    ),
+ROLLOUT_ROWS = (
+    *MODEL_ROWS,
+    *dataset_rows(dataset),
+    *_REWARD,
+    *_SAMPLING,
+    *batch_rows(rollout_batch, "trainer.tasks_per_step", "trainer.tasks_per_update"),
+    no_effect("dataloader_drop_last", False, "tasks that do not fill a step are left out, as in TRL"),
+    *training_rows(1e-6, remove_unused_columns=False),
+    *VLLM_ENGINE,
+    *_SAMPLER,
+    *INITIAL_REFERENCE_ROWS,
+    dropout_row(False),
 )
+"""Rows that GRPOConfig and RLOOConfig share."""
+GRPO_LEDGER = Ledger("trl", (*ROLLOUT_ROWS, *_LOSS, *VLLM_CORRECTION))

@@ -165,6 +165,17 @@ MODEL_ROWS = (
     ),
 )
 """ModelConfig, with the dtype and the adapter."""
+INITIAL_REFERENCE_ROWS = (
+    refused("sync_ref_model", False, "the reference is the initial model; leave it False"),
+    no_effect("ref_model_mixup_alpha", 0.6, "it is an option of sync_ref_model"),
+    no_effect("ref_model_sync_steps", 512, "it is an option of sync_ref_model"),
+)
+"""Options on the reference model of trainers whose reference is the initial model."""
+
+
+def dropout_row(default: bool) -> KeyMapping:
+    """The switch that turns the model's dropout off."""
+    return refused("disable_dropout", default, "write lora_dropout 0; models have no other dropout here")
 
 
 _COLUMNS = ("image", "images")

@@ -24,6 +24,7 @@ from strop.compat.trl.model_and_data import (
     MODEL_ROWS,
     TEXT_PROMPTS,
     dataset_rows,
+    dropout_row,
     image_columns,
     image_places,
     taskset,
@@ -312,8 +313,8 @@ def offline_rows(
 ACTIVATION_ROW = placement(
     "activation_offloading", False, "activations stay on the device", supported=only(False), value_type=ANY
 )
-DROPOUT_ROW = refused("disable_dropout", True, "write lora_dropout 0; models have no other dropout here")
-_LENGTH_ROWS = (
+DROPOUT_ROW = dropout_row(True)
+LENGTH_ROWS = (
     refused(
         "truncation_mode",
         "keep_start",
@@ -330,7 +331,7 @@ SFT_LEDGER = Ledger(
     "trl-sft",
     (
         *offline_rows(demonstrations, 2e-5, which_columns),
-        *_LENGTH_ROWS,
+        *LENGTH_ROWS,
         mapped(
             "completion_only_loss",
             None,

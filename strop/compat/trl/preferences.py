@@ -28,10 +28,11 @@ from strop.compat.ledger.value_types import (
     nullable,
     one_of,
 )
+from strop.compat.trl.model_and_data import INITIAL_REFERENCE_ROWS
 from strop.compat.trl.offline import (
-    _LENGTH_ROWS,
     ACTIVATION_ROW,
     DROPOUT_ROW,
+    LENGTH_ROWS,
     PAIR_COLUMNS,
     columns_of,
     offline_rows,
@@ -204,9 +205,27 @@ PRECOMPUTE_ROWS = (
 )
 """Options on the log-probs of the reference."""
 DPO_LEDGER = Ledger(
-    "trl-dpo", (*offline_rows(pairs, 1e-6), *_LENGTH_ROWS, *LOSS_ROWS, *PRECOMPUTE_ROWS, DROPOUT_ROW)
+    "trl-dpo", (*offline_rows(pairs, 1e-6), *LENGTH_ROWS, *LOSS_ROWS, *PRECOMPUTE_ROWS, DROPOUT_ROW)
 )
 _LABELED: dict[str, Any] = {"prompt": "prompt", "response": "completion", "label": "label", "answer": None}
+
+
+def _section(
+    foreign: ForeignValues,
+    kind: type[KtoConfig] | type[CpoConfig] | type[OrpoConfig],
+    values: Mapping[str, Any],
+    key: str,
+) -> dict[str, Any]:
+    """The fields of an `algorithm` section. Raises ConfigError, at `key`, for values that it refuses."""
+    try:
+        kind.model_validate(values)
+    except ValidationError as error:
+        said = "; ".join(
+            ": ".join([*map(str, fault["loc"]), fault["msg"].removeprefix("Value error, ")])
+            for fault in error.errors()
+        )
+        raise foreign.error_for(key, f"{said}.") from error
+    return {f"algorithm.{field}": value for field, value in values.items()}
 
 
 def write_labels(run: Run) -> Mapping[str, Any]:
@@ -238,27 +257,24 @@ def _unknown_labels(foreign: ForeignValues) -> str | None:
     )
 
 
+_KTO = {
+    "beta": "beta",
+    "loss_type": "loss",
+    "desirable_weight": "desirable_weight",
+    "undesirable_weight": "undesirable_weight",
+}
+"""Fields of `algorithm` of type kto, by TRL's keys."""
+
+
 def write_kto(run: Run) -> Mapping[str, Any]:
     """Write the loss and its weights."""
-    section = run.algorithm
-    assert isinstance(section, KtoConfig)  # as `write_labels` requires
-    return {
-        "beta": section.beta,
-        "loss_type": section.loss,
-        "desirable_weight": section.desirable_weight,
-        "undesirable_weight": section.undesirable_weight,
-    }
+    return {key: getattr(run.algorithm, field) for key, field in _KTO.items()}
 
 
 @written_by(write_kto)
 def kto(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the loss and its weights. Raises ConfigError for values that Strop refuses."""
-    values = {
-        "beta": foreign["beta"],
-        "loss": foreign["loss_type"],
-        "desirable_weight": foreign["desirable_weight"],
-        "undesirable_weight": foreign["undesirable_weight"],
-    }
+    values = {field: foreign[key] for key, field in _KTO.items()}
     return _section(foreign, KtoConfig, values, "desirable_weight")
 
 
@@ -306,6 +322,63 @@ def _estimate_over_the_update(foreign: ForeignValues) -> str | None:
     )
 
 
+_STREAMED = mapped("dataset_streaming", False, "data.shuffle", read=row_order)
+_ORDER = mapped(
+    "train_sampling_strategy",
+    "sequential",
+    "data.shuffle",
+    read=row_order,
+    value_type=one_of("sequential", "random"),
+    note="random only for apo_zero_unpaired",
+)
+KTO_LEDGER = Ledger(
+    "trl-kto",
+    (
+        *offline_rows(labels, 1e-6, _unknown_labels, streaming=_STREAMED, order=_ORDER),
+        mapped("beta", 0.1, "algorithm.beta", read=kto),
+        mapped(
+            "loss_type",
+            "kto",
+            "algorithm.loss",
+            read=kto,
+            value_type=one_of("kto", "apo_zero_unpaired"),
+            warn=_estimate_over_the_update,
+        ),
+        mapped("desirable_weight", 1.0, "algorithm.desirable_weight", read=kto),
+        mapped("undesirable_weight", 1.0, "algorithm.undesirable_weight", read=kto),
+        *INITIAL_REFERENCE_ROWS,
+        *PRECOMPUTE_ROWS,
+        ACTIVATION_ROW,
+        DROPOUT_ROW,
+    ),
+)
+_WITHOUT_REFERENCE_ROWS = (
+    no_effect(
+        "max_completion_length",
+        None,
+        "TRL reads it for encoder-decoder models only",
+        value_type=nullable(INTEGER),
+    ),
+    refused(
+        "generate_during_eval", False, "write an eval taskset with a reward in a run file; leave it False"
+    ),
+    refused(
+        "is_encoder_decoder",
+        None,
+        "Strop trains causal language models; leave it out",
+        value_type=nullable(BOOLEAN),
+        supported=lambda _, value: not value,
+    ),
+    DROPOUT_ROW,
+)
+"""Fields that CPOConfig and ORPOConfig have and the promoted configurations have not."""
+
+
+def _experimental_rows(rows: tuple[KeyMapping, ...]) -> tuple[KeyMapping, ...]:
+    """The rows without the fields that CPOConfig and ORPOConfig, which are experimental, do not have."""
+    return tuple(row for row in rows if row.key not in ("router_aux_loss_coef", "pad_to_multiple_of"))
+
+
 def write_cpo(run: Run) -> Mapping[str, Any]:
     """Write the data set and the loss. Raises ConfigError for another algorithm."""
     section = run.algorithm
@@ -348,103 +421,6 @@ def cpo(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-def write_orpo(run: Run) -> Mapping[str, Any]:
-    """Write the data set and the weight, and a key by which the file is known as ORPO's. Raises ConfigError for another
-    algorithm."""
-    if not isinstance(run.algorithm, OrpoConfig):
-        raise ConfigError(f"TRL's ORPOConfig has no algorithm {run.algorithm.type}.")
-    return {**write_offline_dataset(run), "beta": run.algorithm.beta, "padding_value": None}
-
-
-@written_by(write_orpo)
-def orpo(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the data set and the weight. Raises ConfigError for values that Strop refuses."""
-    section = _section(foreign, OrpoConfig, {"beta": foreign["beta"]}, "beta")
-    return {"algorithm.type": "orpo", **tasksets(foreign, PAIR_COLUMNS, reads_optional=False), **section}
-
-
-def _section(
-    foreign: ForeignValues,
-    kind: type[KtoConfig] | type[CpoConfig] | type[OrpoConfig],
-    values: Mapping[str, Any],
-    key: str,
-) -> dict[str, Any]:
-    """The fields of an `algorithm` section. Raises ConfigError, at `key`, for values that it refuses."""
-    try:
-        kind.model_validate(values)
-    except ValidationError as error:
-        said = "; ".join(
-            ": ".join([*map(str, fault["loc"]), fault["msg"].removeprefix("Value error, ")])
-            for fault in error.errors()
-        )
-        raise foreign.error_for(key, f"{said}.") from error
-    return {f"algorithm.{field}": value for field, value in values.items()}
-
-
-def _prompts_untrained(foreign: ForeignValues) -> str:
-    """A notice on ORPO's cross entropy, which is the paper's."""
-    return "the cross entropy is over the tokens of the chosen responses; TRL's is over those of their prompts too"
-
-
-_WITHOUT_REFERENCE_ROWS = (
-    no_effect(
-        "max_completion_length",
-        None,
-        "TRL reads it for encoder-decoder models only",
-        value_type=nullable(INTEGER),
-    ),
-    refused(
-        "generate_during_eval", False, "write an eval taskset with a reward in a run file; leave it False"
-    ),
-    refused(
-        "is_encoder_decoder",
-        None,
-        "Strop trains causal language models; leave it out",
-        value_type=nullable(BOOLEAN),
-        supported=lambda _, value: not value,
-    ),
-    DROPOUT_ROW,
-)
-"""Fields that CPOConfig and ORPOConfig have and the promoted configurations have not."""
-
-
-def _experimental_rows(rows: tuple[KeyMapping, ...]) -> tuple[KeyMapping, ...]:
-    """The rows without the fields that CPOConfig and ORPOConfig, which are experimental, do not have."""
-    return tuple(row for row in rows if row.key not in ("router_aux_loss_coef", "pad_to_multiple_of"))
-
-
-_STREAMED = mapped("dataset_streaming", False, "data.shuffle", read=row_order)
-_ORDER = mapped(
-    "train_sampling_strategy",
-    "sequential",
-    "data.shuffle",
-    read=row_order,
-    value_type=one_of("sequential", "random"),
-    note="random only for apo_zero_unpaired",
-)
-KTO_LEDGER = Ledger(
-    "trl-kto",
-    (
-        *offline_rows(labels, 1e-6, _unknown_labels, streaming=_STREAMED, order=_ORDER),
-        mapped("beta", 0.1, "algorithm.beta", read=kto),
-        mapped(
-            "loss_type",
-            "kto",
-            "algorithm.loss",
-            read=kto,
-            value_type=one_of("kto", "apo_zero_unpaired"),
-            warn=_estimate_over_the_update,
-        ),
-        mapped("desirable_weight", 1.0, "algorithm.desirable_weight", read=kto),
-        mapped("undesirable_weight", 1.0, "algorithm.undesirable_weight", read=kto),
-        refused("sync_ref_model", False, "the reference of kto is the initial model; leave it False"),
-        no_effect("ref_model_mixup_alpha", 0.6, "it is an option of sync_ref_model"),
-        no_effect("ref_model_sync_steps", 512, "it is an option of sync_ref_model"),
-        *PRECOMPUTE_ROWS,
-        ACTIVATION_ROW,
-        DROPOUT_ROW,
-    ),
-)
 CPO_LEDGER = Ledger(
     "trl-cpo",
     (
@@ -482,6 +458,28 @@ CPO_LEDGER = Ledger(
         *_WITHOUT_REFERENCE_ROWS,
     ),
 )
+
+
+def write_orpo(run: Run) -> Mapping[str, Any]:
+    """Write the data set and the weight, and a key by which the file is known as ORPO's. Raises ConfigError for another
+    algorithm."""
+    if not isinstance(run.algorithm, OrpoConfig):
+        raise ConfigError(f"TRL's ORPOConfig has no algorithm {run.algorithm.type}.")
+    return {**write_offline_dataset(run), "beta": run.algorithm.beta, "padding_value": None}
+
+
+@written_by(write_orpo)
+def orpo(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the data set and the weight. Raises ConfigError for values that Strop refuses."""
+    section = _section(foreign, OrpoConfig, {"beta": foreign["beta"]}, "beta")
+    return {"algorithm.type": "orpo", **tasksets(foreign, PAIR_COLUMNS, reads_optional=False), **section}
+
+
+def _prompts_untrained(foreign: ForeignValues) -> str:
+    """A notice on ORPO's cross entropy, which is the paper's."""
+    return "the cross entropy is over the tokens of the chosen responses; TRL's is over those of their prompts too"
+
+
 ORPO_LEDGER = Ledger(
     "trl-orpo",
     (

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, mapped, no_effect, refused, written_by
+from strop.compat.ledger.key_mapping import ForeignValues, mapped, refused, written_by
 from strop.compat.ledger.table import Ledger
 from strop.compat.ledger.value_types import NUMBER, nullable
-from strop.compat.trl.grpo import REWARD, SAMPLER, SAMPLING, TASKS, dataset, rollout_batch
-from strop.compat.trl.model_and_data import MODEL_ROWS, dataset_rows
-from strop.compat.trl.training_arguments import batch_rows, training_rows, update_batch
-from strop.compat.trl.vllm import VLLM_ENGINE
+from strop.compat.trl.grpo import ROLLOUT_ROWS
+from strop.compat.trl.training_arguments import update_batch
 from strop.config.schema import Run
 from strop.config.schema.group_baselines import RlooConfig
 from strop.config.schema.policy_loss import ClippedLossConfig
@@ -111,28 +109,12 @@ _LOSS = (
     mapped(
         "mask_truncated_completions", False, "algorithm.mask_truncated", read=loss, note="with a beta of 0"
     ),
-    refused("sync_ref_model", False, "the reference is the initial model; leave it False"),
-    no_effect("ref_model_mixup_alpha", 0.6, "it is an option of sync_ref_model"),
-    no_effect("ref_model_sync_steps", 512, "it is an option of sync_ref_model"),
-    refused("disable_dropout", False, "write lora_dropout 0; models have no other dropout here"),
 )
 
 
-def _shared_with_grpo() -> tuple[KeyMapping, ...]:
-    rows = (*REWARD, *SAMPLING, *VLLM_ENGINE, *SAMPLER)
-    kept = (row for row in rows if row.key not in _OF_GRPO)
-    return tuple(replace(row, default=2) if row.key == "num_generations" else row for row in kept)
-
-
-RLOO_LEDGER = Ledger(
-    "trl-rloo",
-    (
-        *MODEL_ROWS,
-        *dataset_rows(dataset),
-        *_shared_with_grpo(),
-        *_LOSS,
-        *batch_rows(rollout_batch, *TASKS),
-        no_effect("dataloader_drop_last", False, "tasks that do not fill a step are left out, as in TRL"),
-        *training_rows(1e-6, remove_unused_columns=False),
-    ),
+_SHARED = tuple(
+    replace(row, default=2) if row.key == "num_generations" else row
+    for row in ROLLOUT_ROWS
+    if row.key not in _OF_GRPO
 )
+RLOO_LEDGER = Ledger("trl-rloo", (*_SHARED, *_LOSS))

@@ -15,11 +15,6 @@ from strop.errors import DataError
 from strop.printable import counted
 from strop.workers.atomic_write import atomic_path
 
-_FILE_TYPES = {"json": (".json", ".jsonl"), "parquet": (".parquet",)}
-"""Types of files that Strop reads as `load_dataset` does, with their suffixes."""
-_READ_FROM_FILES = frozenset({"image", "images", "tools", "chat_template_kwargs"})
-"""Columns that Strop finds in files only, so that the rows of a data set on the Hub with one are written to a file."""
-
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
