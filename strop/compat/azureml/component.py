@@ -36,7 +36,7 @@ class ComponentInput:
 
     type: InputType
     row: KeyMapping
-    """Row under the input's own name, with the seed page's default."""
+    """Row under the input's own name, with the documented default."""
     key: str
     """Key in the ledger that reads the input: verl's key where the input stands for one, else the input's
     name."""
@@ -46,7 +46,7 @@ class ComponentInput:
     convert: Callable[[str], Any] | None = None
     """Parser for text that encodes another value, such as a list; None parses by `type`."""
     also: tuple[str, ...] = ()
-    """Further accepted texts, which the seed page does not list."""
+    """Further accepted texts, which the component's documentation does not list."""
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class ComponentInput:
 
     @property
     def optional(self) -> bool:
-        """Whether the input may be omitted, as the seed page's column says."""
+        """Whether the input may be omitted, as the column of its documentation says."""
         return not self.required
 
     def read(self, text: str) -> Any:
@@ -105,7 +105,7 @@ class Component:
     serving_engine: str = ""
     """Engine of a component without an input for it, where the job asks for GPUs; empty if an input names it."""
     further: tuple[ComponentInput, ...] = ()
-    """Inputs in common use that the seed page, and so the component's file, does not have."""
+    """Inputs in common use that the component's documentation, and so its file, does not have."""
 
     @property
     def accepted(self) -> tuple[ComponentInput, ...]:
@@ -114,7 +114,7 @@ class Component:
 
     @property
     def ledger(self) -> Ledger:
-        """Rows of the inputs in the seed page's order, as `strop keys` prints them."""
+        """Rows of the inputs in the order of the component's documentation, as `strop keys` prints them."""
         return Ledger(self.name, tuple(part.row for part in self.inputs))
 
 

@@ -178,16 +178,16 @@ def dropout_row(default: bool) -> KeyMapping:
     return refused("disable_dropout", default, "write lora_dropout 0; models have no other dropout here")
 
 
-_COLUMNS = ("image", "images")
+_IMAGE_COLUMNS = ("image", "images")
 """TRL takes the first one that the rows have."""
-FIELDS = ("data.train.images", "data.train.optional_columns", "data.images.marker", "data.images.unmarked")
-"""Run-file fields that the columns decide."""
+_FIELDS = ("data.train.images", "data.train.optional_columns", "data.images.marker", "data.images.unmarked")
+"""Run-file fields that the columns of images decide."""
 
 
 def image_columns(foreign: ForeignValues) -> dict[str, Any]:
     """Taskset fields of the column of images; empty if the data set's file has none, or is not on this machine."""
     known = known_columns([foreign["dataset_name"]] if isinstance(foreign["dataset_name"], str) else [])
-    column = next((name for name in _COLUMNS if name in (known or ())), None)
+    column = next((name for name in _IMAGE_COLUMNS if name in (known or ())), None)
     return {} if column is None else {"images": column, "optional_columns": [column]}
 
 
@@ -197,7 +197,7 @@ def image_places(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {"data.images.marker": None, "data.images.unmarked": "start"} if "images" in columns else {}
 
 
-def unknown_images(foreign: ForeignValues) -> str | None:
+def _unknown_images(foreign: ForeignValues) -> str | None:
     """A notice if the model reads images, and the columns of its data set are not known here."""
     path, model = foreign["dataset_name"], foreign["model_name_or_path"]
     if not isinstance(path, str) or known_columns([path]) is not None:
@@ -208,22 +208,6 @@ def unknown_images(foreign: ForeignValues) -> str | None:
         "the model reads images, and the columns of this data set are not known before it is loaded: its images are "
         "not used. Write data.train.images in a run file (strop convert), or name a Parquet or JSON-lines file"
     )
-
-
-def require_trl_columns(run: Run) -> None:
-    """Raise ConfigError for a column of images, or a place of images, that TRL's data sets cannot have."""
-    column, images = run.data.train.images, run.data.images
-    if column is None:
-        return
-    if column not in _COLUMNS:
-        raise ConfigError(
-            f"data.train.images is {column!r}; TRL reads images from the column images or image."
-        )
-    if images.marker is not None or images.unmarked != "start":
-        raise ConfigError(
-            "TRL puts images before the first user message's text; data.images has marker: null and unmarked: start "
-            "for that."
-        )
 
 
 TEXT_PROMPTS = {"data.text_prompts": "raw"}
@@ -240,8 +224,18 @@ def taskset(foreign: ForeignValues, split: str) -> dict[str, Any]:
 
 
 def write_dataset(run: Run) -> Mapping[str, Any]:
-    """Write the data set and its splits; without one the files would be read from a data set's folder."""
-    require_trl_columns(run)
+    """Write the data set and its splits; without one the files would be read from a data set's folder. Raises
+    ConfigError for a column of images, or a place of images, that TRL's data sets cannot have."""
+    column, images = run.data.train.images, run.data.images
+    if column not in (None, *_IMAGE_COLUMNS):
+        raise ConfigError(
+            f"data.train.images is {column!r}; TRL reads images from the column images or image."
+        )
+    if column and (images.marker is not None or images.unmarked != "start"):
+        raise ConfigError(
+            "TRL puts images before the first user message's text; data.images has marker: null and unmarked: start "
+            "for that."
+        )
     train, test = run.data.train, run.data.eval[0] if run.data.eval else None
     path = train.path if isinstance(train.path, str) else None
     values = {
@@ -252,7 +246,7 @@ def write_dataset(run: Run) -> Mapping[str, Any]:
     return values | ({"dataset_test_split": test.split} if test is not None and test.split else {})
 
 
-SAMPLED_STREAMING = refused(
+_SAMPLED_STREAMING = refused(
     "dataset_streaming",
     False,
     "TRL's trainers with rollouts stop at a data set that is streamed; leave it out; a run file streams by data.stream",
@@ -263,22 +257,23 @@ SAMPLED_STREAMING = refused(
 def dataset_rows(
     read: ReadFunction,
     *warnings: InactiveCheck,
-    streaming: KeyMapping = SAMPLED_STREAMING,
+    streaming: KeyMapping = _SAMPLED_STREAMING,
     fields: Sequence[str] = (),
 ) -> tuple[KeyMapping, ...]:
     """ScriptArguments; `read` also decides the columns, `fields` of the run file, of which `warnings` say more.
     `streaming` is the row of a streamed data set, which may be refused."""
+    checks = (*warnings, _unknown_images)
     return (
         mapped(
             "dataset_name",
             None,
             "data.train.path",
             "data.text_prompts",
-            *FIELDS,
+            *_FIELDS,
             *fields,
             read=read,
             value_type=nullable(STRING),
-            warn=_together(*warnings, unknown_images),
+            warn=lambda foreign: "; ".join(filter(None, (check(foreign) for check in checks))) or None,
         ),
         mapped("dataset_config", None, "data.train.subset", read=read, value_type=nullable(STRING)),
         mapped("dataset_train_split", "train", "data.train.split", read=read),
@@ -298,8 +293,3 @@ def dataset_rows(
         ),
         no_effect("ignore_bias_buffers", False, "it works around DistributedDataParallel"),
     )
-
-
-def _together(*checks: InactiveCheck) -> InactiveCheck:
-    """All notices of the checks as one."""
-    return lambda foreign: "; ".join(filter(None, (check(foreign) for check in checks))) or None

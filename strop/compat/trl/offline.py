@@ -24,7 +24,6 @@ from strop.compat.trl.model_and_data import (
     MODEL_ROWS,
     TEXT_PROMPTS,
     dataset_rows,
-    dropout_row,
     image_columns,
     image_places,
     taskset,
@@ -71,14 +70,6 @@ _CONVERSATIONS = ("messages", "conversations")
 _COLUMNS_OF_TEMPLATES = {"tools": "tools", "template_args_column": "chat_template_kwargs"}
 """Taskset fields of the columns that SFTTrainer and DPOTrainer give to the chat template, by their names in TRL."""
 _FIELDS = tuple(f"data.train.{field}" for field in _COLUMNS_OF_TEMPLATES)
-PAIR_COLUMNS: dict[str, Any] = {
-    "prompt": "prompt",
-    "chosen": "chosen",
-    "rejected": "rejected",
-    "answer": None,
-    "equal_pairs": "filter",  # TRL trains on them, and they have no gradient
-}
-"""Taskset fields of pairs, by TRL's names of their columns."""
 
 
 def tasksets(
@@ -231,15 +222,20 @@ def write_streaming(run: Run) -> Mapping[str, Any]:
 @written_by(write_streaming)
 def streaming(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the order of the rows: that of the data set, where TRL streams it. TRL then needs `max_steps`."""
+    return {"data.shuffle": False} if is_streamed(foreign) else {}
+
+
+def is_streamed(foreign: ForeignValues) -> bool:
+    """Whether TRL streams the data set. Raises ConfigError without `max_steps`."""
     if not foreign["dataset_streaming"]:
-        return {}
+        return False
     if foreign["max_steps"] <= 0:
         raise foreign.error_for(
             "dataset_streaming",
             "dataset_streaming is True, and a streamed data set has no known length, so that TRL requires max_steps; "
             "write max_steps.",
         )
-    return {"data.shuffle": False}
+    return True
 
 
 _STREAMING = mapped(
@@ -313,7 +309,6 @@ def offline_rows(
 ACTIVATION_ROW = placement(
     "activation_offloading", False, "activations stay on the device", supported=only(False), value_type=ANY
 )
-DROPOUT_ROW = dropout_row(True)
 LENGTH_ROWS = (
     refused(
         "truncation_mode",

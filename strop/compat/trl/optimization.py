@@ -17,7 +17,7 @@ from strop.config.schema.schedule import (
     PolynomialScheduleConfig,
 )
 
-OPTIMIZERS = (
+_OPTIMIZERS = (
     *("adamw_torch_fused", "adamw_torch", "adafactor", "ademamix", "sgd", "adagrad", "rmsprop"),
     *("galore_adamw", "lomo", "adalomo", "grokadamw", "schedule_free_sgd", "adamw_bnb_8bit", "adamw_8bit"),
     *("paged_adamw_8bit", "paged_adamw_32bit", "paged_adamw"),
@@ -90,7 +90,7 @@ def not_adamw(foreign: ForeignValues) -> str | None:
     return None if is_adamw else f"optim is {name}"
 
 
-SCHEDULES = (
+_SCHEDULES = (
     *("linear", "cosine", "cosine_with_min_lr", "cosine_with_restarts", "polynomial", "constant"),
     *("constant_with_warmup", "inverse_sqrt"),
 )
@@ -177,7 +177,7 @@ _SCHEDULE_ROWS = (
         "linear",
         "trainer.schedule.type",
         read=schedule,
-        value_type=one_of(*SCHEDULES),
+        value_type=one_of(*_SCHEDULES),
         note="counts updates",
     ),
     mapped(
@@ -241,7 +241,7 @@ def optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
             "trainer.optimizer.bits",
             "trainer.optimizer.paged",
             read=optimizer,
-            value_type=one_of(*OPTIMIZERS),
+            value_type=one_of(*_OPTIMIZERS),
         ),
         mapped(
             "weight_decay",

@@ -28,13 +28,12 @@ from strop.compat.ledger.value_types import (
     nullable,
     one_of,
 )
-from strop.compat.trl.model_and_data import INITIAL_REFERENCE_ROWS
+from strop.compat.trl.model_and_data import INITIAL_REFERENCE_ROWS, dropout_row
 from strop.compat.trl.offline import (
     ACTIVATION_ROW,
-    DROPOUT_ROW,
     LENGTH_ROWS,
-    PAIR_COLUMNS,
     columns_of,
+    is_streamed,
     offline_rows,
     tasksets,
     write_offline_dataset,
@@ -44,6 +43,15 @@ from strop.config.schema import Run
 from strop.config.schema.preference import CpoConfig, DpoConfig, DpoLossName, KtoConfig, OrpoConfig
 from strop.errors import ConfigError
 
+_PAIR_COLUMNS: dict[str, Any] = {
+    "prompt": "prompt",
+    "chosen": "chosen",
+    "rejected": "rejected",
+    "answer": None,
+    "equal_pairs": "filter",  # TRL trains on them, and they have no gradient
+}
+"""Taskset fields of pairs, by TRL's names of their columns."""
+_DROPOUT = dropout_row(True)
 _DIVERGENCES = {
     "reverse_kl": "reverse_kl",
     "forward_kl": "forward_kl",
@@ -58,7 +66,7 @@ _WEIGHTS = ValueType(
 )
 
 
-def write_loss(run: Run) -> Mapping[str, Any]:
+def write_dpo(run: Run) -> Mapping[str, Any]:
     """Write the losses with their weights and options. Raises ConfigError where TRL smooths no labels."""
     section = run.algorithm
     assert isinstance(section, DpoConfig)  # as `write_pairs` requires
@@ -83,8 +91,8 @@ def write_loss(run: Run) -> Mapping[str, Any]:
     }
 
 
-@written_by(write_loss)
-def loss(foreign: ForeignValues) -> Mapping[str, Any]:
+@written_by(write_dpo)
+def dpo(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the losses. Raises ConfigError for options that TRL refuses, or that it reads otherwise than Strop."""
     names: list[str] = (
         [foreign["loss_type"]] if isinstance(foreign["loss_type"], str) else foreign["loss_type"]
@@ -142,37 +150,33 @@ def _discopop_is_absent(foreign: ForeignValues) -> str | None:
     return None if "discopop" in foreign["loss_type"] else f"loss_type is {foreign['loss_type']}"
 
 
-LOSS_ROWS = (
-    mapped("beta", 0.1, "algorithm.beta", read=loss),
-    mapped("loss_type", ["sigmoid"], "algorithm.loss", read=loss, value_type=STRING_OR_LIST),
-    mapped("loss_weights", None, "algorithm.loss", read=loss, value_type=nullable(_WEIGHTS)),
-    mapped("label_smoothing", 0.0, "algorithm.label_smoothing", read=loss),
+_DPO_LOSS = (
+    mapped("beta", 0.1, "algorithm.beta", read=dpo),
+    mapped("loss_type", ["sigmoid"], "algorithm.loss", read=dpo, value_type=STRING_OR_LIST),
+    mapped("loss_weights", None, "algorithm.loss", read=dpo, value_type=nullable(_WEIGHTS)),
+    mapped("label_smoothing", 0.0, "algorithm.label_smoothing", read=dpo),
     mapped(
-        "f_divergence_type", "reverse_kl", "algorithm.divergence", read=loss, value_type=one_of(*_DIVERGENCES)
+        "f_divergence_type", "reverse_kl", "algorithm.divergence", read=dpo, value_type=one_of(*_DIVERGENCES)
     ),
     mapped(
         "f_alpha_divergence_coef",
         0.5,
         "algorithm.divergence_alpha",
-        read=loss,
+        read=dpo,
         inactive=unless("f_divergence_type", "alpha_divergence"),
     ),
-    mapped("discopop_tau", 0.05, "algorithm.discopop_temperature", read=loss, inactive=_discopop_is_absent),
-    mapped("ld_alpha", None, "algorithm.excess_token_weight", read=loss, value_type=nullable(NUMBER)),
-    mapped("sync_ref_model", False, "algorithm.reference_sync", read=loss),
+    mapped("discopop_tau", 0.05, "algorithm.discopop_temperature", read=dpo, inactive=_discopop_is_absent),
+    mapped("ld_alpha", None, "algorithm.excess_token_weight", read=dpo, value_type=nullable(NUMBER)),
+    mapped("sync_ref_model", False, "algorithm.reference_sync", read=dpo),
     mapped(
         _ALPHA,
         0.6,
         "algorithm.reference_sync.policy_weight",
-        read=loss,
+        read=dpo,
         inactive=unless("sync_ref_model", True),
     ),
     mapped(
-        _TAU,
-        512,
-        "algorithm.reference_sync.every_updates",
-        read=loss,
-        inactive=unless("sync_ref_model", True),
+        _TAU, 512, "algorithm.reference_sync.every_updates", read=dpo, inactive=unless("sync_ref_model", True)
     ),
     refused(
         "use_weighting", False, "Strop weighs no pairs by the policy's probabilities (WPO); leave it False"
@@ -190,10 +194,10 @@ def write_pairs(run: Run) -> Mapping[str, Any]:
 @written_by(write_pairs)
 def pairs(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the data set, with the columns `prompt`, `chosen` and `rejected`."""
-    return {"algorithm.type": "dpo", **tasksets(foreign, PAIR_COLUMNS)}
+    return {"algorithm.type": "dpo", **tasksets(foreign, _PAIR_COLUMNS)}
 
 
-PRECOMPUTE_ROWS = (
+_PRECOMPUTED = (
     no_effect(
         "precompute_ref_log_probs",
         False,
@@ -205,7 +209,7 @@ PRECOMPUTE_ROWS = (
 )
 """Options on the log-probs of the reference."""
 DPO_LEDGER = Ledger(
-    "trl-dpo", (*offline_rows(pairs, 1e-6), *LENGTH_ROWS, *LOSS_ROWS, *PRECOMPUTE_ROWS, DROPOUT_ROW)
+    "trl-dpo", (*offline_rows(pairs, 1e-6), *LENGTH_ROWS, *_DPO_LOSS, *_PRECOMPUTED, _DROPOUT)
 )
 _LABELED: dict[str, Any] = {"prompt": "prompt", "response": "completion", "label": "label", "answer": None}
 
@@ -239,12 +243,9 @@ def write_labels(run: Run) -> Mapping[str, Any]:
 def labels(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the data set: the columns `prompt`, `completion` and `label`, or `chosen` and `rejected` of pairs, each of
     which becomes two rows."""
-    columns = PAIR_COLUMNS if _has_pairs(foreign) else {**_LABELED, "equal_pairs": "filter"}
+    has_pairs = {"chosen", "rejected"} <= (columns_of(foreign) or frozenset())
+    columns = _PAIR_COLUMNS if has_pairs else {**_LABELED, "equal_pairs": "filter"}
     return {"algorithm.type": "kto", **tasksets(foreign, columns)}
-
-
-def _has_pairs(foreign: ForeignValues) -> bool:
-    return {"chosen", "rejected"} <= (columns_of(foreign) or frozenset())
 
 
 def _unknown_labels(foreign: ForeignValues) -> str | None:
@@ -300,13 +301,7 @@ def row_order(foreign: ForeignValues) -> Mapping[str, Any]:
             "train_sampling_strategy is random, which TRL refuses for the loss kto; leave it out, or shuffle the data "
             "set before.",
         )
-    if foreign["dataset_streaming"] and foreign["max_steps"] <= 0:
-        raise foreign.error_for(
-            "dataset_streaming",
-            "dataset_streaming is True, and a streamed data set has no known length, so that TRL requires max_steps; "
-            "write max_steps.",
-        )
-    return {"data.shuffle": strategy == "random" and not foreign["dataset_streaming"]}
+    return {"data.shuffle": not is_streamed(foreign) and strategy == "random"}
 
 
 def _estimate_over_the_update(foreign: ForeignValues) -> str | None:
@@ -347,9 +342,9 @@ KTO_LEDGER = Ledger(
         mapped("desirable_weight", 1.0, "algorithm.desirable_weight", read=kto),
         mapped("undesirable_weight", 1.0, "algorithm.undesirable_weight", read=kto),
         *INITIAL_REFERENCE_ROWS,
-        *PRECOMPUTE_ROWS,
+        *_PRECOMPUTED,
         ACTIVATION_ROW,
-        DROPOUT_ROW,
+        _DROPOUT,
     ),
 )
 _WITHOUT_REFERENCE_ROWS = (
@@ -369,7 +364,7 @@ _WITHOUT_REFERENCE_ROWS = (
         value_type=nullable(BOOLEAN),
         supported=lambda _, value: not value,
     ),
-    DROPOUT_ROW,
+    _DROPOUT,
 )
 """Fields that CPOConfig and ORPOConfig have and the promoted configurations have not."""
 
@@ -416,7 +411,7 @@ def cpo(foreign: ForeignValues) -> Mapping[str, Any]:
     }
     return {
         "algorithm.type": "cpo",
-        **tasksets(foreign, PAIR_COLUMNS, reads_optional=False),
+        **tasksets(foreign, _PAIR_COLUMNS, reads_optional=False),
         **_section(foreign, CpoConfig, values, "loss_type"),
     }
 
@@ -472,7 +467,7 @@ def write_orpo(run: Run) -> Mapping[str, Any]:
 def orpo(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the data set and the weight. Raises ConfigError for values that Strop refuses."""
     section = _section(foreign, OrpoConfig, {"beta": foreign["beta"]}, "beta")
-    return {"algorithm.type": "orpo", **tasksets(foreign, PAIR_COLUMNS, reads_optional=False), **section}
+    return {"algorithm.type": "orpo", **tasksets(foreign, _PAIR_COLUMNS, reads_optional=False), **section}
 
 
 def _prompts_untrained(foreign: ForeignValues) -> str:

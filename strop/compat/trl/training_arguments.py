@@ -199,7 +199,7 @@ _INTERVAL_ROWS = (
 )
 
 
-MONITORS = ("tensorboard", "wandb", "mlflow", "swanlab")
+_MONITORS = ("tensorboard", "wandb", "mlflow", "swanlab")
 
 
 def write_folder(run: Run) -> Mapping[str, Any]:
@@ -215,7 +215,7 @@ def folder(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def write_monitors(run: Run) -> Mapping[str, Any]:
     """Write the monitors other than the console, which TRL always has."""
-    named = [name for name in run.record.monitors if name in MONITORS]
+    named = [name for name in run.record.monitors if name in _MONITORS]
     complete = "console" in run.record.monitors
     return {"report_to": named or "none"} if complete else {}
 
@@ -225,12 +225,12 @@ def monitors(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the monitors: names, none, or all."""
     named = foreign["report_to"] or "none"
     names = [named] if isinstance(named, str) else named
-    unknown = [name for name in names if name not in (*MONITORS, "none", "all")]
+    unknown = [name for name in names if name not in (*_MONITORS, "none", "all")]
     if unknown or "all" in names:
         raise foreign.error_for(
             "report_to",
             f"report_to has {(unknown or ['all'])[0]}; write the names of those to use: none, "
-            f"{', '.join(MONITORS)}.",
+            f"{', '.join(_MONITORS)}.",
         )
     return {"record.monitors": ["console", *(name for name in names if name != "none")]}
 
