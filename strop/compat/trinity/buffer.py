@@ -163,7 +163,7 @@ def _rows_counted(foreign: ForeignValues) -> str | None:
     return None
 
 
-_SIZES = (
+ROWS = (
     *unstated_defaults(
         mapped(
             "buffer.batch_size",
@@ -209,6 +209,11 @@ _SIZES = (
             read=batches,
             inactive=any_inactive(only_sampled, only_types(*MIXED)),
             note="fraction of train_batch_size; without train_batch_size, fraction of all sequences of a step",
+        ),
+        *no_effects(
+            "buffer",
+            ("explorer_output.*", "tokenizer_path", "pad_token_id", "cache_dir"),
+            "Trinity sets it itself",
         ),
     ),
 )
@@ -394,7 +399,7 @@ _OF_TASKSETS = (
 """Keys of a storage that the experience buffer does not use."""
 _COOLDOWN = "null means that each is trained on once"
 _DECAY = "buffer.use_penalty"
-_EXPERIENCE_BUFFER = (
+EXPERIENCE_BUFFER = (
     placement(
         f"{EXPERIENCE}.name",
         None,
@@ -542,16 +547,5 @@ _EXPERIENCE_BUFFER = (
             supported=always,
             value_type=BOOLEAN,
         ),
-    ),
-)
-ROWS = (
-    *_SIZES,
-    *_EXPERIENCE_BUFFER,
-    *not_on_page(
-        *no_effects(
-            "buffer",
-            ("explorer_output.*", "tokenizer_path", "pad_token_id", "cache_dir"),
-            "Trinity sets it itself",
-        )
     ),
 )

@@ -605,9 +605,6 @@ _EXPERIENCE_ROWS = (
     ),
 )
 ROWS = (
-    *_SERVICE_ROWS,
-    *_TASK_ROWS,
-    *_EXPERIENCE_ROWS,
     *versions(
         *(
             mapped(section, None, note="each key has a row of its own", value_type=nullable(MAPPING))
@@ -619,4 +616,7 @@ ROWS = (
         ),
         since="0.3",
     ),
+    *_SERVICE_ROWS,
+    *_TASK_ROWS,
+    *_EXPERIENCE_ROWS,
 )

@@ -8,6 +8,7 @@ from typing import Any
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
+    ValueConversion,
     always,
     mapped,
     no_effect,
@@ -19,50 +20,39 @@ from strop.compat.ledger.key_mapping import (
     versions,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, MAPPING, NUMBER, nullable
+from strop.compat.ledger.value_types import ANY, BOOLEAN, MAPPING, NUMBER, nullable
 from strop.compat.trinity.inference_model import RUNNERS, engines
 from strop.compat.verl.trainer import every, frequency
 from strop.config.schema import Run
 
 
-def write_rollout_limits(run: Run) -> Mapping[str, Any]:
-    """The time limit, retries and environment variables of rollouts."""
-    return {
-        "explorer.max_timeout": run.rollout.timeout_seconds,
-        "explorer.max_retry_times": run.rollout.retries,
-        "explorer.env_vars": run.rollout.env,
-    }
+def write_time_limit(run: Run) -> Mapping[str, Any]:
+    """Write the time limit of a rollout."""
+    return {"explorer.max_timeout": run.rollout.timeout_seconds}
 
 
-@written_by(write_rollout_limits)
-def rollout_limits(foreign: ForeignValues) -> Mapping[str, Any]:
-    """The time limit, retries and environment variables of rollouts."""
+@written_by(write_time_limit)
+def time_limit(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the time limit of a rollout; null leaves Strop's."""
     limit = foreign["explorer.max_timeout"]
-    environment = {name: str(value) for name, value in (foreign["explorer.env_vars"] or {}).items()}
-    return {
-        **({} if limit is None else {"rollout.timeout_seconds": limit}),
-        "rollout.retries": foreign["explorer.max_retry_times"],
-        "rollout.env": environment,
-    }
+    return {} if limit is None else {"rollout.timeout_seconds": limit}
 
 
-def write_evaluation_schedule(run: Run) -> Mapping[str, Any]:
-    """By steps."""
-    return {
-        "explorer.eval_interval": frequency(run, run.evaluate.every),
-        "explorer.eval_on_startup": run.evaluate.at_start,
-    }
+def write_evaluation_interval(run: Run) -> Mapping[str, Any]:
+    """Write the interval of evaluations in steps."""
+    return {"explorer.eval_interval": frequency(run, run.evaluate.every)}
 
 
-@written_by(write_evaluation_schedule)
-def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
-    """By steps."""
-    return {
-        "evaluate.every": every(foreign["explorer.eval_interval"]),
-        "evaluate.at_start": foreign["explorer.eval_on_startup"],
-    }
+@written_by(write_evaluation_interval)
+def evaluation_interval(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the interval of evaluations in steps."""
+    return {"evaluate.every": every(foreign["explorer.eval_interval"])}
 
 
+_ENVIRONMENT = ValueConversion(
+    lambda variables: {name: str(value) for name, value in (variables or {}).items()}, lambda value: value
+)
+"""Environment variables, which may be numbers in a file; null means none."""
 _SLOW = (
     "it leaves out the tasks of a step that finish last, so which are trained on depends on the machine's speed; "
     "remove it: with a sync_style other than fixed, Strop's explorer starts further tasks while slow ones run, and "
@@ -89,16 +79,16 @@ ROWS = (
             "explorer.max_timeout",
             None,
             "rollout.timeout_seconds",
-            read=rollout_limits,
+            read=time_limit,
             value_type=nullable(NUMBER),
             note="null means 3600, because all rollouts of a step start at once and waiting counts",
         ),
-        mapped("explorer.max_retry_times", 2, "rollout.retries", read=rollout_limits, value_type=INTEGER),
-        mapped("explorer.env_vars", {}, "rollout.env", read=rollout_limits, value_type=nullable(MAPPING)),
+        mapped("explorer.max_retry_times", 2, "rollout.retries"),
+        mapped("explorer.env_vars", {}, "rollout.env", converts=_ENVIRONMENT, value_type=nullable(MAPPING)),
         mapped(
-            "explorer.eval_interval", 100, "evaluate.every", read=evaluation_schedule, note="counts steps"
+            "explorer.eval_interval", 100, "evaluate.every", read=evaluation_interval, note="counts steps"
         ),
-        mapped("explorer.eval_on_startup", True, "evaluate.at_start", read=evaluation_schedule),
+        mapped("explorer.eval_on_startup", True, "evaluate.at_start"),
     ),
     *not_on_page(
         no_effect(

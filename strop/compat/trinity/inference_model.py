@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from strop.compat.ledger.conversions import named
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -29,43 +30,37 @@ from strop.compat.ledger.key_mapping import (
     written_by,
 )
 from strop.compat.ledger.placement_notes import NO_SHARDS
-from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, MAPPING_LIST, STRING, ValueType, nullable
+from strop.compat.ledger.value_types import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    MAPPING_LIST,
+    STRING,
+    ValueType,
+    nullable,
+    one_of,
+)
 from strop.compat.trinity.formats import EXPERIENCE
 from strop.compat.trinity.presets import DISTILLED, advantage, is_offline, repeat_times
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.inference_engine import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
 
-NATIVE = "the native sampler in the trainer's process"
+_NATIVE = "the native sampler in the trainer's process"
 _MODEL = "explorer.rollout_model"
 _EXTRA = f"{_MODEL}.extra_engine_args."
 _DATA_PARALLEL, _EXPERTS = f"{_MODEL}.data_parallel_size", f"{_MODEL}.enable_expert_parallel"
-ENGINE_TYPES = {"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}
+_ENGINE_TYPES = {"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}
 """Engine of Strop for each engine type."""
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 """Numbers of parts, of which the native sampler supports 1."""
-DTYPES = ("bfloat16", "float16", "float32")
-_DEFAULTS: Mapping[str, Any] = {
-    "tensor_parallel_size": 1,
-    "pipeline_parallel_size": 1,
-    "enable_prefix_caching": True,
-    "enforce_eager": True,
-    "dtype": "bfloat16",
-    "seed": 42,
-    "gpu_memory_utilization": 0.9,
-    "enable_chunked_prefill": False,
-}
-"""Default of each option."""
-ENGINE_OPTIONS: Mapping[str, Mapping[str, str]] = {
+_DTYPES = ("bfloat16", "float16", "float32")
+_SAME_NAME = ("enable_prefix_caching", "enforce_eager", "dtype", "seed", "gpu_memory_utilization")
+_ENGINE_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "vllm": {
         "tensor_parallel_size": "tensor_parallel",
         "pipeline_parallel_size": "pipeline_parallel",
-        "enable_prefix_caching": "enable_prefix_caching",
-        "enforce_eager": "enforce_eager",
-        "dtype": "dtype",
-        "seed": "seed",
-        "gpu_memory_utilization": "gpu_memory_utilization",
-        "enable_chunked_prefill": "enable_chunked_prefill",
+        **{name: name for name in (*_SAME_NAME, "enable_chunked_prefill")},
     },
     "sglang": {
         "tensor_parallel_size": "tensor_parallel",
@@ -79,7 +74,7 @@ ENGINE_OPTIONS: Mapping[str, Mapping[str, str]] = {
 def serving_engine(foreign: ForeignValues) -> str | None:
     """The serving engine that the configuration asks for and `--here` does not replace."""
     key = f"{_MODEL}.engine_type"
-    return ENGINE_TYPES.get(foreign[key]) if foreign.is_set(key) and not foreign.here else None
+    return _ENGINE_TYPES.get(foreign[key]) if foreign.is_set(key) and not foreign.here else None
 
 
 def data_parallel_size(foreign: ForeignValues) -> int:
@@ -101,7 +96,7 @@ def write_engine(run: Run) -> Mapping[str, Any]:
     if not isinstance(section, VllmEngineConfig | SglangEngineConfig):
         return {}
     written = {
-        f"{_MODEL}.{key}": getattr(section, field) for key, field in ENGINE_OPTIONS[section.type].items()
+        f"{_MODEL}.{key}": getattr(section, field) for key, field in _ENGINE_OPTIONS[section.type].items()
     }
     if section.dtype == "model":
         written[f"{_MODEL}.dtype"] = run.model.compute_dtype or run.model.dtype
@@ -116,7 +111,7 @@ def engine(foreign: ForeignValues) -> Mapping[str, Any]:
     name = serving_engine(foreign)
     if name is None:
         return {}
-    options = {field: foreign[f"{_MODEL}.{key}"] for key, field in ENGINE_OPTIONS[name].items()}
+    options = {field: foreign[f"{_MODEL}.{key}"] for key, field in _ENGINE_OPTIONS[name].items()}
     extra = {key.removeprefix(_EXTRA): foreign[key] for key in foreign.written if key.startswith(_EXTRA)}
     if name == "vllm" and foreign[_EXPERTS]:
         extra["enable_expert_parallel"] = True
@@ -135,7 +130,7 @@ def _supported(key: str) -> SupportCheck:
     def check(foreign: ForeignValues, value: Any) -> bool:
         if serving_engine(foreign) is None:
             return native(foreign, value)
-        return key != "dtype" or value in DTYPES
+        return key != "dtype" or value in _DTYPES
 
     return check
 
@@ -150,12 +145,12 @@ def _passed_only_to(engines: Collection[str]) -> InactiveCheck:
     return inactive
 
 
-def _option_row(key: str, instead: str = NATIVE) -> KeyMapping:
+def _option_row(key: str, default: Any, instead: str = _NATIVE) -> KeyMapping:
     """The row of an option that decides a field of a serving engine; the native sampler does not use it."""
-    field_of = {name: options[key] for name, options in ENGINE_OPTIONS.items() if key in options}
+    field_of = {name: options[key] for name, options in _ENGINE_OPTIONS.items() if key in options}
     return placement(
         f"{_MODEL}.{key}",
-        _DEFAULTS[key],
+        default,
         instead,
         value_type=ANY,
         supported=_supported(key),
@@ -182,23 +177,14 @@ _REASONING: Mapping[str | None, str] = {None: "none", "deepseek_r1": "deepseek_r
 
 
 def _parser_row(name: str, parsers: Mapping[str | None, str], null: str) -> KeyMapping:
-    foreign_key, where = f"{_MODEL}.{name}", f"rollout.endpoint.{name}"
-
-    def write(run: Run) -> Mapping[str, Any]:
-        chosen = getattr(run.rollout.endpoint, name)
-        return {foreign_key: next((name for name, parser in parsers.items() if parser == chosen), None)}
-
-    @written_by(write)
-    def read(foreign: ForeignValues) -> Mapping[str, Any]:
-        name = foreign[foreign_key]
-        if name not in parsers:
-            known = ", ".join(str(each) for each in parsers if each is not None)
-            raise foreign.error_for(
-                foreign_key, f"{foreign_key} is {name}, a parser that Strop does not have; it has {known}."
-            )
-        return {where: parsers[name]}
-
-    return mapped(foreign_key, None, where, read=read, value_type=nullable(STRING), note=null)
+    return mapped(
+        f"{_MODEL}.{name}",
+        None,
+        f"rollout.endpoint.{name}",
+        converts=named(parsers),
+        value_type=nullable(one_of(*(parser for parser in parsers if parser is not None))),
+        note=null,
+    )
 
 
 RUNNERS, _ENGINES = "explorer.runner_per_model", f"{_MODEL}.engine_num"
@@ -256,24 +242,10 @@ def _none_or_same(key: str) -> SupportCheck:
 _NO_OPTION = "the native sampler has no such option"
 _OWN_OPTIONS = "Strop starts its engines with options of its own"
 _DERIVED = (
-    *(
-        "enable_lora",
-        "enable_runtime_lora_updating",
-        "lora_modules",
-        "lora_kwargs",
-        "rope_scaling",
-        "rope_theta",
-    ),
-    *(
-        "engine_id",
-        "ray_namespace",
-        "ray_actor_name",
-        "sync_method",
-        "checkpoint_job_dir",
-        "cuda_visible_devices",
-    ),
-    *("gpu_per_engine", "nnodes", "node_rank", "enable_return_routed_experts", "trust_remote_code"),
-    "external_model_config.*",
+    *("enable_lora", "enable_runtime_lora_updating", "lora_modules", "lora_kwargs", "rope_scaling"),
+    *("rope_theta", "engine_id", "ray_namespace", "ray_actor_name", "sync_method", "checkpoint_job_dir"),
+    *("cuda_visible_devices", "gpu_per_engine", "nnodes", "node_rank", "enable_return_routed_experts"),
+    *("trust_remote_code", "external_model_config.*"),
 )
 """Keys of an inference model that follow from other keys."""
 
@@ -294,7 +266,7 @@ ROLLOUT_MODEL = (
         placement(
             f"{_MODEL}.engine_type",
             "vllm",
-            NATIVE,
+            _NATIVE,
             value_type=STRING,
             supported=_is_served,
             fields=("rollout.engine.type",),
@@ -308,18 +280,18 @@ ROLLOUT_MODEL = (
             fields=("rollout.pool.engines",),
             read=engines,
         ),
-        _option_row("tensor_parallel_size", NO_SHARDS),
+        _option_row("tensor_parallel_size", 1, NO_SHARDS),
     ),
     placement(
         f"{_MODEL}.enable_history", False, "a workflow's model calls are always recorded", supported=always
     ),
     *not_on_page(
-        _option_row("enable_prefix_caching"),
-        _option_row("enforce_eager"),
-        _option_row("dtype"),
-        _option_row("seed"),
-        _option_row("gpu_memory_utilization"),
-        _option_row("enable_chunked_prefill"),
+        _option_row("enable_prefix_caching", True),
+        _option_row("enforce_eager", True),
+        _option_row("dtype", "bfloat16"),
+        _option_row("seed", 42),
+        _option_row("gpu_memory_utilization", 0.9),
+        _option_row("enable_chunked_prefill", False),
         *(
             placement(f"{_MODEL}.{name}", default, _OWN_OPTIONS, supported=_is_served, value_type=ANY)
             for name, default in (("use_v1", True), ("enable_log_requests", False), ("bundle_indices", ""))
@@ -377,7 +349,7 @@ ROLLOUT_MODEL = (
         *no_effects(_MODEL, (*_DERIVED, "name"), "Trinity sets it itself"),
     ),
     *versions(
-        _option_row("pipeline_parallel_size", NO_SHARDS),
+        _option_row("pipeline_parallel_size", 1, NO_SHARDS),
         placement(
             _DATA_PARALLEL,
             1,
@@ -413,8 +385,6 @@ _AUXILIARY_MODELS = "explorer.auxiliary_models"
 _AUXILIARY = f"{_AUXILIARY_MODELS}.0"
 _BOUNDED = "prompts of auxiliary models are bounded by the model alone"
 _OWN_TEMPLATE = "an auxiliary model has its tokenizer's chat template; remove it"
-_OPTIONS = tuple(ENGINE_OPTIONS["vllm"])
-"""Options of serving engines."""
 _AUXILIARY_SIZES = {"tensor_parallel_size", "pipeline_parallel_size"}
 """Options whose value 1 needs no serving engine."""
 
@@ -422,25 +392,20 @@ _AUXILIARY_SIZES = {"tensor_parallel_size", "pipeline_parallel_size"}
 def write_auxiliary_models(run: Run) -> Mapping[str, Any]:
     """Write the teacher and the auxiliary models: their paths and response limits."""
     values: dict[str, Any] = {}
-    first = 0
     if isinstance(run.algorithm, DistillationOnlyConfig):
-        values[f"{_AUXILIARY_MODELS}.0.model_path"] = run.algorithm.distillation.teachers[0].path
-        first = 1
-    for index, model in enumerate(run.rollout.auxiliary_models, start=first):
+        values[f"{_AUXILIARY}.model_path"] = run.algorithm.distillation.teachers[0].path
+    for index, model in enumerate(run.rollout.auxiliary_models, start=len(values)):
         at = f"{_AUXILIARY_MODELS}.{index}"
         values |= {f"{at}.model_path": model.path, f"{at}.max_response_tokens": model.max_response_tokens}
-        if not isinstance(model.engine, NativeEngineConfig):
-            values |= _written_engine(at, model.engine)
+        section = model.engine
+        if isinstance(section, NativeEngineConfig):
+            continue
+        values[f"{at}.engine_type"] = section.type
+        for key, field in _ENGINE_OPTIONS[section.type].items():
+            value = getattr(section, field)
+            if value is not None and not (key == "dtype" and value == "model"):  # the library's default
+                values[f"{at}.{key}"] = value
     return values
-
-
-def _written_engine(at: str, section: VllmEngineConfig | SglangEngineConfig) -> dict[str, Any]:
-    """The serving engine of a model, without the options that have the library's default."""
-    options = {key: getattr(section, field) for key, field in ENGINE_OPTIONS[section.type].items()}
-    if section.dtype == "model":
-        del options["dtype"]
-    given = {f"{at}.{key}": value for key, value in options.items() if value is not None}
-    return {f"{at}.engine_type": section.type, **given}
 
 
 @written_by(write_auxiliary_models)
@@ -449,38 +414,31 @@ def auxiliary_models(foreign: ForeignValues) -> Mapping[str, Any]:
     listed = [*(foreign[_AUXILIARY_MODELS] or {})]
     models = []
     for index in listed[1:] if advantage(foreign) in DISTILLED else listed:
-        path = foreign[f"{_AUXILIARY_MODELS}.{index}.model_path"]
+        at = f"{_AUXILIARY_MODELS}.{index}"
+        path = foreign[f"{at}.model_path"]
         if not path:
             raise foreign.error_for(
-                _AUXILIARY_MODELS,
-                f"write {_AUXILIARY_MODELS}.{index}.model_path, the folder or name of the model.",
+                _AUXILIARY_MODELS, f"write {at}.model_path, the folder or name of the model."
             )
-        limit = foreign[f"{_AUXILIARY_MODELS}.{index}.max_response_tokens"]
+        limit = foreign[f"{at}.max_response_tokens"]
         limit = foreign["model.max_response_tokens"] if limit is None else limit
         limits = {} if limit is None else {"max_response_tokens": limit}
         name = path.rstrip("/").rpartition("/")[2]
-        models.append(
-            {
-                "name": name,
-                "path": path,
-                **limits,
-                **_auxiliary_engine(foreign, f"{_AUXILIARY_MODELS}.{index}"),
-            }
-        )
+        models.append({"name": name, "path": path, **limits, **_auxiliary_engine(foreign, at)})
     return {"rollout.auxiliary_models": models} if models else {}
 
 
 def _auxiliary_engine(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The section `engine` of a model that asks for a serving engine by its type or by an option; otherwise none."""
-    given = {key: foreign[f"{at}.{key}"] for key in _OPTIONS if foreign.is_set(f"{at}.{key}")}
+    given = {key: foreign[f"{at}.{key}"] for key in _ENGINE_OPTIONS["vllm"] if foreign.is_set(f"{at}.{key}")}
     is_typed = foreign.is_set(f"{at}.engine_type")
     is_divided = any(given.get(size, 1) > 1 for size in _AUXILIARY_SIZES)
     if foreign.here or not (is_typed or is_divided or given.keys() - _AUXILIARY_SIZES):
         return {}
-    name = ENGINE_TYPES.get(foreign[f"{at}.engine_type"]) if is_typed else "vllm"
+    name = _ENGINE_TYPES.get(foreign[f"{at}.engine_type"]) if is_typed else "vllm"
     if name is None:
         return {}
-    fields = ENGINE_OPTIONS[name]
+    fields = _ENGINE_OPTIONS[name]
     return {"engine": {"type": name, **{fields[key]: value for key, value in given.items() if key in fields}}}
 
 
@@ -500,12 +458,12 @@ def _one_or_served(foreign: ForeignValues, value: Any) -> bool:
 def _auxiliary_row(
     key: str,
     supported: SupportCheck | None = None,
-    instead: str = f"without a serving engine, {NATIVE}",
+    instead: str = f"without a serving engine, {_NATIVE}",
     value_type: ValueType = ANY,
 ) -> KeyMapping:
     """The row of an option of a model's serving engine."""
-    field = "type" if key == "engine_type" else ENGINE_OPTIONS["vllm"][key]
-    passed = key == "engine_type" or key in ENGINE_OPTIONS["sglang"]
+    field = "type" if key == "engine_type" else _ENGINE_OPTIONS["vllm"][key]
+    passed = key == "engine_type" or key in _ENGINE_OPTIONS["sglang"]
     return placement(
         f"{_AUXILIARY}.{key}",
         UNSET,
@@ -538,8 +496,8 @@ AUXILIARY_MODELS = (
         _auxiliary_row("tensor_parallel_size", _one_or_served, NO_SHARDS, INTEGER),
     ),
     *not_on_page(
-        _auxiliary_row("engine_type", _served(lambda value: value in ENGINE_TYPES)),
-        _auxiliary_row("dtype", _served(lambda value: value in DTYPES)),
+        _auxiliary_row("engine_type", _served(lambda value: value in _ENGINE_TYPES)),
+        _auxiliary_row("dtype", _served(lambda value: value in _DTYPES)),
         _auxiliary_row("gpu_memory_utilization"),
         _auxiliary_row("enable_prefix_caching"),
         _auxiliary_row("enable_chunked_prefill"),
