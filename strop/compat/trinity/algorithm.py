@@ -465,14 +465,14 @@ def _row(
 def _arg(
     name: str,
     default: Any,
-    *fields: str,
+    field: str,
     of: tuple[str, ...],
     value_type: ValueType | None = None,
     note: str = "",
 ) -> KeyMapping:
     """The row of an argument that some advantage functions have."""
     inactive = only_advantages(*of)
-    return _row(f"{ARGS}.{name}", default, *fields, inactive=inactive, value_type=value_type, note=note)
+    return _row(f"{ARGS}.{name}", default, field, inactive=inactive, value_type=value_type, note=note)
 
 
 def _without_duplicates(foreign: ForeignValues) -> str | None:
@@ -505,30 +505,16 @@ _ARGUMENTS = not_on_page(
     _row(f"{LOSS_ARGS}.enable_phi_function", True, "expert_weight", inactive=_CHORD),
     _row(f"{LOSS_ARGS}.beta", 0.1, "beta", inactive=only_types("dpo")),
     _row(f"{LOSS_ARGS}.label_smoothing", 0.0, "label_smoothing", inactive=only_types("dpo")),
-    _arg("epsilon", 1e-6, "std_epsilon", of=(*_STD, "rec", "gigpo", *presets.ENTROPY_FILTERS)),
-    _arg(
-        "std_normalize",
-        None,
-        "divide_by_std",
-        of=("rec",),
-        value_type=nullable(BOOLEAN),
-        note="null means false",
-    ),
-    _arg(
-        "std_cal_level",
-        "group",
-        "std_over",
-        of=_STD,
-        value_type=one_of("group", "batch", "none"),
-        note="none is cod's",
-    ),
+    _arg("epsilon", 1e-6, "std_epsilon", (*_STD, "rec", "gigpo", *presets.ENTROPY_FILTERS)),
+    _arg("std_normalize", None, "divide_by_std", ("rec",), nullable(BOOLEAN), "null means false"),
+    _arg("std_cal_level", "group", "std_over", _STD, one_of("group", "batch", "none"), "none is cod's"),
     _arg(
         "std_threshold",
         None,
         "min_reward_std",
-        of=_STD,
-        value_type=nullable(NUMBER),
-        note="a step trains on the groups that are left; Trinity fills the batch from later ones",
+        _STD,
+        nullable(NUMBER),
+        "a step trains on the groups that are left; Trinity fills the batch from later ones",
     ),
     _row(
         f"{ARGS}.duplicate_experiences",
@@ -537,19 +523,19 @@ _ARGUMENTS = not_on_page(
         inactive=_without_duplicates,
         value_type=nullable(BOOLEAN),
     ),
-    _arg("enable_step_norm", False, "divide_by_sequences", of=OF_STEPS),
+    _arg("enable_step_norm", False, "divide_by_sequences", OF_STEPS),
     refused(f"{ARGS}.rank_penalty", None, _RANKS),
     refused(f"{ARGS}.drop", None, "all rollouts of a group are trained on; remove it"),
-    _arg("baseline_shift", -0.1, "baseline_shift", of=("asymre",)),
-    _arg(
-        "mu",
+    _arg("baseline_shift", -0.1, "baseline_shift", ("asymre",)),
+    _row(
+        f"{ARGS}.mu",
         2.5,
         "entropy_filter.deviations",
         "entropy_filter.center",
-        of=(*presets.ENTROPY_FILTERS,),
+        inactive=only_advantages(*presets.ENTROPY_FILTERS),
         note="clipv: 8.5 if not set",
     ),
-    _arg("max_frac", 1e-4, "entropy_filter.max_fraction", of=("clipv",)),
+    _arg("max_frac", 1e-4, "entropy_filter.max_fraction", ("clipv",)),
     refused(f"{ARGS}.iterative_hint_e2e_causal", False, _OF_WORKFLOW, inactive=_COD),
     refused(f"{ARGS}.red_weight_adaptive_temp", False, _OF_WORKFLOW, inactive=_COD),
     *no_effects(
@@ -566,24 +552,24 @@ _ARGUMENTS = not_on_page(
         ),
         "only iterative_hint_e2e_causal reads it",
     ),
-    _arg("omega", 1.0, "turn_weight", of=("gigpo",)),
-    _arg(
-        "fnorm",
+    _arg("omega", 1.0, "turn_weight", ("gigpo",)),
+    _row(
+        f"{ARGS}.fnorm",
         "none",
         "divide_by_std",
         "states_over",
-        of=("gigpo",),
+        inactive=_GIGPO,
         value_type=one_of("none", "std"),
         note="gigpo compares the turns of a step that begin in the same state: states_over is step",
     ),
     refused(f"{ARGS}.step_reward_key", "step_reward", _OF_EXPERIENCES, inactive=_GIGPO),
     refused(f"{ARGS}.env_state_hash_key", "env_state_hash", _OF_EXPERIENCES, inactive=_GIGPO),
-    _arg("gamma", 1.0, "gamma", of=("ppo", "reinforceplusplus", "gigpo")),
-    _arg("lam", 1.0, "lam", of=("ppo",)),
-    _arg("opmd_baseline", "mean", "baseline", of=("opmd",), value_type=one_of("mean", "logavgexp")),
-    _arg("tau", 1.0, "baseline.tau", of=("opmd",)),
-    _arg("kl_coef", 1.0, "distillation.reward.coef", of=presets.DISTILLED),
-    _arg("lambda_coef", 0.5, "distillation.reward.divergence.beta", of=("jsd",)),
+    _arg("gamma", 1.0, "gamma", ("ppo", "reinforceplusplus", "gigpo")),
+    _arg("lam", 1.0, "lam", ("ppo",)),
+    _arg("opmd_baseline", "mean", "baseline", ("opmd",), one_of("mean", "logavgexp")),
+    _arg("tau", 1.0, "baseline.tau", ("opmd",)),
+    _arg("kl_coef", 1.0, "distillation.reward.coef", presets.DISTILLED),
+    _arg("lambda_coef", 0.5, "distillation.reward.divergence.beta", ("jsd",)),
     refused(f"{ARGS}.*", UNSET, "unknown argument of the advantage function; remove it", supported=never),
     *(
         mapped(

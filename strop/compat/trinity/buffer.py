@@ -219,6 +219,10 @@ ROWS = (
 )
 
 
+_DEFAULT_CAPACITY = 4096
+"""Default capacity of a buffer, in groups."""
+
+
 def write_storage(run: Run) -> Mapping[str, Any]:
     """Write the experience buffer of rollouts."""
     buffer = run.buffer
@@ -255,7 +259,7 @@ def storage(foreign: ForeignValues) -> Mapping[str, Any]:
         "buffer.on_timeout": "train",
     }
     path, groups = foreign[f"{EXPERIENCE}.path"] or None, foreign[f"{EXPERIENCE}.capacity"]
-    groups = synchronizer.buffer_capacity(foreign) if groups is None else groups
+    groups = _required_capacity(foreign) if groups is None else groups
     capacity = {} if groups is None else {"buffer.capacity_groups": groups}
     name = foreign[f"{EXPERIENCE}.name"] or None
     match _storage_kind(foreign, path):
@@ -285,6 +289,13 @@ def storage(foreign: ForeignValues) -> Mapping[str, Any]:
         "buffer.reuse_cooldown_seconds": cooldown,
         **_priority_rule(foreign),
     }
+
+
+def _required_capacity(foreign: ForeignValues) -> int | None:
+    """The required buffer capacity in groups, where it is more than the default; else None."""
+    ahead = foreign["synchronizer.sync_interval"] + foreign["synchronizer.sync_offset"]
+    needed = ahead * int(foreign["buffer.batch_size"])
+    return needed if synchronizer.is_distributed(foreign) and needed > _DEFAULT_CAPACITY else None
 
 
 def _is_absolute(url: str) -> bool:

@@ -97,8 +97,7 @@ def folder(foreign: ForeignValues) -> Mapping[str, Any]:
 _NO_SUGGESTIONS = "Strop suggests no changes of a configuration"
 GLOBAL = (
     *unstated_defaults(
-        mapped("project", "Trinity-RFT", "project", read=folder),
-        mapped("name", "rft", "name", read=folder),
+        mapped("project", "Trinity-RFT", "project", read=folder), mapped("name", "rft", "name", read=folder)
     ),
     mapped(
         "mode",

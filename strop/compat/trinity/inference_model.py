@@ -316,10 +316,7 @@ ROLLOUT_MODEL = (
         ),
         refused(f"{_MODEL}.ignore_eos", False, "it is for tests of long responses; remove it"),
         refused(
-            f"{_MODEL}.chat_template",
-            None,
-            "write model.custom_chat_template",
-            supported=only(None, ""),
+            f"{_MODEL}.chat_template", None, "write model.custom_chat_template", supported=only(None, "")
         ),
         placement(
             f"{_MODEL}.logprobs", None, "log-probs are always recorded", supported=always, value_type=ANY

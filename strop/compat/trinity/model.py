@@ -211,11 +211,7 @@ _LORA_CONFIGS = (
     mapped(f"{_LORA}.lora_alpha", 32, "model.lora.alpha", read=lora),
     mapped(f"{_LORA}.target_modules", "all-linear", "model.lora.targets", read=lora),
     mapped(
-        f"{_LORA}.exclude_modules",
-        None,
-        "model.lora.exclude",
-        read=lora,
-        value_type=nullable(STRING_OR_LIST),
+        f"{_LORA}.exclude_modules", None, "model.lora.exclude", read=lora, value_type=nullable(STRING_OR_LIST)
     ),
     mapped(
         f"{_LORA}.path",

@@ -43,9 +43,6 @@ _SYNC_STYLES = {
 }
 """The names `dynamic_by_*` are those of Trinity 0.3, which later versions still accept."""
 _SYNC_METHODS = ("nccl", "checkpoint", "memory", "online", "offline")
-_SINGLE_ROLES = ("train", "explore")
-_DEFAULT_CAPACITY = 4096
-"""Default capacity of a buffer, in groups."""
 
 
 def sync_style(foreign: ForeignValues) -> str:
@@ -55,7 +52,7 @@ def sync_style(foreign: ForeignValues) -> str:
 
 def is_single_role(foreign: ForeignValues) -> bool:
     """Whether this process is only the explorer or only the trainer, and the other is started separately."""
-    return foreign["mode"] in _SINGLE_ROLES and not is_offline(foreign)
+    return foreign["mode"] in ("train", "explore") and not is_offline(foreign)
 
 
 def is_distributed(foreign: ForeignValues) -> bool:
@@ -73,13 +70,6 @@ def uses_priority_queue(foreign: ForeignValues) -> bool:
     at = "buffer.trainer_input.experience_buffer"
     enabled = foreign[f"{at}.use_priority_queue"] or foreign[f"{at}.replay_buffer.enable"]
     return bool(enabled) and foreign[f"{at}.storage_type"] in (None, "queue")
-
-
-def buffer_capacity(foreign: ForeignValues) -> int | None:
-    """The required buffer capacity in groups, where it is more than the default; else None."""
-    ahead = foreign["synchronizer.sync_interval"] + foreign["synchronizer.sync_offset"]
-    needed = ahead * int(foreign["buffer.batch_size"])
-    return needed if is_distributed(foreign) and needed > _DEFAULT_CAPACITY else None
 
 
 def write_synchronizer(run: Run) -> Mapping[str, Any]:

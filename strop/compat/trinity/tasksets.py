@@ -58,73 +58,6 @@ from strop.config.schema.reward import RewardFunctionConfig
 from strop.config.schema.rollout import SamplingConfig
 from strop.config.schema.task_order import ColumnOrderConfig, DifficultyOrderConfig
 
-
-def write_tasks(run: Run) -> Mapping[str, Any]:
-    """Write the training taskset, the evaluation tasksets that are sampled, and their workflows and
-    rewards."""
-    values: dict[str, Any] = {}
-    evaluated = [taskset for taskset in run.data.eval if taskset.is_sampled]
-    sampled = not isinstance(run.algorithm, OfflineAlgorithmConfig)
-    if sampled:
-        values |= write_columns(TASKSET, run.data.train) | _write_sampling(TASKSET, run.rollout.sampling)
-        values |= _write_selector(run, f"{TASKSET}.task_selector")
-        if run.data.queue is not None:
-            values[f"{TASKSET}.storage_type"] = "queue"
-        if run.data.overlong == "left":
-            values["model.enable_prompt_truncation"] = True
-    samplings = [*([run.rollout.sampling] if sampled else []), *(taskset.sampling for taskset in evaluated)]
-    if samplings:
-        values["model.min_response_tokens"] = samplings[0].min_response_tokens
-    for index, taskset in enumerate(evaluated):
-        at = f"{EVAL}.{index}"
-        values |= write_columns(at, taskset) | _write_sampling(at, taskset.sampling)
-        workflow = write_workflow(at, taskset.workflow or run.rollout.workflow)
-        values |= workflow if taskset.workflow else {f"{at}.workflow_args": workflow[f"{at}.workflow_args"]}
-        values |= {f"{at}.name": taskset.name, f"{at}.repeat_times": taskset.rollouts_per_task}
-    main = write_workflow(TASKSET, run.rollout.workflow)
-    if isinstance(run.algorithm, DistillationOnlyConfig) and run.reward.is_empty:
-        main |= write_unscored_workflow(TASKSET, run.rollout.workflow, run.algorithm.distillation.temperature)
-    values["buffer.default_workflow_type"] = main[f"{TASKSET}.default_workflow_type"]
-    if sampled:
-        values[f"{TASKSET}.workflow_args"] = main[f"{TASKSET}.workflow_args"]
-    if run.reward.functions:
-        name, args = reward_name(run.reward.functions)
-        if name == "math_boxed_reward" and (main[f"{TASKSET}.workflow_args"] or {}).get("with_think"):
-            args = {"with_think": False, **args}
-        if name == "math_dapo_reward":
-            # it has the rules of this run in a file with a key of later versions than 0.3
-            values["algorithm.bypass_old_logprobs"] = True
-            penalty = getattr(run.algorithm, "overlong_penalty", None)
-            args |= {} if penalty is None else write_overlong_penalty(penalty)
-        values["buffer.default_reward_fn_type"] = name
-        if sampled:
-            values[f"{TASKSET}.reward_fn_args"] = args or None
-    own = run.rollout.workflow.args if run.rollout.workflow.name == "trinity" else {}
-    if own.get("reward_fn"):
-        values["buffer.default_reward_fn_type"] = own["reward_fn"]
-    if own.get("reward_fn_args") and sampled:
-        values[f"{TASKSET}.reward_fn_args"] = own["reward_fn_args"]
-    for index, taskset in enumerate(evaluated):
-        scored = run.reward if taskset.reward is None else taskset.reward
-        workflow = (taskset.workflow or run.rollout.workflow).args
-        if workflow.get("reward_fn_args"):
-            values[f"{EVAL}.{index}.reward_fn_args"] = workflow["reward_fn_args"]
-        if scored.functions:
-            name, args = reward_name(scored.functions)
-            values[f"{EVAL}.{index}.reward_fn_args"] = args or None
-            if taskset.reward is not None:
-                values[f"{EVAL}.{index}.default_reward_fn_type"] = name
-    return values
-
-
-def _write_sampling(at: str, sampling: SamplingConfig) -> dict[str, Any]:
-    return {
-        f"{at}.rollout_args.temperature": sampling.temperature,
-        f"{at}.rollout_args.top_p": None if sampling.top_p == 1 else sampling.top_p,
-        f"{at}.rollout_args.top_k": sampling.top_k or None,
-    }
-
-
 _SELECTORS = ("task_selector", "data_selector")
 """Both names of the section with the order of the tasks."""
 _EASY_TO_HARD = "offline_easy2hard"
@@ -216,6 +149,72 @@ def _difficulty(foreign: ForeignValues, section: str) -> dict[str, Any]:
         )
     values = {field: kwargs.get(name, default) for name, (field, default) in _KWARGS.items()}
     return {"type": "difficulty", "columns": columns, **values}
+
+
+def write_tasks(run: Run) -> Mapping[str, Any]:
+    """Write the training taskset, the evaluation tasksets that are sampled, and their workflows and
+    rewards."""
+    values: dict[str, Any] = {}
+    evaluated = [taskset for taskset in run.data.eval if taskset.is_sampled]
+    sampled = not isinstance(run.algorithm, OfflineAlgorithmConfig)
+    if sampled:
+        values |= write_columns(TASKSET, run.data.train) | _write_sampling(TASKSET, run.rollout.sampling)
+        values |= _write_selector(run, f"{TASKSET}.task_selector")
+        if run.data.queue is not None:
+            values[f"{TASKSET}.storage_type"] = "queue"
+        if run.data.overlong == "left":
+            values["model.enable_prompt_truncation"] = True
+    samplings = [*([run.rollout.sampling] if sampled else []), *(taskset.sampling for taskset in evaluated)]
+    if samplings:
+        values["model.min_response_tokens"] = samplings[0].min_response_tokens
+    for index, taskset in enumerate(evaluated):
+        at = f"{EVAL}.{index}"
+        values |= write_columns(at, taskset) | _write_sampling(at, taskset.sampling)
+        workflow = write_workflow(at, taskset.workflow or run.rollout.workflow)
+        values |= workflow if taskset.workflow else {f"{at}.workflow_args": workflow[f"{at}.workflow_args"]}
+        values |= {f"{at}.name": taskset.name, f"{at}.repeat_times": taskset.rollouts_per_task}
+    main = write_workflow(TASKSET, run.rollout.workflow)
+    if isinstance(run.algorithm, DistillationOnlyConfig) and run.reward.is_empty:
+        main |= write_unscored_workflow(TASKSET, run.rollout.workflow, run.algorithm.distillation.temperature)
+    values["buffer.default_workflow_type"] = main[f"{TASKSET}.default_workflow_type"]
+    if sampled:
+        values[f"{TASKSET}.workflow_args"] = main[f"{TASKSET}.workflow_args"]
+    if run.reward.functions:
+        name, args = reward_name(run.reward.functions)
+        if name == "math_boxed_reward" and (main[f"{TASKSET}.workflow_args"] or {}).get("with_think"):
+            args = {"with_think": False, **args}
+        if name == "math_dapo_reward":
+            # it has the rules of this run in a file with a key of later versions than 0.3
+            values["algorithm.bypass_old_logprobs"] = True
+            penalty = getattr(run.algorithm, "overlong_penalty", None)
+            args |= {} if penalty is None else write_overlong_penalty(penalty)
+        values["buffer.default_reward_fn_type"] = name
+        if sampled:
+            values[f"{TASKSET}.reward_fn_args"] = args or None
+    own = run.rollout.workflow.args if run.rollout.workflow.name == "trinity" else {}
+    if own.get("reward_fn"):
+        values["buffer.default_reward_fn_type"] = own["reward_fn"]
+    if own.get("reward_fn_args") and sampled:
+        values[f"{TASKSET}.reward_fn_args"] = own["reward_fn_args"]
+    for index, taskset in enumerate(evaluated):
+        scored = run.reward if taskset.reward is None else taskset.reward
+        workflow = (taskset.workflow or run.rollout.workflow).args
+        if workflow.get("reward_fn_args"):
+            values[f"{EVAL}.{index}.reward_fn_args"] = workflow["reward_fn_args"]
+        if scored.functions:
+            name, args = reward_name(scored.functions)
+            values[f"{EVAL}.{index}.reward_fn_args"] = args or None
+            if taskset.reward is not None:
+                values[f"{EVAL}.{index}.default_reward_fn_type"] = name
+    return values
+
+
+def _write_sampling(at: str, sampling: SamplingConfig) -> dict[str, Any]:
+    return {
+        f"{at}.rollout_args.temperature": sampling.temperature,
+        f"{at}.rollout_args.top_p": None if sampling.top_p == 1 else sampling.top_p,
+        f"{at}.rollout_args.top_k": sampling.top_k or None,
+    }
 
 
 @written_by(write_tasks)

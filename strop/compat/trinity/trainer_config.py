@@ -255,12 +255,7 @@ _TRAINER_ROWS = (
         "mode and synchronizer name the processes; leave it True",
     ),
     verl_row("trainer.balance_batch", True),
-    no_effect(
-        f"{PREFIX}trainer.total_training_steps",
-        None,
-        _TOTAL_STEPS,
-        value_type=nullable(INTEGER),
-    ),
+    no_effect(f"{PREFIX}trainer.total_training_steps", None, _TOTAL_STEPS, value_type=nullable(INTEGER)),
     no_effect(
         f"{PREFIX}trainer.resume_mode",
         "auto",
