@@ -34,17 +34,17 @@ _KEYS = (
 )
 
 
-def is_off(foreign: ForeignValues) -> str | None:
+def _without_fsdp(foreign: ForeignValues) -> str | None:
     """`fsdp_config` has an effect only where `fsdp` is on."""
     return None if foreign["fsdp"] else "fsdp is not set"
 
 
-def fsdp_options(foreign: ForeignValues) -> Mapping[str, Any]:
+def _options(foreign: ForeignValues) -> Mapping[str, Any]:
     """The options of `fsdp_config`, with those that an `fsdp` of words sets, as transformers combines them.
 
     Raises ConfigError for a file that cannot be read and for an option that Strop does not have.
     """
-    if is_off(foreign):
+    if _without_fsdp(foreign):
         return {}
     options = {name.removeprefix("fsdp_"): value for name, value in _config(foreign).items()}
     for name in options:
@@ -89,9 +89,9 @@ def _words(foreign: ForeignValues) -> dict[str, Any]:
     return options
 
 
-def layout(foreign: ForeignValues) -> dict[str, Any]:
+def _layout(foreign: ForeignValues) -> dict[str, Any]:
     """Fields of `trainer.engine` that differ from their defaults. Raises ConfigError for options that contradict."""
-    options, ranks = fsdp_options(foreign), foreign["num_processes"]
+    options, ranks = _options(foreign), foreign["num_processes"]
     strategy = str(options.get("reshard_after_forward", True)).lower()
     if strategy in _HYBRID:
         raise _error(
@@ -123,14 +123,14 @@ def _wrap(foreign: ForeignValues, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"wrap.layers": layers.split(",") if isinstance(layers, str) else layers}
 
 
-def checkpoints_activations(foreign: ForeignValues) -> bool:
+def _recomputes(foreign: ForeignValues) -> bool:
     """Whether FSDP's own option recomputes the layers."""
-    return _is_true(fsdp_options(foreign).get("activation_checkpointing"))
+    return _is_true(_options(foreign).get("activation_checkpointing"))
 
 
-def notice(foreign: ForeignValues) -> str | None:
+def _notice(foreign: ForeignValues) -> str | None:
     """Notice of the options that have no effect, and of what stands in for FSDP's first version."""
-    options = fsdp_options(foreign)
+    options = _options(foreign)
     first = _is_first_version(options)
     ignored = [name for name in _FSDP_WITHOUT_EFFECT if name in options]
     ignored += ["forward_prefetch"] if "forward_prefetch" in options and not first else []
@@ -141,7 +141,7 @@ def notice(foreign: ForeignValues) -> str | None:
     return "; ".join(parts) or None
 
 
-def written_config(engine: Fsdp2EngineConfig) -> dict[str, Any]:
+def _written_config(engine: Fsdp2EngineConfig) -> dict[str, Any]:
     """The options of `fsdp_config` for a layout, without those at their defaults."""
     replicas_only = 1 < engine.replicate == engine.ranks
     options: dict[str, Any] = {}
@@ -186,7 +186,7 @@ def write_engine(run: Run) -> Mapping[str, Any]:
     return {
         "deepspeed": section.config if isinstance(section, DeepSpeedEngineConfig) else None,
         "fsdp": True if layout else None,
-        "fsdp_config": (written_config(layout) or None) if layout else None,
+        "fsdp_config": (_written_config(layout) or None) if layout else None,
         "gradient_checkpointing": bool(run.model.gradient_checkpointing),
     }
 
@@ -194,9 +194,7 @@ def write_engine(run: Run) -> Mapping[str, Any]:
 @written_by(write_engine)
 def engine(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the engine of accelerate's processes, and whether layers are recomputed."""
-    recomputed: dict[str, Any] = {
-        FIELD: bool(foreign["gradient_checkpointing"]) or checkpoints_activations(foreign)
-    }
+    recomputed: dict[str, Any] = {FIELD: bool(foreign["gradient_checkpointing"]) or _recomputes(foreign)}
     config = foreign["deepspeed"]
     if foreign.here:
         return recomputed
@@ -206,7 +204,7 @@ def engine(foreign: ForeignValues) -> Mapping[str, Any]:
         return {**recomputed, **_deepspeed(foreign, config)}
     if not foreign["fsdp"]:
         return recomputed
-    settings = {f"trainer.engine.{name}": value for name, value in layout(foreign).items()}
+    settings = {f"trainer.engine.{name}": value for name, value in _layout(foreign).items()}
     return {
         **recomputed,
         "trainer.engine.type": "fsdp2",
@@ -245,8 +243,8 @@ ENGINE_ROWS = (
             *(f"trainer.engine.{name}" for name in (*_LAYOUT, "wrap.layers", "wrap.min_parameters")),
             FIELD,
         ),
-        inactive=is_off,
-        warn=notice,
+        inactive=_without_fsdp,
+        warn=_notice,
     ),
     _engine_row("deepspeed", NO_DEEPSPEED, "trainer.engine.config"),
     mapped("gradient_checkpointing", True, FIELD, read=engine),

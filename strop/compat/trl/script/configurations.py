@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -274,7 +273,7 @@ def config_of(program: TrlProgram, args: Any, model_name: str) -> RecordedConfig
     return args
 
 
-@dataclass
+@dataclasses.dataclass
 class DatasetConfig:
     """One dataset of a mixture: arguments of `load_dataset`, columns to keep, and its fraction."""
 
@@ -287,7 +286,7 @@ class DatasetConfig:
     fraction: float | None = None
 
 
-@dataclass
+@dataclasses.dataclass
 class DatasetMixtureConfig:
     """Datasets that are read one after another."""
 
