@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -350,6 +351,7 @@ def is_response_length(foreign: ForeignValues, value: Any) -> bool:
 
 
 _MEMORY = "it changes only memory use"
+_batch_row = partial(mapped, read=micro_batch)
 _LISTED = (
     placement(f"{_ACTOR}.strategy", "fsdp", ONE_TRAINER, value_type=STRING, supported=only("fsdp", "fsdp2")),
     mapped(
@@ -360,30 +362,27 @@ _LISTED = (
         inactive=switches.spin_alone,
         note="counts prompts",
     ),
-    mapped(
+    _batch_row(
         f"{_ACTOR}.ppo_micro_batch_size",
         None,
         "trainer.microbatch",
-        read=micro_batch,
         value_type=nullable(INTEGER),
         inactive=switches.fixed_batch,
         note="total number of sequences on all GPUs",
         deprecated="write ppo_micro_batch_size_per_gpu, the number per GPU",
     ),
-    mapped(
+    _batch_row(
         f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
         8,
         "trainer.microbatch",
-        read=micro_batch,
         inactive=switches.fixed_batch,
         note="counts sequences",
     ),
-    mapped(f"{_ACTOR}.use_dynamic_bsz", False, "trainer.microbatch", read=micro_batch),
-    mapped(
+    _batch_row(f"{_ACTOR}.use_dynamic_bsz", False, "trainer.microbatch"),
+    _batch_row(
         f"{_ACTOR}.ppo_max_token_len_per_gpu",
         16384,
         "trainer.microbatch",
-        read=micro_batch,
         inactive=switches.dynamic_batch,
         note="counts tokens",
     ),

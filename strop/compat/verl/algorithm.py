@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -298,121 +299,99 @@ def critic_rate(foreign: ForeignValues) -> str | None:
     )
 
 
+_estimator_row = partial(mapped, read=estimator)
+_kl_row = partial(mapped, read=kl_reward, inactive=switches.kl_in_reward)
 _LISTED = (
-    mapped(
+    _estimator_row(
         "algorithm.gamma",
         1.0,
         "algorithm.gamma",
-        read=estimator,
         inactive=switches.discounted,
         note="discount factor of gae and reinforce_plus_plus",
     ),
-    mapped("algorithm.lam", 1.0, "algorithm.lam", read=estimator, inactive=switches.gae),
-    mapped(
+    _estimator_row("algorithm.lam", 1.0, "algorithm.lam", inactive=switches.gae),
+    _estimator_row(
         "algorithm.adv_estimator",
         "gae",
         "algorithm.type",
-        read=estimator,
         value_type=nullable(one_of(*ESTIMATORS, *LATER_ESTIMATORS, *OTHER_NAMES)),
         inactive=any_inactive(switches.distillation_alone, switches.recipe_alone),
         note="gae is PPO with a critic; optimal_token_baseline counts sampled tokens only, as "
         "tir_optimal_token_baseline does",
         warn=critic_rate,
     ),
-    mapped(
+    _kl_row(
         "algorithm.use_kl_in_reward",
         False,
         "algorithm.kl_reward",
-        read=kl_reward,
         inactive=switches.distillation_alone,
         warn=kl_coefficient,
     ),
-    mapped(
-        "algorithm.kl_penalty",
-        "kl",
-        "algorithm.kl_reward.estimator",
-        read=kl_reward,
-        value_type=one_of(*KL_LOSS),
-        inactive=switches.kl_in_reward,
-    ),
-    mapped(
+    _kl_row("algorithm.kl_penalty", "kl", "algorithm.kl_reward.estimator", value_type=one_of(*KL_LOSS)),
+    _kl_row(
         "algorithm.kl_ctrl.type",
         "fixed",
         "algorithm.kl_reward.adaptive",
-        read=kl_reward,
         value_type=one_of("fixed", "adaptive"),
-        inactive=switches.kl_in_reward,
     ),
-    mapped(
+    _kl_row(
         "algorithm.kl_ctrl.kl_coef",
         0.005,
         "algorithm.kl_reward.coef",
-        read=kl_reward,
-        inactive=switches.kl_in_reward,
         note="the page's YAML has 0.005, which is used; the page's text and verl's code have 0.001",
     ),
-    mapped(
+    _kl_row(
         "algorithm.kl_ctrl.horizon",
         10000,
         "algorithm.kl_reward.adaptive.horizon",
-        read=kl_reward,
         inactive=switches.adaptive_kl,
         note="counts rollouts",
     ),
-    mapped(
+    _kl_row(
         "algorithm.kl_ctrl.target_kl",
         0.1,
         "algorithm.kl_reward.adaptive.target_kl",
-        read=kl_reward,
         inactive=switches.adaptive_kl,
     ),
 )
+_filter_row = partial(mapped, read=filter_groups, inactive=switches.filter_groups)
 _UNLISTED = not_on_page(
-    mapped(
-        "algorithm.norm_adv_by_std_in_grpo",
-        True,
-        "algorithm.divide_by_std",
-        read=estimator,
-        inactive=switches.by_std,
+    _estimator_row(
+        "algorithm.norm_adv_by_std_in_grpo", True, "algorithm.divide_by_std", inactive=switches.by_std
     ),
-    mapped(
+    _estimator_row(
         "algorithm.sppo_eta",
         1.0,
         "algorithm.eta",
-        read=estimator,
         note="selects the recipe SPPO, as actor_rollout_ref.actor.sppo_eta does; the baseline is over the step",
     ),
-    mapped(
+    _estimator_row(
         DPO_BETA,
         0.1,
         "algorithm.beta",
-        read=estimator,
         note="selects the recipe SPIN, as trainer.ref_update_freq does: DPO on two responses to each prompt, one "
         "update per step",
         warn=one_response,
     ),
-    mapped(
+    _estimator_row(
         REF_UPDATE,
         -1,
         "algorithm.type",
-        read=estimator,
         note="steps between updates of the recipe SPIN's reference, from the policy at the step's start; 1 only",
     ),
-    mapped(
+    _estimator_row(
         "algorithm.gdpo_reward_keys",
         None,
         "algorithm.reward_parts",
-        read=estimator,
         value_type=nullable(STRING_OR_LIST),
         inactive=switches.gdpo,
         note="numbers that the reward function returns, compared one by one; a KL penalty in the reward has "
         "no effect with them",
     ),
-    mapped(
+    _estimator_row(
         "algorithm.gdpo_reward_weights",
         None,
         "algorithm.part_weights",
-        read=estimator,
         value_type=nullable(NUMBER_LIST),
         inactive=switches.gdpo,
         note="null means 1 for each",
@@ -440,29 +419,24 @@ _UNLISTED = not_on_page(
         read=resampling,
         inactive=switches.pf_ppo,
     ),
-    mapped(
+    _filter_row(
         "algorithm.filter_groups.enable",
         False,
         "algorithm.dynamic_sampling",
-        read=filter_groups,
         inactive=any_inactive(switches.distillation_alone, async_units.unfiltered, switches.compares_one),
         note="replaces groups whose rewards are all equal",
     ),
-    mapped(
+    _filter_row(
         "algorithm.filter_groups.max_num_gen_batches",
         0,
         "algorithm.dynamic_sampling.max_tries",
-        read=filter_groups,
-        inactive=switches.filter_groups,
         note="0 means Strop's default bound",
     ),
-    mapped(
+    _filter_row(
         "algorithm.filter_groups.metric",
         None,
         "algorithm.dynamic_sampling.metric",
-        read=filter_groups,
         value_type=nullable(STRING),
-        inactive=switches.filter_groups,
         note="score, seq_reward, seq_final_reward and null mean the whole reward; acc of a "
         "built-in reward is its score",
     ),

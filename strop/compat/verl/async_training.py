@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -64,13 +65,13 @@ def _only(*modes: str) -> InactiveCheck:
     return inactive
 
 
+_row = partial(mapped, read=explorer)
 _LISTED = (
-    mapped(
+    _row(
         _HYBRID,
         True,
         "synchronizer.type",
         "synchronizer.style.max_lead",
-        read=explorer,
         note="False: a separate explorer samples a step while the trainer trains on the step before, as in verl's "
         "one_step_off_policy",
     ),
@@ -87,41 +88,37 @@ _UNLISTED = not_on_page(
         for name in ("nnodes", "n_gpus_per_node")
     ),
     no_effect("rollout.n", UNSET, "actor_rollout_ref.rollout.n applies", value_type=ANY),
-    mapped(
+    _row(
         async_units.STALENESS,
         0.1,
         f"{_STYLE}.max_staleness",
-        read=explorer,
         value_type=NUMBER,
         warn=async_units.staleness_notice,
         inactive=async_units.synchronous,
         note="the prompts that verl samples with one version, as whole steps: floor((1 + it) * "
         "trigger_parameter_sync_step) - 1",
     ),
-    mapped(
+    _row(
         async_units.INTERVAL,
         4,
         f"{_STYLE}.every",
-        read=explorer,
         value_type=INTEGER,
         inactive=async_units.synchronous,
         note="counts steps of ppo_mini_batch_size * require_batches prompts; trainer.test_freq and trainer.save_freq "
         "then count these intervals",
     ),
-    mapped(
+    _row(
         async_units.PARTIAL,
         True,
         f"{_STYLE}.pause_mode",
-        read=explorer,
         value_type=BOOLEAN,
         inactive=async_units.synchronous,
         note="True: abort; False: finish, as verl's documentation says",
     ),
-    mapped(
+    _row(
         V1_MODE,
         "sync",
         f"{_STYLE}.type",
-        read=explorer,
         value_type=one_of("sync", *V1_WARMUP),
         warn=async_units.unwritten_ratio_notice,
         inactive=lambda foreign: None if foreign["trainer.use_v1"] else "trainer.use_v1 is False",
@@ -129,20 +126,18 @@ _UNLISTED = not_on_page(
         f"weights; under {SEPARATE} a step is ppo_mini_batch_size prompts, and trainer.total_training_steps, "
         "test_freq and save_freq count versions",
     ),
-    mapped(
+    _row(
         V1_OLDEST,
         8,
         f"{_STYLE}.max_staleness",
-        read=explorer,
         inactive=_only(*V1_WARMUP),
         note="no rollout is older than max_staleness, so nothing is left to drop or to wait for",
     ),
     *(
-        mapped(
+        _row(
             key,
             1,
             f"{_STYLE}.max_staleness",
-            read=explorer,
             inactive=_only(mode),
             note="(it + 1) * parameter_sync_step - 1 steps" if mode == SEPARATE else "in steps",
         )

@@ -4,6 +4,7 @@ actor's."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -203,54 +204,38 @@ _LISTED = (
         inactive=switches.gae,
     ),
 )
+_row = partial(mapped, read=critic, inactive=switches.gae)
 _UNLISTED = not_on_page(
-    mapped(
+    _row(
         "critic.model.path",
         None,
         f"{AT}.model",
         f"{AT}.model.path",
-        read=critic,
         value_type=nullable(STRING),
-        inactive=switches.gae,
         note="null means the policy's model",
     ),
-    mapped(
+    _row(
         "critic.model.tokenizer_path",
         None,
         f"{AT}.model.tokenizer",
-        read=critic,
         value_type=nullable(STRING),
         inactive=own_model,
         note="must have the policy's tokens",
     ),
-    mapped(
+    _row(
         "critic.model.external_lib",
         None,
         f"{AT}.model.imports",
-        read=critic,
         value_type=nullable(STRING_OR_LIST),
         inactive=own_model,
     ),
-    mapped("critic.model.override_config.*", UNSET, f"{AT}.model.override", read=critic, inactive=own_model),
-    mapped(
-        "critic.model.enable_gradient_checkpointing",
-        False,
-        _RECOMPUTED_FIELD,
-        read=critic,
-        inactive=own_model,
-    ),
-    mapped(
-        "critic.model.trust_remote_code",
-        False,
-        f"{AT}.model.trust_remote_code",
-        read=critic,
-        inactive=own_model,
-    ),
-    mapped(
+    _row("critic.model.override_config.*", UNSET, f"{AT}.model.override", inactive=own_model),
+    _row("critic.model.enable_gradient_checkpointing", False, _RECOMPUTED_FIELD, inactive=own_model),
+    _row("critic.model.trust_remote_code", False, f"{AT}.model.trust_remote_code", inactive=own_model),
+    _row(
         "critic.model.fsdp_config.model_dtype",
         "fp32",
         f"{AT}.model.dtype",
-        read=critic,
         value_type=one_of("fp32", "float32", "bf16", "bfloat16"),
         inactive=own_model,
     ),
@@ -311,30 +296,26 @@ _UNLISTED = not_on_page(
     *RECOMPUTED.earlier_rows(_RECOMPUTED_FIELD, critic),
     *RECOMPUTED.megatron_rows(_RECOMPUTED_FIELD, critic),
     *megatron_parallelism_rows("critic.megatron", _KEYS.megatron),
-    mapped(
+    _row(
         "critic.ppo_mini_batch_size",
         "${actor_rollout_ref.actor.ppo_mini_batch_size}",
         f"{AT}.tasks_per_update",
-        read=critic,
         value_type=INTEGER,
-        inactive=switches.gae,
         note="counts prompts",
     ),
-    mapped(
+    _row(
         "critic.ppo_micro_batch_size",
         None,
         f"{AT}.microbatch",
-        read=critic,
         value_type=nullable(INTEGER),
         inactive=fixed_batch,
         note="total number of sequences on all GPUs",
         deprecated="write ppo_micro_batch_size_per_gpu, the number per GPU",
     ),
-    mapped(
+    _row(
         "critic.ppo_micro_batch_size_per_gpu",
         8,
         f"{AT}.microbatch",
-        read=critic,
         value_type=INTEGER,
         inactive=fixed_batch,
         note="counts sequences",
@@ -350,16 +331,8 @@ _UNLISTED = not_on_page(
         )
         for name in ("forward_micro_batch_size", "forward_micro_batch_size_per_gpu")
     ),
-    mapped(
-        "critic.use_dynamic_bsz",
-        "${actor_rollout_ref.actor.use_dynamic_bsz}",
-        f"{AT}.microbatch",
-        read=critic,
-        inactive=switches.gae,
-    ),
-    mapped(
-        "critic.ppo_max_token_len_per_gpu", 32768, f"{AT}.microbatch", read=critic, inactive=dynamic_batch
-    ),
+    _row("critic.use_dynamic_bsz", "${actor_rollout_ref.actor.use_dynamic_bsz}", f"{AT}.microbatch"),
+    _row("critic.ppo_max_token_len_per_gpu", 32768, f"{AT}.microbatch", inactive=dynamic_batch),
     placement(
         "critic.forward_max_token_len_per_gpu",
         "${critic.ppo_max_token_len_per_gpu}",
@@ -367,13 +340,11 @@ _UNLISTED = not_on_page(
         supported=same_as("critic.ppo_max_token_len_per_gpu"),
         inactive=dynamic_batch,
     ),
-    mapped(
+    _row(
         "critic.ppo_epochs",
         "${actor_rollout_ref.actor.ppo_epochs}",
         f"{AT}.epochs_per_step",
-        read=critic,
         value_type=INTEGER,
-        inactive=switches.gae,
     ),
     refused(
         "critic.shuffle",
@@ -382,24 +353,15 @@ _UNLISTED = not_on_page(
         supported=same_as("actor_rollout_ref.actor.shuffle"),
         inactive=switches.gae,
     ),
-    mapped(
-        "critic.grad_clip",
-        1.0,
-        f"{AT}.max_grad_norm",
-        read=critic,
-        value_type=nullable(NUMBER),
-        inactive=_KEYS.fsdp,
-    ),
-    mapped("critic.cliprange_value", 0.5, f"{AT}.value_clip", read=critic, inactive=switches.gae),
-    mapped(
+    _row("critic.grad_clip", 1.0, f"{AT}.max_grad_norm", value_type=nullable(NUMBER), inactive=_KEYS.fsdp),
+    _row("critic.cliprange_value", 0.5, f"{AT}.value_clip"),
+    _row(
         "critic.loss_agg_mode",
         "${actor_rollout_ref.actor.loss_agg_mode}",
         f"{AT}.aggregation",
-        read=critic,
         value_type=one_of(
             "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
         ),
-        inactive=switches.gae,
         note="aggregation of the value loss",
     ),
     refused(
@@ -410,31 +372,15 @@ _UNLISTED = not_on_page(
         inactive=any_inactive(switches.gae, unless("critic.loss_agg_mode", "seq-mean-token-sum-norm")),
     ),
     no_effect("critic.data_loader_seed", UNSET, ONE_SEED, value_type=ANY),
-    mapped(
+    _row(
         f"{OPTIM}.lr",
         1e-5,
         f"{AT}.optimizer.lr",
-        read=critic,
-        inactive=switches.gae,
         note="verl's ppo_megatron_trainer.yaml has 1e-6 up to 0.5, and 1e-5 since 0.6, which is used",
     ),
-    mapped(f"{OPTIM}.weight_decay", 0.01, f"{AT}.optimizer.weight_decay", read=critic, inactive=switches.gae),
-    mapped(
-        f"{OPTIM}.betas",
-        [0.9, 0.999],
-        f"{AT}.optimizer.betas",
-        read=critic,
-        value_type=BETAS,
-        inactive=_KEYS.fsdp,
-    ),
-    mapped(
-        f"{OPTIM}.clip_grad",
-        1.0,
-        f"{AT}.max_grad_norm",
-        read=critic,
-        inactive=_KEYS.megatron,
-        note="0 means no bound",
-    ),
+    _row(f"{OPTIM}.weight_decay", 0.01, f"{AT}.optimizer.weight_decay"),
+    _row(f"{OPTIM}.betas", [0.9, 0.999], f"{AT}.optimizer.betas", value_type=BETAS, inactive=_KEYS.fsdp),
+    _row(f"{OPTIM}.clip_grad", 1.0, f"{AT}.max_grad_norm", inactive=_KEYS.megatron, note="0 means no bound"),
     *_KEYS.warmup_rows(AT, critic),
     *_KEYS.megatron_rows(AT, critic),
     *_KEYS.later_rows(AT, critic, MIXED_STATE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.data_columns import known_columns
@@ -336,24 +337,20 @@ def _no_generation_batch(foreign: ForeignValues) -> str | None:
 
 
 _CONTINUES = "every turn of a conversation continues the sampled tokens"
+_taskset_row = partial(mapped, read=tasksets)
 _LISTED = (
     mapped("data.tokenizer", None, "model.tokenizer", value_type=nullable(STRING)),
-    mapped(
-        "data.train_files",
-        "~/data/rlhf/gsm8k/train.parquet",
-        "data.train.path",
-        read=tasksets,
-        value_type=STRING_OR_LIST,
+    _taskset_row(
+        "data.train_files", "~/data/rlhf/gsm8k/train.parquet", "data.train.path", value_type=STRING_OR_LIST
     ),
-    mapped(
+    _taskset_row(
         "data.val_files",
         "~/data/rlhf/gsm8k/test.parquet",
         "data.eval.0.path",
-        read=tasksets,
         value_type=nullable(STRING_OR_LIST),
         note="null disables evaluation",
     ),
-    mapped("data.prompt_key", "prompt", "data.train.prompt", "data.eval.0.prompt", read=tasksets),
+    _taskset_row("data.prompt_key", "prompt", "data.train.prompt", "data.eval.0.prompt"),
     mapped("data.max_prompt_length", 512, "data.max_prompt_tokens", read=lengths),
     mapped("data.max_response_length", 512, "data.max_response_tokens", read=lengths),
     mapped(
@@ -378,12 +375,11 @@ _LISTED = (
         value_type=one_of("error", "left", "right", "middle"),
         inactive=switches.keep_overlong,
     ),
-    mapped(
+    _taskset_row(
         "data.image_key",
         "images",
         "data.train.images",
         "data.eval.0.images",
-        read=tasksets,
         value_type=nullable(STRING),
         note="images of the rows that have this column; without it in the files, prompts are text",
     ),
@@ -398,7 +394,7 @@ _LISTED = (
 )
 _UNLISTED = not_on_page(
     *_CUSTOM_CLASS[2:],
-    mapped("data.reward_fn_key", "data_source", "data.train.source", "data.eval.0.source", read=tasksets),
+    _taskset_row("data.reward_fn_key", "data_source", "data.train.source", "data.eval.0.source"),
     mapped("data.seed", 1, "seed", note="seeds all random choices, not only the order of the data"),
     no_effect("data.min_response_length", UNSET, "no version of verl reads it", value_type=ANY),
     no_effect("data.val_batch_size", None, "all validation prompts are sampled together", value_type=ANY),
@@ -412,18 +408,16 @@ _UNLISTED = not_on_page(
         note="prompts of a step; with algorithm.filter_groups.enable, of one sampling round, and "
         "data.train_batch_size counts the prompts of a step",
     ),
-    mapped(
+    _taskset_row(
         "data.train_max_samples",
         -1,
         "data.train.limit_tasks",
-        read=tasksets,
         note="-1 means all rows; verl takes a random choice, Strop the first rows",
     ),
-    mapped(
+    _taskset_row(
         "data.val_max_samples",
         -1,
         "data.eval.0.limit_tasks",
-        read=tasksets,
         note="-1 means all rows; verl takes a random choice, Strop the first rows",
     ),
     *(

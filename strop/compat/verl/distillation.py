@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -214,66 +215,52 @@ def _differs_after_first_update(foreign: ForeignValues) -> str | None:
     )
 
 
+_row = partial(mapped, read=distillation, inactive=_off)
 ROWS = not_on_page(
     mapped(f"{_AT}.enabled", False, _FIELD, read=distillation, note="learning from a teacher"),
-    mapped(
+    _row(
         f"{_LOSS}.loss_mode",
         "k3",
         f"{_FIELD}.loss.divergence",
         f"{_FIELD}.reward.divergence",
-        read=distillation,
         value_type=one_of(*_ESTIMATORS, _TOP_K),
-        inactive=_off,
     ),
-    mapped(
-        f"{_LOSS}.topk",
-        32,
-        f"{_FIELD}.loss.divergence.top_k",
-        read=distillation,
-        value_type=nullable(INTEGER),
-        inactive=_top_k,
+    _row(
+        f"{_LOSS}.topk", 32, f"{_FIELD}.loss.divergence.top_k", value_type=nullable(INTEGER), inactive=_top_k
     ),
-    mapped(
+    _row(
         f"{_LOSS}.use_task_rewards",
         True,
         "algorithm.type",
-        read=distillation,
         value_type=BOOLEAN,
-        inactive=_off,
         note="False is the algorithm distillation, which learns from the teacher alone",
     ),
-    mapped(
+    _row(
         f"{_LOSS}.distillation_loss_coef",
         1.0,
         f"{_FIELD}.loss.coef",
         f"{_FIELD}.reward.coef",
-        read=distillation,
         inactive=_alone_only,
     ),
-    mapped(
+    _row(
         f"{_LOSS}.loss_max_clamp",
         None,
         f"{_FIELD}.loss.max_divergence",
         f"{_FIELD}.reward.max_divergence",
-        read=distillation,
         value_type=nullable(NUMBER),
-        inactive=_off,
     ),
-    mapped(
+    _row(
         f"{_LOSS}.log_prob_min_clamp",
         None,
         f"{_FIELD}.loss.divergence.min_logprob",
-        read=distillation,
         value_type=nullable(NUMBER),
         inactive=_top_k,
     ),
-    mapped(
+    _row(
         f"{_LOSS}.use_policy_gradient",
         False,
         f"{_FIELD}.reward",
-        read=distillation,
         value_type=BOOLEAN,
-        inactive=_off,
         warn=_differs_after_first_update,
         note="the divergence is a reward of each token; with use_task_rewards it is added to the advantages, "
         "and the actor's bounds of the ratio apply",
@@ -285,11 +272,10 @@ ROWS = not_on_page(
         inactive=_policy_gradient,
     ),
     *(
-        mapped(
+        _row(
             f"{_LOSS}.clip_ratio{side}",
             0.2,
             *(f"algorithm.policy_loss.clip_{each}" for each in fields),
-            read=distillation,
             value_type=nullable(NUMBER),
             inactive=_clip,
             note=note,
@@ -309,20 +295,17 @@ ROWS = not_on_page(
             ("loss_settings", None, "verl sets it at run time"),
         )
     ),
-    mapped(
+    _row(
         f"{_MODELS}.*.model_path",
         UNSET,
         f"{_FIELD}.teachers",
-        read=distillation,
         value_type=nullable(STRING),
-        inactive=_off,
         note="the name teacher_model is that of an only teacher",
     ),
-    mapped(
+    _row(
         f"{_MODELS}.*.key",
         UNSET,
         f"{_FIELD}.teachers",
-        read=distillation,
         value_type=nullable(STRING),
         inactive=any_inactive(_off, _single_teacher),
         note="data source of the tasks that the teacher teaches",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def precision(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"model.dtype": _DTYPES.get(foreign["rollout.dtype"], "bfloat16")}
 
 
+_sampling_row = partial(mapped, read=sampling)
 _ROWS = not_on_page(
     placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
     placement("trainer.n_gpus_per_node", 8, ONE_GPU, supported=one_gpu),
@@ -114,9 +116,9 @@ _ROWS = not_on_page(
         value_type=one_of("sync", "async"),
         supported=only("sync"),
     ),
-    mapped("rollout.temperature", 1.0, "sampling.temperature", read=sampling),
-    mapped("rollout.top_k", 50, "sampling.top_k", read=sampling, note="-1 and 0 keep all tokens"),
-    mapped("rollout.top_p", 0.7, "sampling.top_p", read=sampling, value_type=NUMBER),
+    _sampling_row("rollout.temperature", 1.0, "sampling.temperature"),
+    _sampling_row("rollout.top_k", 50, "sampling.top_k", note="-1 and 0 keep all tokens"),
+    _sampling_row("rollout.top_p", 0.7, "sampling.top_p", value_type=NUMBER),
     mapped("rollout.prompt_length", 1536, "data.max_prompt_tokens", note="longer prompts lose their end"),
     mapped("rollout.response_length", 512, "data.max_response_tokens"),
     placement(
@@ -129,7 +131,7 @@ _ROWS = not_on_page(
         read=precision,
     ),
     placement("rollout.gpu_memory_utilization", 0.5, NATIVE_SAMPLER, supported=never, value_type=NUMBER),
-    mapped("rollout.ignore_eos", False, "sampling.ignore_eos", read=sampling),
+    _sampling_row("rollout.ignore_eos", False, "sampling.ignore_eos"),
     placement("rollout.enforce_eager", True, NATIVE_SAMPLER, supported=always),
     placement("rollout.free_cache_engine", True, NATIVE_SAMPLER, supported=always),
     placement(
@@ -160,11 +162,10 @@ _ROWS = not_on_page(
     refused(
         "rollout.use_fire_sampling", False, "Strop samples the first token like all others; remove the key"
     ),
-    mapped(
+    _sampling_row(
         "rollout.do_sample",
         True,
         "sampling.temperature",
-        read=sampling,
         note="False means greedy sampling at any temperature",
     ),
     placement("rollout.disable_log_stats", True, NATIVE_SAMPLER, supported=always),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -211,6 +212,7 @@ _LISTED = (
     ),
     placement(f"{_MODEL}.use_remove_padding", False, ALWAYS_PACKED, supported=only(True)),
 )
+_lora_row = partial(mapped, read=lora)
 _UNLISTED = not_on_page(
     mapped(
         f"{_MODEL}.override_config.*",
@@ -226,23 +228,19 @@ _UNLISTED = not_on_page(
         supported=never,
     ),
     default_only(f"{_MODEL}.override_config.attn_implementation", UNSET, OWN_KERNELS),
-    mapped(f"{_MODEL}.lora_rank", 0, "model.lora.rank", read=lora),
-    mapped(
-        f"{_MODEL}.lora_alpha", 16, "model.lora.alpha", read=lora, value_type=NUMBER, inactive=switches.lora
-    ),
-    mapped(
+    _lora_row(f"{_MODEL}.lora_rank", 0, "model.lora.rank"),
+    _lora_row(f"{_MODEL}.lora_alpha", 16, "model.lora.alpha", value_type=NUMBER, inactive=switches.lora),
+    _lora_row(
         f"{_MODEL}.target_modules",
         "all-linear",
         "model.lora.targets",
-        read=lora,
         value_type=STRING_OR_LIST,
         inactive=switches.lora,
     ),
-    mapped(
+    _lora_row(
         f"{_MODEL}.exclude_modules",
         None,
         "model.lora.exclude",
-        read=lora,
         value_type=nullable(STRING_OR_LIST),
         inactive=switches.lora,
     ),
@@ -257,11 +255,10 @@ _UNLISTED = not_on_page(
         value_type=nullable(STRING),
         note="Jinja text; null means the tokenizer's template",
     ),
-    mapped(
+    _lora_row(
         f"{_MODEL}.lora_adapter_path",
         None,
         "model.lora.adapter",
-        read=lora,
         value_type=nullable(STRING),
         inactive=switches.lora,
         note="PEFT folder of an adapter of the same lora_rank and lora_alpha",
@@ -285,28 +282,17 @@ _UNLISTED = not_on_page(
         "verl reads enable_activation_offload",
         value_type=ANY,
     ),
-    mapped(
-        f"{_MODEL}.lora.rank",
-        0,
-        "model.lora.rank",
-        read=lora,
-        inactive=switches.fsdp_lora,
-        note="LoRA under Megatron",
+    _lora_row(
+        f"{_MODEL}.lora.rank", 0, "model.lora.rank", inactive=switches.fsdp_lora, note="LoRA under Megatron"
     ),
-    mapped(
-        f"{_MODEL}.lora.alpha",
-        32,
-        "model.lora.alpha",
-        read=lora,
-        value_type=NUMBER,
-        inactive=switches.megatron_lora,
+    _lora_row(
+        f"{_MODEL}.lora.alpha", 32, "model.lora.alpha", value_type=NUMBER, inactive=switches.megatron_lora
     ),
-    mapped(f"{_MODEL}.lora.dropout", 0.0, "model.lora.dropout", read=lora, inactive=switches.megatron_lora),
-    mapped(
+    _lora_row(f"{_MODEL}.lora.dropout", 0.0, "model.lora.dropout", inactive=switches.megatron_lora),
+    _lora_row(
         f"{_MODEL}.lora.target_modules",
         ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
         "model.lora.targets",
-        read=lora,
         value_type=STRING_OR_LIST,
         inactive=switches.megatron_lora,
         note="Megatron's names of the modules",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -190,15 +191,15 @@ def clip_ratio_alone(foreign: ForeignValues) -> str | None:
     return f"clip_ratio is used, as on verl's page; verl's code uses {names}, 0.2 where not set: write {names}, too"
 
 
+_row = partial(mapped, read=policy_loss)
 _LISTED = (
-    mapped(
+    _row(
         f"{_ACTOR}.clip_ratio",
         0.2,
         "algorithm.policy_loss.clip_low",
         "algorithm.policy_loss.clip_high",
         "algorithm.policy_loss.divergence_low",
         "algorithm.policy_loss.divergence_high",
-        read=policy_loss,
         inactive=bounds_inactive,
         warn=clip_ratio_alone,
         note="the page's bound on both sides; in verl's code clip_ratio_low and clip_ratio_high, 0.2 where not "
@@ -207,24 +208,22 @@ _LISTED = (
 )
 _UNLISTED = not_on_page(
     *(
-        mapped(
+        _row(
             f"{_ACTOR}.clip_ratio_{side}",
             None,
             f"{_FIELD}.clip_{side}",
             f"{_FIELD}.divergence_{side}",
-            read=policy_loss,
             inactive=bounds_inactive,
             value_type=nullable(NUMBER),
             note="null means clip_ratio",
         )
         for side in ("low", "high")
     ),
-    mapped(
+    _row(
         f"{_ACTOR}.clip_ratio_c",
         3.0,
         f"{_FIELD}.dual_clip",
         f"{_FIELD}.ratio_cap",
-        read=policy_loss,
         inactive=_read_by("clip_ratio_c"),
     ),
     mapped(
@@ -239,11 +238,10 @@ _UNLISTED = not_on_page(
         note="sapo, geo_mean and the recipe's gvpo are always averaged over sequences; so was gspo up to verl 0.9.0",
     ),
     *(
-        mapped(
+        _row(
             f"{_ACTOR}.{key}",
             default,
             f"{_FIELD}.{field}",
-            read=policy_loss,
             value_type=nullable(NUMBER) if default is None else None,
             inactive=_read_by(key),
         )
@@ -260,11 +258,10 @@ _UNLISTED = not_on_page(
             ("policy_loss.ppo_kl_coef", 0.1, "kl_coef"),
         )
     ),
-    mapped(
+    _row(
         _MODE,
         "vanilla",
         f"{_FIELD}.type",
-        read=policy_loss,
         value_type=one_of(*_LOSSES, *_LACKING, "clip-cov", "kl-cov"),
         inactive=any_inactive(switches.distillation_alone, switches.recipe_alone),
         note="the clip_ratio keys also bound the ratio of gspo and cispo, the log-ratio of geo_mean, and the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -360,6 +361,7 @@ _PRIME_ROWS = not_on_page(
     _prime_row("data.filter_truncate", True, "algorithm.oversampling.prefer_complete"),
     _prime_row(_FACTOR, 4.0, "algorithm.oversampling.factor", note="1 means none"),
 )
+_model_row = partial(mapped, read=reward, inactive=switches.reward_model)
 _LISTED = (
     mapped(
         "reward_model.enable",
@@ -368,21 +370,18 @@ _LISTED = (
         read=reward,
         note="only its score counts, instead of the reward function's, as with verl's reward managers",
     ),
-    mapped(
+    _model_row(
         "reward_model.model.input_tokenizer",
         "${actor_rollout_ref.model.path}",
         _REWARD_MODEL + ".tokenizer",
-        read=reward,
         value_type=nullable(STRING),
-        inactive=switches.reward_model,
         note="null: the model reads the policy's tokens; else the text in its own chat template",
     ),
-    mapped(
+    _model_row(
         "reward_model.model.path",
         "~/models/Anomy-RM-v0.1",
         _REWARD_MODEL + ".path",
         "algorithm.process_reward.model.path",
-        read=reward,
         inactive=switches.no_reward_model,
         note="under the recipe PRIME, the model that the process reward model starts from",
     ),
@@ -394,13 +393,7 @@ _LISTED = (
         value_type=nullable(STRING_OR_LIST),
         inactive=switches.reward_model,
     ),
-    mapped(
-        "reward_model.model.trust_remote_code",
-        False,
-        _REWARD_MODEL + ".trust_remote_code",
-        read=reward,
-        inactive=switches.reward_model,
-    ),
+    _model_row("reward_model.model.trust_remote_code", False, _REWARD_MODEL + ".trust_remote_code"),
     *(
         placement(
             f"reward_model.model.fsdp_config.{name}",
@@ -411,21 +404,14 @@ _LISTED = (
         )
         for name, default in (("min_num_params", 0), ("param_offload", False))
     ),
-    mapped(
-        "reward_model.micro_batch_size_per_gpu",
-        16,
-        _REWARD_MODEL + ".microbatch",
-        read=reward,
-        inactive=switches.reward_model,
-        note="counts sequences",
+    _model_row(
+        "reward_model.micro_batch_size_per_gpu", 16, _REWARD_MODEL + ".microbatch", note="counts sequences"
     ),
-    mapped(
+    _model_row(
         "reward_model.max_length",
         None,
         _REWARD_MODEL + ".max_tokens",
-        read=reward,
         value_type=nullable(INTEGER),
-        inactive=switches.reward_model,
         note="longer sequences lose their end; null means max_prompt_length + max_response_length",
     ),
     refused(
@@ -437,20 +423,18 @@ _LISTED = (
         supported=only("naive", "batch", "prime", "dapo", "gdpo", "rate_limited", "remote"),
         value_type=STRING,
     ),
-    mapped(
+    _model_row(
         "custom_reward_function.path",
         None,
         "reward.functions.0.function",
-        read=reward,
         value_type=nullable(STRING),
         inactive=switches.rule_reward,
         note="null selects a built-in reward by each row's data_source",
     ),
-    mapped(
+    _model_row(
         "custom_reward_function.name",
         "compute_score",
         "reward.functions.0.function",
-        read=reward,
         value_type=nullable(STRING),
         inactive=switches.custom_function,
     ),
@@ -573,11 +557,10 @@ _UNLISTED = not_on_page(
     ),
     no_effect("sandbox_fusion.*", UNSET, "reward.sandbox_fusion decides", value_type=ANY),
     *(
-        mapped(
+        _model_row(
             f"{section}.reward_kwargs.*",
             UNSET,
             "reward.functions.0.args",
-            read=reward,
             inactive=switches.custom_function,
             note="keyword arguments of the function",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -252,6 +253,8 @@ NO_REPLAY = (
 )
 """Reason and replacement of verl's replay of rollouts."""
 _NOT_SKIPPED = "rollouts are never skipped"
+_sampling_row = partial(mapped, read=sampling)
+_validation_row = partial(mapped, read=tasksets)
 _LISTED = (
     placement(
         f"{_ROLLOUT}.name",
@@ -262,9 +265,9 @@ _LISTED = (
         fields=("rollout.engine.type",),
         read=engine,
     ),
-    mapped(f"{_ROLLOUT}.temperature", 1.0, "rollout.sampling.temperature", read=sampling),
-    mapped(f"{_ROLLOUT}.top_k", -1, "rollout.sampling.top_k", read=sampling, note="-1 and 0 keep all tokens"),
-    mapped(f"{_ROLLOUT}.top_p", 1, "rollout.sampling.top_p", read=sampling, value_type=NUMBER),
+    _sampling_row(f"{_ROLLOUT}.temperature", 1.0, "rollout.sampling.temperature"),
+    _sampling_row(f"{_ROLLOUT}.top_k", -1, "rollout.sampling.top_k", note="-1 and 0 keep all tokens"),
+    _sampling_row(f"{_ROLLOUT}.top_p", 1, "rollout.sampling.top_p", value_type=NUMBER),
     no_effect(
         f"{_ROLLOUT}.prompt_length",
         "${data.max_prompt_length}",
@@ -286,12 +289,8 @@ _LISTED = (
         read=precision,
     ),
     serving_option("gpu_memory_utilization", 0.5, native=never, value_type=NUMBER),
-    mapped(
-        f"{_ROLLOUT}.ignore_eos",
-        False,
-        "rollout.sampling.ignore_eos",
-        "data.eval.0.sampling.ignore_eos",
-        read=sampling,
+    _sampling_row(
+        f"{_ROLLOUT}.ignore_eos", False, "rollout.sampling.ignore_eos", "data.eval.0.sampling.ignore_eos"
     ),
     serving_option("enforce_eager", True, native=only(True)),
     gpus.RELEASE,
@@ -339,11 +338,10 @@ _LISTED = (
         supported=same_as("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
         inactive=switches.rollout_dynamic,
     ),
-    mapped(
+    _sampling_row(
         f"{_ROLLOUT}.do_sample",
         True,
         "rollout.sampling.temperature",
-        read=sampling,
         note="False means greedy responses, of which each prompt has one",
     ),
     placement(
@@ -370,34 +368,27 @@ _LISTED = (
         read=rollouts,
         note="two or more, except for gae, reinforce_plus_plus and remax",
     ),
-    mapped(
-        f"{_ROLLOUT}.val_kwargs.top_k",
-        -1,
-        "data.eval.0.sampling.top_k",
-        read=tasksets,
-        inactive=switches.sampled_validation,
+    _validation_row(
+        f"{_ROLLOUT}.val_kwargs.top_k", -1, "data.eval.0.sampling.top_k", inactive=switches.sampled_validation
     ),
-    mapped(
+    _validation_row(
         f"{_ROLLOUT}.val_kwargs.top_p",
         1.0,
         "data.eval.0.sampling.top_p",
-        read=tasksets,
         inactive=switches.sampled_validation,
     ),
-    mapped(
+    _validation_row(
         f"{_ROLLOUT}.val_kwargs.temperature",
         0,
         "data.eval.0.sampling.temperature",
-        read=tasksets,
         value_type=NUMBER,
         inactive=switches.sampled_validation,
     ),
-    mapped(f"{_ROLLOUT}.val_kwargs.n", 1, "data.eval.0.rollouts_per_task", read=tasksets),
-    mapped(
+    _validation_row(f"{_ROLLOUT}.val_kwargs.n", 1, "data.eval.0.rollouts_per_task"),
+    _validation_row(
         f"{_ROLLOUT}.val_kwargs.do_sample",
         False,
         "data.eval.0.sampling.temperature",
-        read=tasksets,
         note="False means greedy sampling at any temperature",
     ),
 )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -239,150 +240,134 @@ def _rules(foreign: ForeignValues) -> list[dict[str, Any]]:
 
 
 _WEIGHTS, _REJECTION = "algorithm.importance_correction", "algorithm.rejection"
+_row = partial(mapped, read=correction)
 ROWS = not_on_page(
-    mapped(
+    _row(
         f"{_AT}.rollout_is",
         None,
         f"{_WEIGHTS}.level",
-        read=correction,
         value_type=nullable(one_of("token", "sequence", "null", "None")),
         inactive=any_inactive(_clips_ratio, _recorded),
     ),
-    mapped(
+    _row(
         f"{_AT}.rollout_is_threshold",
         2.0,
         f"{_WEIGHTS}.cap",
         f"{_WEIGHTS}.floor",
-        read=correction,
         value_type=ANY,
         inactive=_level,
         note="a number, the cap; or 'lower_upper', outside of which weights are 0 (IcePop)",
     ),
-    mapped(
+    _row(
         f"{_AT}.rollout_is_batch_normalize",
         False,
         f"{_WEIGHTS}.normalize",
-        read=correction,
         inactive=_level,
         note="the mean is over the step; in bypass mode over the update, in verl over a micro-batch",
     ),
-    mapped(
+    _row(
         f"{_AT}.rollout_rs",
         None,
         _REJECTION,
-        read=correction,
         value_type=ANY,
         inactive=_recorded,
         note="modes, comma-separated; until 0.7 one of token, sequence, geometric",
     ),
-    mapped(
+    _row(
         f"{_AT}.rollout_rs_threshold",
         None,
         _REJECTION,
-        read=correction,
         value_type=ANY,
         inactive=_rejection,
         note=f"one threshold, or one for each mode; {_INVERSE}",
     ),
-    mapped(
+    _row(
         f"{_AT}.rollout_rs_threshold_lower",
         None,
         _REJECTION,
-        read=correction,
         value_type=nullable(NUMBER),
         inactive=_rejection,
         note="null means 1 / rollout_rs_threshold",
     ),
-    mapped(
+    _row(
         f"{_AT}.rollout_token_veto_threshold",
         None,
         _REJECTION,
-        read=correction,
         value_type=nullable(NUMBER),
         inactive=_recorded,
         note="rejects a response with a token whose ratio is below it",
     ),
-    mapped(
+    _row(
         f"{_AT}.bypass_mode",
         False,
         "algorithm.old_policy",
-        read=correction,
         warn=async_units.ratio_notice,
         note="the sampler's log-probs are the old ones; only the losses of loss_type are then in use",
     ),
-    mapped(
+    _row(
         f"{_AT}.loss_type",
         "ppo_clip",
         "algorithm.policy_loss.type",
-        read=correction,
         value_type=one_of("ppo_clip", "reinforce"),
         inactive=_bypass,
     ),
-    mapped(
+    _row(
         f"{_AT}.use_policy_gradient",
         False,
         "algorithm.policy_loss.type",
-        read=correction,
         inactive=_bypass,
         note="loss_type=reinforce of later versions",
     ),
-    mapped("algorithm.rollout_is", False, _WEIGHTS, read=correction, value_type=BOOLEAN, inactive=_recorded),
-    mapped(
+    _row("algorithm.rollout_is", False, _WEIGHTS, value_type=BOOLEAN, inactive=_recorded),
+    _row(
         "algorithm.rollout_is_threshold",
         None,
         f"{_WEIGHTS}.cap",
-        read=correction,
         value_type=nullable(NUMBER),
         inactive=_older,
     ),
-    mapped(
+    _row(
         "algorithm.rollout_is_threshold_lower",
         None,
         f"{_WEIGHTS}.floor",
-        read=correction,
         value_type=nullable(NUMBER),
         inactive=_masks,
         note="null means 1 / rollout_is_threshold",
     ),
-    mapped(
+    _row(
         "algorithm.rollout_is_level",
         "token",
         f"{_WEIGHTS}.level",
-        read=correction,
         value_type=one_of("token", "sequence", "geometric"),
         inactive=_older,
     ),
-    mapped(
+    _row(
         "algorithm.rollout_is_mode",
         "truncate",
         f"{_WEIGHTS}.floor",
-        read=correction,
         value_type=one_of("truncate", "mask"),
         inactive=_older,
     ),
-    mapped(
+    _row(
         "algorithm.rollout_is_veto_threshold",
         1e-4,
         _REJECTION,
-        read=correction,
         value_type=nullable(NUMBER),
         inactive=_older,
         note="rejects the response; in verl its tokens still count in the mean",
     ),
-    mapped(
+    _row(
         _CAP,
         -1,
         f"{_WEIGHTS}.cap",
-        read=correction,
         value_type=NUMBER,
         inactive=_recorded,
         note="cap of the tokens' weights; a negative value means no weights",
     ),
-    mapped(
+    _row(
         "actor_rollout_ref.actor.use_rollout_log_probs",
         False,
         "algorithm.old_policy",
-        read=correction,
         note="the sampler's log-probs are the old ones",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from strop.compat.hydra.selection import ConfigSelection
@@ -346,6 +347,7 @@ def _is_whole(foreign: ForeignValues, value: Any) -> bool:
 
 _OTHER_NAMES = {"optim.lr_warmup_steps_ratio": "optim.warmup_steps_ratio"}
 """Keys of version 0.6 that mean the same as a key of the ledger."""
+_column_row = partial(mapped, read=answer_columns)
 _LATER = versions(
     *RESUME,
     *checkpoint_contents_rows("trainer.checkpoint"),
@@ -356,12 +358,8 @@ _LATER = versions(
         value_type=STRING,
         supported=only("cuda"),
     ),
-    mapped(
-        "data.train_max_samples", -1, "data.train.limit_tasks", read=answer_columns, note="-1 means all rows"
-    ),
-    mapped(
-        "data.val_max_samples", -1, "data.eval.0.limit_tasks", read=answer_columns, note="-1 means all rows"
-    ),
+    _column_row("data.train_max_samples", -1, "data.train.limit_tasks", note="-1 means all rows"),
+    _column_row("data.val_max_samples", -1, "data.eval.0.limit_tasks", note="-1 means all rows"),
     mapped(
         "data.apply_chat_template_kwargs.*",
         UNSET,
@@ -448,66 +446,44 @@ _DATA = not_on_page(
     mapped(
         "data.micro_batch_size_per_gpu", 4, "trainer.microbatch", read=micro_batch, note="counts sequences"
     ),
-    mapped(
-        "data.train_files",
-        "~/data/gsm8k/train.parquet",
-        "data.train.path",
-        read=answer_columns,
-        value_type=STRING_OR_LIST,
+    _column_row(
+        "data.train_files", "~/data/gsm8k/train.parquet", "data.train.path", value_type=STRING_OR_LIST
     ),
-    mapped(
+    _column_row(
         "data.val_files",
         "~/data/gsm8k/test.parquet",
         "data.eval.0.path",
-        read=answer_columns,
         value_type=nullable(STRING_OR_LIST),
         note="the loss on this file is the evaluation; null disables evaluation",
     ),
-    mapped(
-        "data.prompt_key",
-        "question",
-        "data.train.prompt",
-        "data.eval.0.prompt",
-        read=answer_columns,
-        inactive=_columns,
+    _column_row("data.prompt_key", "question", "data.train.prompt", "data.eval.0.prompt", inactive=_columns),
+    _column_row(
+        "data.response_key", "answer", "data.train.response", "data.eval.0.response", inactive=_columns
     ),
-    mapped(
-        "data.response_key",
-        "answer",
-        "data.train.response",
-        "data.eval.0.response",
-        read=answer_columns,
-        inactive=_columns,
-    ),
-    mapped(
+    _column_row(
         "data.prompt_dict_keys",
         None,
         "data.train.prompt",
         "data.eval.0.prompt",
-        read=answer_columns,
         value_type=nullable(STRING_OR_LIST),
         inactive=_columns,
         note="keys inside the column, if it has mappings",
     ),
-    mapped(
+    _column_row(
         "data.response_dict_keys",
         None,
         "data.train.response",
         "data.eval.0.response",
-        read=answer_columns,
         value_type=nullable(STRING_OR_LIST),
         inactive=_columns,
         note="keys inside the column, if it has mappings",
     ),
-    mapped(
-        "data.multiturn.enable", False, "data.train.response", "data.eval.0.response", read=answer_columns
-    ),
-    mapped(
+    _column_row("data.multiturn.enable", False, "data.train.response", "data.eval.0.response"),
+    _column_row(
         "data.multiturn.messages_key",
         "messages",
         "data.train.response",
         "data.eval.0.response",
-        read=answer_columns,
         inactive=_conversation,
     ),
     mapped(
@@ -535,21 +511,19 @@ _DATA = not_on_page(
         note="a Jinja file or Jinja text; null means the tokenizer's template",
     ),
     *not_on_page(
-        mapped(
+        _column_row(
             "data.multiturn.tools_key",
             "tools",
             "data.train.tools",
             "data.eval.0.tools",
-            read=answer_columns,
             inactive=_conversation,
             note="column of a row's tools, where it exists",
         ),
-        mapped(
+        _column_row(
             "data.multiturn.enable_thinking_key",
             "enable_thinking",
             "data.train.template_columns",
             "data.eval.0.template_columns",
-            read=answer_columns,
             inactive=_conversation,
             note="column of a row's own enable_thinking, where it exists",
         ),

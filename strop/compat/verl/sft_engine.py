@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,7 @@ def micro_batch(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"trainer.microbatch": f"{foreign['data.micro_batch_size_per_gpu']} sequences"}
 
 
+_row = partial(mapped, read=conversations)
 _DATA = (
     mapped("data.train_batch_size", 256, "trainer.tasks_per_step", note="counts rows"),
     mapped("data.micro_batch_size_per_gpu", 4, "trainer.microbatch", read=micro_batch, inactive=_fixed_batch),
@@ -154,26 +156,17 @@ _DATA = (
         "data.max_token_len_per_gpu", 8192, "trainer.microbatch", read=micro_batch, inactive=_dynamic_batch
     ),
     mapped("data.use_dynamic_bsz", True, "trainer.microbatch", read=micro_batch),
-    mapped(
-        "data.train_files",
-        "~/data/gsm8k/train.parquet",
-        "data.train.path",
-        read=conversations,
-        value_type=STRING_OR_LIST,
-    ),
-    mapped(
+    _row("data.train_files", "~/data/gsm8k/train.parquet", "data.train.path", value_type=STRING_OR_LIST),
+    _row(
         "data.val_files",
         None,
         "data.eval.0.path",
-        read=conversations,
         value_type=nullable(STRING_OR_LIST),
         note="the loss on this file is the evaluation",
     ),
-    mapped("data.train_max_samples", -1, "data.train.limit_tasks", read=conversations),
-    mapped("data.val_max_samples", -1, "data.eval.0.limit_tasks", read=conversations),
-    mapped(
-        "data.messages_key", "messages", "data.train.response", "data.eval.0.response", read=conversations
-    ),
+    _row("data.train_max_samples", -1, "data.train.limit_tasks"),
+    _row("data.val_max_samples", -1, "data.eval.0.limit_tasks"),
+    _row("data.messages_key", "messages", "data.train.response", "data.eval.0.response"),
     mapped(
         "data.max_length",
         1024,
@@ -189,20 +182,18 @@ _DATA = (
         read=length_limit,
         value_type=one_of("error", "left", "right"),
     ),
-    mapped(
+    _row(
         "data.tools_key",
         "tools",
         "data.train.tools",
         "data.eval.0.tools",
-        read=conversations,
         note="column of a row's tools, where it exists",
     ),
-    mapped(
+    _row(
         "data.enable_thinking_key",
         "enable_thinking",
         "data.train.template_columns",
         "data.eval.0.template_columns",
-        read=conversations,
         note="column of a row's own enable_thinking, where it exists",
     ),
     mapped(
@@ -226,11 +217,10 @@ _DATA = (
             ("ignore_input_ids_mismatch", False, "a conversation is always tokenized as a whole"),
         )
     ),
-    mapped(
+    _row(
         "data.image_key",
         "images",
         "data.train.images",
-        read=conversations,
         value_type=nullable(STRING),
         note="images of the rows that have this column; without it in the files, conversations are text",
     ),
