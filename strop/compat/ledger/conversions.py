@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import ValueConversion
+from strop.compat.ledger.value_types import number_list
 
 
 def named(names: Mapping[Any, Any]) -> ValueConversion:
@@ -45,3 +46,10 @@ ZERO_IS_NULL = ValueConversion(lambda value: value or None, lambda value: value 
 """A number that is 0 where the field is null."""
 EMPTY_IS_NULL = ValueConversion(lambda value: value or None, lambda value: value)
 """A value that is empty where the field is null."""
+NAMES = ValueConversion(
+    lambda value: [value] if isinstance(value, str) else value or [],
+    lambda names: names[0] if len(names) == 1 else list(names) or None,
+)
+"""One name or a list of names, where the field is a list; null for none."""
+NUMBERS = ValueConversion(number_list, list)
+"""A list of numbers, or its text."""

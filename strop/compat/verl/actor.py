@@ -281,7 +281,6 @@ REFERENCE_ROWS = tuple(
         f"{_REF}.megatron.override_transformer_config.recompute_{name}",
         UNSET,
         "the reference model is not trained, so that nothing of it is recomputed",
-        value_type=ANY,
     )
     for name in _RECOMPUTATION
 )
@@ -341,7 +340,7 @@ def _quantized_training(section: str, inactive: InactiveCheck | None = None) -> 
     """Rows of quantization-aware training, which changes what is learned."""
     return (
         refused(f"{section}.qat.enable", False, NO_QUANTIZED_TRAINING, inactive=inactive),
-        no_effect(f"{section}.qat.*", UNSET, "quantization-aware training is off", value_type=ANY),
+        no_effect(f"{section}.qat.*", UNSET, "quantization-aware training is off"),
     )
 
 
@@ -497,12 +496,11 @@ _UNLISTED = not_on_page(
         supported=is_response_length,
         inactive=unless(f"{_ACTOR}.loss_agg_mode", "seq-mean-token-sum-norm"),
     ),
-    no_effect(f"{_ACTOR}.sum_pi_squared_checkpointing", UNSET, _MEMORY, value_type=ANY),
+    no_effect(f"{_ACTOR}.sum_pi_squared_checkpointing", UNSET, _MEMORY),
     no_effect(
         f"{_ACTOR}.model_engine",
         UNSET,
         f"{_ACTOR}.strategy and the config group model_engine name the engine",
-        value_type=ANY,
     ),
     placement_section(f"{_REF}.fsdp_config", NO_SHARDS, inactive=switches.reference),
     *_quantized_training(_ACTOR),
@@ -516,12 +514,12 @@ _UNLISTED = not_on_page(
         supported=only("fsdp", "fsdp2"),
         inactive=switches.reference,
     ),
-    no_effect(f"{_REF}.param_offload", UNSET, _MEMORY, value_type=ANY),
+    no_effect(f"{_REF}.param_offload", UNSET, _MEMORY),
     placement_section(f"{_REF}.model", "the reference model is the initial policy"),
     no_effect(f"{_ACTOR}.checkpoint.async_save", False, "checkpoints are complete before the next step"),
     no_effect(f"{_ACTOR}.checkpoint.strict", True, "checkpoints are always complete"),
     no_effect_section(f"{_ACTOR}.checkpoint.mbridge_config", "there is one checkpoint format"),
-    no_effect(f"{_REF}.optim.*", UNSET, "the reference model is not trained", value_type=ANY),
-    no_effect("actor_rollout_ref.profiler.*", UNSET, NO_PROFILER, value_type=ANY),
+    no_effect(f"{_REF}.optim.*", UNSET, "the reference model is not trained"),
+    no_effect("actor_rollout_ref.profiler.*", UNSET, NO_PROFILER),
 )
 ROWS = (*_LISTED, *_UNLISTED)

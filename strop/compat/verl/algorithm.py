@@ -18,7 +18,7 @@ from strop.compat.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, NUMBER_LIST, STRING, STRING_OR_LIST, nullable, one_of
+from strop.compat.ledger.value_types import NUMBER_LIST, STRING, STRING_OR_LIST, nullable, one_of
 from strop.compat.verl import async_units, switches
 from strop.compat.verl.reward import BY_SOURCE
 from strop.config.schema import Run
@@ -36,7 +36,7 @@ ESTIMATORS = (
     "grpo_passk",
     "gpg",
 )
-"""verl's advantage estimators of June 2025. The page lists five."""
+"""verl's advantage estimators of June 2025. The documentation of verl 0.3.1 lists five."""
 LATER_ESTIMATORS = ("gdpo", "optimal_token_baseline")
 _PPO = {"gae": "ppo"}
 OTHER_NAMES = {
@@ -124,7 +124,7 @@ KL_LOSS = KL | {
 }
 """verl's names of the estimators in the loss; a `+` takes the gradient of k2."""
 KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl", "full": "full"}
-"""Strop's names of the KL estimators, each with the name on verl's page."""
+"""Strop's names of the KL estimators, each with the name in verl's documentation."""
 DPO_BETA, REF_UPDATE = "actor_rollout_ref.actor.dpo_beta", "trainer.ref_update_freq"
 """Keys of verl's recipe SPIN."""
 
@@ -281,11 +281,14 @@ def _part(foreign: ForeignValues, metric: str, key: str) -> str:
 
 
 def kl_coefficient(foreign: ForeignValues) -> str | None:
-    """The page's YAML has another default of the coefficient than the page's text and the code."""
+    """The YAML in the documentation of verl 0.3.1 has another default than its text and the code."""
     key = "algorithm.kl_ctrl.kl_coef"
     if not foreign["algorithm.use_kl_in_reward"] or foreign.is_set(key) or foreign[key] != 0.005:
         return None  # A component's own default is no difference.
-    return "algorithm.kl_ctrl.kl_coef is 0.005, as in the YAML of verl's page; verl's code has 0.001: write the key"
+    return (
+        "algorithm.kl_ctrl.kl_coef is 0.005, as in the YAML of verl 0.3.1's documentation; verl's code has 0.001: "
+        "write the key"
+    )
 
 
 def critic_rate(foreign: ForeignValues) -> str | None:
@@ -338,7 +341,7 @@ _LISTED = (
         "algorithm.kl_ctrl.kl_coef",
         0.005,
         "algorithm.kl_reward.coef",
-        note="the page's YAML has 0.005, which is used; the page's text and verl's code have 0.001",
+        note="0.005 as in the YAML of verl 0.3.1's documentation; its text and verl's code have 0.001",
     ),
     _kl_row(
         "algorithm.kl_ctrl.horizon",
@@ -452,6 +455,6 @@ _UNLISTED = not_on_page(
         "SPO keeps a value of each prompt over the whole run and draws prompts by it; Strop has no such "
         "algorithm; leave it False, or write algorithm.adv_estimator=grpo alone",
     ),
-    no_effect("trainer.spo.*", UNSET, "trainer.spo.enable is False", value_type=ANY),
+    no_effect("trainer.spo.*", UNSET, "trainer.spo.enable is False"),
 )
 ROWS = (*_LISTED, *_UNLISTED)

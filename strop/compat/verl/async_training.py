@@ -20,7 +20,7 @@ from strop.compat.ledger.key_mapping import (
     written_by,
 )
 from strop.compat.ledger.placement_notes import ONE_MACHINE
-from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, nullable, one_of
+from strop.compat.ledger.value_types import BOOLEAN, INTEGER, NUMBER, nullable, one_of
 from strop.compat.verl import async_units
 from strop.compat.verl.async_units import SEPARATE, V1, V1_INTERVAL, V1_MODE, V1_OLDEST, V1_WARMUP, async_mode
 from strop.compat.verl.data import batches
@@ -83,11 +83,10 @@ _UNLISTED = not_on_page(
             UNSET,
             f"explorer and trainer share {ONE_MACHINE.removeprefix('a single process on ')}",
             supported=always,
-            value_type=ANY,
         )
         for name in ("nnodes", "n_gpus_per_node")
     ),
-    no_effect("rollout.n", UNSET, "actor_rollout_ref.rollout.n applies", value_type=ANY),
+    no_effect("rollout.n", UNSET, "actor_rollout_ref.rollout.n applies"),
     _row(
         async_units.STALENESS,
         0.1,
@@ -165,7 +164,7 @@ _UNLISTED = not_on_page(
         note="counts prompts; trainer.total_epochs may end the run before",
     ),
     *(
-        placement(f"async_training.{name}", UNSET, instead, supported=always, value_type=ANY)
+        placement(f"async_training.{name}", UNSET, instead, supported=always)
         for name, instead in (
             ("use_trainer_do_validate", "the explorer evaluates"),
             ("use_dynamic_resource_scheduling", _SHARED),
@@ -205,7 +204,6 @@ _UNLISTED = not_on_page(
         UNSET,
         f"explorer and trainer share {ONE_MACHINE.removeprefix('a single process on ')}",
         supported=always,
-        value_type=ANY,
     ),
     no_effect(
         f"{V1}.sampler.max_off_policy_strategy",
@@ -219,6 +217,6 @@ _UNLISTED = not_on_page(
         None,
         "Strop has no interface for classes that choose rollouts from verl's transfer queue; leave it null",
     ),
-    no_effect(f"{V1}.*", UNSET, "it belongs to no mode of the trainer that Strop runs", value_type=ANY),
+    no_effect(f"{V1}.*", UNSET, "it belongs to no mode of the trainer that Strop runs"),
 )
 ROWS = (*_LISTED, *_UNLISTED)

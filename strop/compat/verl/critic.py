@@ -1,5 +1,5 @@
-"""Ledger rows of verl's `critic`, the value model of `gae`. The page only says that its keys are like the
-actor's."""
+"""Ledger rows of verl's `critic`, the value model of `gae`. The documentation of verl 0.3.1 only says that its
+keys are like the actor's."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ _UNLISTED = not_on_page(
         "critic.model.use_remove_padding", False, ALWAYS_PACKED, supported=only(True), inactive=switches.gae
     ),
     *(
-        no_effect(f"critic.model.{name}", UNSET, why, value_type=ANY)
+        no_effect(f"critic.model.{name}", UNSET, why)
         for name, why in (
             ("lora_alpha", _NO_LORA),
             ("target_modules", _NO_LORA),
@@ -261,7 +261,7 @@ _UNLISTED = not_on_page(
         supported=only(False),
         inactive=switches.gae,
     ),
-    no_effect("critic.model.tiled_mlp.*", UNSET, "Strop's own kernels are used", value_type=ANY),
+    no_effect("critic.model.tiled_mlp.*", UNSET, "Strop's own kernels are used"),
     *worker_rows("critic", switches.gae),
     *(
         placement_section(f"critic.model.{name}", NO_SHARDS, inactive=switches.gae)
@@ -371,7 +371,7 @@ _UNLISTED = not_on_page(
         supported=lambda foreign, value: value in (None, foreign["data.max_response_length"]),
         inactive=any_inactive(switches.gae, unless("critic.loss_agg_mode", "seq-mean-token-sum-norm")),
     ),
-    no_effect("critic.data_loader_seed", UNSET, ONE_SEED, value_type=ANY),
+    no_effect("critic.data_loader_seed", UNSET, ONE_SEED),
     _row(
         f"{OPTIM}.lr",
         1e-5,
@@ -402,7 +402,7 @@ _UNLISTED = not_on_page(
     no_effect_section("critic.checkpoint.mbridge_config", "critic and policy are saved together"),
     no_effect("critic.checkpoint.async_save", False, "checkpoints are complete before the next step"),
     _SWITCH,
-    no_effect("critic.kl_ctrl.*", UNSET, "no part of verl reads it", value_type=ANY),
+    no_effect("critic.kl_ctrl.*", UNSET, "no part of verl reads it"),
     _fixed(
         "optim.optimizer", "adam", "the critic is trained with AdamW; leave it at its default", only(*ADAMW)
     ),

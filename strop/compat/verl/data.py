@@ -287,14 +287,14 @@ def write_remote_code(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_remote_code)
 def remote_code(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read whether the model's own code may run: only where a user sets a key to True, although the page's
+    """Read whether the model's own code may run: only where a user sets a key to True, although the
     default for the data is True."""
     keys = ("data.trust_remote_code", "actor_rollout_ref.model.trust_remote_code")
     return {"model.trust_remote_code": any(foreign.is_set(key) and foreign[key] for key in keys)}
 
 
 def custom_class_rows(read: ReadFunction, note: str) -> tuple[KeyMapping, ...]:
-    """Rows of the keys for a user's dataset class; verl's page has the first two of the three for PPO."""
+    """Rows of the keys for a user's dataset class; the documentation of verl 0.3.1 has the first two for PPO."""
     name = ("data.train.dataset.name", "data.eval.0.dataset.name")
     config = ("data.train.dataset.config", "data.eval.0.dataset.config")
     return (
@@ -396,8 +396,8 @@ _UNLISTED = not_on_page(
     *_CUSTOM_CLASS[2:],
     _taskset_row("data.reward_fn_key", "data_source", "data.train.source", "data.eval.0.source"),
     mapped("data.seed", 1, "seed", note="seeds all random choices, not only the order of the data"),
-    no_effect("data.min_response_length", UNSET, "no version of verl reads it", value_type=ANY),
-    no_effect("data.val_batch_size", None, "all validation prompts are sampled together", value_type=ANY),
+    no_effect("data.min_response_length", UNSET, "no version of verl reads it"),
+    no_effect("data.val_batch_size", None, "all validation prompts are sampled together"),
     mapped(
         "data.gen_batch_size",
         None,
@@ -477,6 +477,6 @@ _UNLISTED = not_on_page(
         "Strop has no generation of tasks during a run; write the tasks to a file",
         supported=empty,
     ),
-    no_effect("data.continuous_token.*", UNSET, _CONTINUES, value_type=ANY),
+    no_effect("data.continuous_token.*", UNSET, _CONTINUES),
 )
 ROWS = (*_LISTED, *_UNLISTED)

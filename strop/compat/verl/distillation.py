@@ -310,16 +310,11 @@ ROWS = not_on_page(
         inactive=any_inactive(_off, _single_teacher),
         note="data source of the tasks that the teacher teaches",
     ),
-    placement(f"{_MODELS}.*.num_replicas", UNSET, _HOW, supported=only(0, 1), value_type=ANY, inactive=_off),
+    placement(f"{_MODELS}.*.num_replicas", UNSET, _HOW, supported=only(0, 1), inactive=_off),
     placement(
-        f"{_MODELS}.*.inference.tensor_model_parallel_size",
-        UNSET,
-        _HOW,
-        supported=only(1),
-        value_type=ANY,
-        inactive=_off,
+        f"{_MODELS}.*.inference.tensor_model_parallel_size", UNSET, _HOW, supported=only(1), inactive=_off
     ),
-    placement(f"{_MODELS}.*.inference.*", UNSET, _HOW, supported=never, value_type=ANY, inactive=_off),
+    placement(f"{_MODELS}.*.inference.*", UNSET, _HOW, supported=never, inactive=_off),
     refused(
         f"{_AT}.teacher_key",
         "data_source",

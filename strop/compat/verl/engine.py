@@ -74,7 +74,7 @@ def default_only(key: str, default: Any, instead: str, inactive: InactiveCheck |
 
 
 def no_effect_section(section: str, why: str) -> KeyMapping:
-    return no_effect(f"{section}.*", UNSET, why, value_type=ANY)
+    return no_effect(f"{section}.*", UNSET, why)
 
 
 def worker_rows(section: str, inactive: InactiveCheck | None = None) -> tuple[KeyMapping, ...]:
@@ -82,13 +82,13 @@ def worker_rows(section: str, inactive: InactiveCheck | None = None) -> tuple[Ke
     return (
         no_effect_section(f"{section}.profiler", NO_PROFILER),
         no_effect_section(f"{section}.profile", NO_PROFILER),
-        no_effect(f"{section}.rollout_n", UNSET, "actor_rollout_ref.rollout.n applies", value_type=ANY),
+        no_effect(f"{section}.rollout_n", UNSET, "actor_rollout_ref.rollout.n applies"),
         default_only(f"{section}.nccl_timeout", 600, ONE_MACHINE, inactive),
         default_only(f"{section}.entropy_checkpointing", False, OWN_KERNELS, inactive),
         default_only(f"{section}.entropy_from_logits_with_chunking", False, OWN_KERNELS, inactive),
         default_only(f"{section}.entropy_from_logits_chunk_size", 2048, OWN_KERNELS, inactive),
         default_only(f"{section}.pad_to_length", False, ALWAYS_PACKED, inactive),
-        placement(f"{section}.use_remove_padding", UNSET, ALWAYS_PACKED, supported=always, value_type=ANY),
+        placement(f"{section}.use_remove_padding", UNSET, ALWAYS_PACKED, supported=always),
         *(
             placement_section(f"{section}.{engine}", NO_SHARDS, inactive=inactive)
             for engine in ("fsdp", "veomni", "torchtitan", "automodel", "mindspeed", "engine")
@@ -231,7 +231,6 @@ class RecomputedModel:
             UNSET,
             field,
             read=read,
-            value_type=ANY,
             inactive=any_inactive(self.megatron, self._unless("selective")),
             note=_SELECTIVE,
         )
@@ -456,4 +455,4 @@ NOT_ON_PAGE = (
         for key, default in _UNSUPPORTED_SIZES.items()
     ),
 )
-"""Rows of keys that the page of verl does not list."""
+"""Rows of keys that the documentation of verl 0.3.1 does not list."""

@@ -12,7 +12,7 @@ from strop.compat.ledger.key_mapping import UNSET, ForeignValues, mapped, no_eff
 from strop.compat.ledger.placement_notes import NO_RAY
 from strop.compat.ledger.reader import apply_converters, check_values, notices_on_error, usage_notes
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.compat.ledger.value_types import ANY, STRING, STRING_OR_LIST, nullable
+from strop.compat.ledger.value_types import STRING, STRING_OR_LIST, nullable
 from strop.compat.verl import switches
 from strop.compat.verl.hydra import EVALUATION, read_command_line
 from strop.compat.verl.reward import BY_SOURCE, reward
@@ -66,11 +66,8 @@ LEDGER = Ledger(
             inactive=switches.custom_function,
         ),
         *not_on_page(
-            *(
-                no_effect(f"{section}.*", UNSET, NO_RAY, value_type=ANY)
-                for section in ("ray_init", "ray_kwargs")
-            ),
-            no_effect("hydra.*", UNSET, "nothing is written", value_type=ANY),
+            *(no_effect(f"{section}.*", UNSET, NO_RAY) for section in ("ray_init", "ray_kwargs")),
+            no_effect("hydra.*", UNSET, "nothing is written"),
         ),
     ),
 )

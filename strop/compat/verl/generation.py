@@ -1,5 +1,5 @@
-"""Ledger and reader of verl's `generation.yaml`, which generates responses to a file of prompts. The seed
-page does not list it."""
+"""Ledger and reader of verl's `generation.yaml`, which generates responses to a file of prompts. The
+documentation of verl 0.3.1 does not list it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from strop.compat.hydra.selection import ConfigSelection, select
+from strop.compat.ledger.conversions import NAMES
 from strop.compat.ledger.foreign import ForeignConfig
 from strop.compat.ledger.key_mapping import (
     UNSET,
@@ -30,7 +31,7 @@ from strop.compat.ledger.key_mapping import (
 from strop.compat.ledger.placement_notes import NATIVE_SAMPLER, NO_RAY, NO_SHARDS, ONE_GPU, ONE_MACHINE
 from strop.compat.ledger.reader import apply_converters, check_values, notices_on_error, usage_notes
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
+from strop.compat.ledger.value_types import INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.compat.verl.data import all_tokens, image_columns
 from strop.compat.verl.gpus import one_gpu
 from strop.compat.verl.hydra import GENERATION, read_command_line
@@ -65,12 +66,6 @@ def sampling(foreign: ForeignValues) -> Mapping[str, Any]:
     return {f"sampling.{name}": value for name, value in settings.items()}
 
 
-def libraries(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the imports: one library or a list."""
-    libraries = foreign["model.external_lib"]
-    return {"model.imports": [libraries] if isinstance(libraries, str) else libraries or []}
-
-
 def precision(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the dtype of the weights and of the computation."""
     return {"model.dtype": _DTYPES.get(foreign["rollout.dtype"], "bfloat16")}
@@ -101,7 +96,7 @@ _ROWS = not_on_page(
     mapped("data.batch_size", 128, "tasks_per_batch", note="counts prompts"),
     mapped("data.trust_remote_code", False, "model.trust_remote_code"),
     mapped("model.path", "~/models/Qwen2-7B-Instruct", "model.path"),
-    mapped("model.external_lib", None, "model.imports", read=libraries, value_type=nullable(STRING_OR_LIST)),
+    mapped("model.external_lib", None, "model.imports", converts=NAMES, value_type=nullable(STRING_OR_LIST)),
     placement(
         "rollout.name",
         "vllm",
@@ -192,7 +187,7 @@ _ROWS = not_on_page(
     placement("rollout.data_parallel_size", 1, NO_SHARDS, supported=only(1)),
     no_effect("rollout.calculate_log_probs", False, "the output has responses only"),
     *(
-        no_effect(f"actor.{name}", UNSET, "generation does not train", value_type=ANY)
+        no_effect(f"actor.{name}", UNSET, "generation does not train")
         for name in (
             "entropy_from_logits_with_chunking",
             "entropy_checkpointing",
@@ -225,12 +220,11 @@ _SERVER_ROWS = not_on_page(
         f"{_SERVER}.rollout.top_k",
         UNSET,
         "verl.trainer.main_generation_server does not pass it to the server, so all tokens are kept",
-        value_type=ANY,
     ),
     placement_section(f"{_SERVER}.rollout", NATIVE_SAMPLER),
     placement_section(f"{_SERVER}.actor", "a single process generates"),
     placement_section("ray_kwargs", NO_RAY),
-    no_effect("hydra.*", UNSET, "the output is data.output_path", value_type=ANY),
+    no_effect("hydra.*", UNSET, "the output is data.output_path"),
 )
 LEDGER = Ledger("verl-generate", (*_ROWS, *_SERVER_ROWS, *aliases(_ROWS, _SERVER_NAMES)))
 

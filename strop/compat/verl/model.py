@@ -23,7 +23,7 @@ from strop.compat.ledger.key_mapping import (
     written_by,
 )
 from strop.compat.ledger.placement_notes import ALWAYS_PACKED, OWN_KERNELS, fused_kernels
-from strop.compat.ledger.value_types import ANY, NUMBER, STRING, STRING_OR_LIST, nullable
+from strop.compat.ledger.value_types import NUMBER, STRING, STRING_OR_LIST, nullable
 from strop.compat.verl import switches
 from strop.compat.verl.data import remote_code
 from strop.compat.verl.engine import RecomputedModel, default_only
@@ -224,7 +224,7 @@ _UNLISTED = not_on_page(
     refused(
         f"{_MODEL}.override_config.moe_config.*",
         UNSET,
-        "the page has no other key for Megatron's mixture of experts; remove it",
+        "verl 0.3.1's documentation has no other key for Megatron's mixture of experts; remove it",
         supported=never,
     ),
     default_only(f"{_MODEL}.override_config.attn_implementation", UNSET, OWN_KERNELS),
@@ -276,12 +276,7 @@ _UNLISTED = not_on_page(
     *EARLIER_ROWS,
     placement_section(f"{_MODEL}.gradient_checkpointing_kwargs", "each layer is recomputed"),
     placement_section(f"{_MODEL}.tiled_mlp", OWN_KERNELS),
-    no_effect(
-        f"{_MODEL}.enable_activation_offloading",
-        UNSET,
-        "verl reads enable_activation_offload",
-        value_type=ANY,
-    ),
+    no_effect(f"{_MODEL}.enable_activation_offloading", UNSET, "verl reads enable_activation_offload"),
     _lora_row(
         f"{_MODEL}.lora.rank", 0, "model.lora.rank", inactive=switches.fsdp_lora, note="LoRA under Megatron"
     ),
@@ -310,12 +305,7 @@ _UNLISTED = not_on_page(
         "write the merged model's folder as the model's path",
         inactive=switches.megatron_lora,
     ),
-    no_effect(
-        f"{_MODEL}.lora.*",
-        UNSET,
-        "the adapter starts as in peft, and is merged for the export",
-        value_type=ANY,
-    ),
+    no_effect(f"{_MODEL}.lora.*", UNSET, "the adapter starts as in peft, and is merged for the export"),
     no_effect(f"{_MODEL}.mtp.enable", False, "tokens are sampled and trained one by one"),
     refused(
         f"{_MODEL}.mtp.enable_train",
@@ -326,7 +316,7 @@ _UNLISTED = not_on_page(
         inactive=_mtp,
     ),
     no_effect(f"{_MODEL}.mtp.detach_encoder", False, "the additional heads are not trained"),
-    no_effect(f"{_MODEL}.mtp.*", UNSET, "the additional heads are not trained", value_type=ANY),
+    no_effect(f"{_MODEL}.mtp.*", UNSET, "the additional heads are not trained"),
     default_only(f"{_MODEL}.tiled_mlp.enabled", False, OWN_KERNELS),
 )
 ROWS = (*_LISTED, *_UNLISTED)

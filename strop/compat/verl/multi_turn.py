@@ -17,7 +17,7 @@ from strop.compat.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, INTEGER, STRING, nullable, one_of
+from strop.compat.ledger.value_types import INTEGER, STRING, nullable, one_of
 from strop.compat.verl import switches
 from strop.config.schema import Run
 
@@ -243,9 +243,7 @@ ROWS = (
             "removed part since 0.8; up to 0.7, left keeps the left part and right the right one",
         ),
         no_effect(f"{_TURNS}.tokenization_sanity_check_mode", "strict", _SAME_TOKENS),
-        no_effect(
-            f"{_TURNS}.num_repeat_rollouts", None, "only agent loops of recipes read it", value_type=ANY
-        ),
+        no_effect(f"{_TURNS}.num_repeat_rollouts", None, "only agent loops of recipes read it"),
         no_effect(f"{_AGENT}.num_workers", 8, "rollouts run concurrently in one process"),
         mapped(
             f"{_AGENT}.default_agent_loop",

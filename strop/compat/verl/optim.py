@@ -504,9 +504,6 @@ _UNLISTED = not_on_page(
         inactive=_KEYS.fsdp,
     ),
     *_KEYS.later_rows("trainer", schedule, MIXED_STATE),
-    *(
-        no_effect(key, UNSET, "it is an option of Muon, which Strop does not have", value_type=ANY)
-        for key in MUON
-    ),
+    *(no_effect(key, UNSET, "it is an option of Muon, which Strop does not have") for key in MUON),
 )
 ROWS = (*_LISTED, *_UNLISTED)

@@ -120,7 +120,7 @@ def _aggregation_inactive(foreign: ForeignValues) -> str | None:
 
 
 def write_policy_loss(run: Run) -> Mapping[str, Any]:
-    """Write the policy loss. Equal bounds are written as `clip_ratio` too: the page's versions read it alone, and
+    """Write the policy loss. Equal bounds are written as `clip_ratio` too: verl 0.3.1's documentation has it alone, and
     verl's code prefers the keys of the two sides, whose defaults are 0.2."""
     loss = getattr(run.algorithm, "policy_loss", None)
     if loss is None or isinstance(run.algorithm, DistillationOnlyConfig):
@@ -182,13 +182,16 @@ def aggregation(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 def clip_ratio_alone(foreign: ForeignValues) -> str | None:
-    """On the page, `clip_ratio` bounds both sides; in the code, the keys of the two sides take precedence."""
+    """In verl 0.3.1's documentation, `clip_ratio` bounds both sides; in the code, the keys of the sides come first."""
     key = f"{_ACTOR}.clip_ratio"
     sides = [side for side in ("low", "high") if not foreign.is_set(f"{key}_{side}")]
     if not sides or foreign[key] == 0.2:
         return None
     names = " and ".join(f"clip_ratio_{side}" for side in sides)
-    return f"clip_ratio is used, as on verl's page; verl's code uses {names}, 0.2 where not set: write {names}, too"
+    return (
+        f"clip_ratio is used, as in verl 0.3.1's documentation; verl's code uses {names}, 0.2 where not set: write "
+        f"{names}, too"
+    )
 
 
 _row = partial(mapped, read=policy_loss)
@@ -202,8 +205,8 @@ _LISTED = (
         "algorithm.policy_loss.divergence_high",
         inactive=bounds_inactive,
         warn=clip_ratio_alone,
-        note="the page's bound on both sides; in verl's code clip_ratio_low and clip_ratio_high, 0.2 where not "
-        "set, take precedence; Strop uses clip_ratio where they are not set",
+        note="the bound on both sides, as in verl 0.3.1's documentation; in verl's code clip_ratio_low and "
+        "clip_ratio_high, 0.2 where not set, take precedence; Strop uses clip_ratio where they are not set",
     ),
 )
 _UNLISTED = not_on_page(

@@ -44,7 +44,7 @@ BY_SOURCE = "verl_by_source"
 _ARGUMENTS = "custom_reward_function.reward_kwargs"
 _LATER = {"version": "0.9"}
 _LATER_KEY = "data.dataloader_num_workers"
-"""Key without effect that all later versions have and the seed page's does not, so that a converted configuration
+"""Key without effect that all later versions have and verl 0.3.1 does not, so that a converted configuration
 is of a later version, but not of the latest ones, in which other keys have another meaning."""
 
 
@@ -81,7 +81,7 @@ def reward(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 def _built_in(foreign: ForeignValues) -> dict[str, Any]:
-    """verl's scorers by `data_source`, of the seed page's version or, with a later key, of the latest."""
+    """verl's scorers by `data_source`, of verl 0.3.1 or, with a later key, of the latest."""
     return {"function": BY_SOURCE, **({"args": _LATER} if switches.is_later(foreign) else {})}
 
 
@@ -318,11 +318,9 @@ _PRIME_ROWS = not_on_page(
         inactive=switches.prime,
     ),
     no_effect(f"{_PRIME_MODEL}.ref_type", "freeze", "the reference is never trained"),
-    no_effect(f"{_PRIME_MODEL}.tokenizer_path", None, "the model reads the policy's tokens", value_type=ANY),
-    no_effect(
-        f"{_PRIME_MODEL}.enable_gradient_checkpointing", None, "it changes only memory use", value_type=ANY
-    ),
-    no_effect(f"{_PRIME_MODEL}.fused_kernel_options.*", None, "Strop's own kernels are used", value_type=ANY),
+    no_effect(f"{_PRIME_MODEL}.tokenizer_path", None, "the model reads the policy's tokens"),
+    no_effect(f"{_PRIME_MODEL}.enable_gradient_checkpointing", None, "it changes only memory use"),
+    no_effect(f"{_PRIME_MODEL}.fused_kernel_options.*", None, "Strop's own kernels are used"),
     _prime_row("reward_model.prime_norm", "batch_norm", f"{_PRIME}.normalize", one_of("batch_norm", "none")),
     refused(
         "reward_model.prime_granularity",
@@ -344,7 +342,7 @@ _PRIME_ROWS = not_on_page(
     _prime_row(f"{_PRIME_OPTIM}.lr_warmup_steps", -1, f"{_PRIME}.schedule.warmup", nullable(INTEGER)),
     _prime_row(f"{_PRIME_OPTIM}.lr_warmup_steps_ratio", 0.0, f"{_PRIME}.schedule.warmup", NUMBER),
     *(
-        no_effect(f"{_PRIME_OPTIM}.{name}", None, "the recipe's learning rate is constant", value_type=ANY)
+        no_effect(f"{_PRIME_OPTIM}.{name}", None, "the recipe's learning rate is constant")
         for name in ("min_lr_ratio", "warmup_style", "lr_scheduler_type", "total_training_steps")
     ),
     refused(
@@ -520,10 +518,7 @@ _UNLISTED = not_on_page(
     refused("reward_model.reward_loop_module_path", UNSET, "write a reward function", supported=empty),
     refused("reward_model.reward_loop_class_name", UNSET, "write a reward function", supported=empty),
     no_effect(
-        "reward_model.param_offload",
-        UNSET,
-        "verl has it in reward_model.megatron; a single process scores",
-        value_type=ANY,
+        "reward_model.param_offload", UNSET, "verl has it in reward_model.megatron; a single process scores"
     ),
     *(
         placement(
@@ -531,7 +526,6 @@ _UNLISTED = not_on_page(
             UNSET,
             "the reward model runs in a process of its own on this machine",
             supported=lambda foreign, value: not value,
-            value_type=ANY,
             inactive=switches.reward_model,
         )
         for section in ("reward_model", "reward.reward_model")
@@ -555,7 +549,7 @@ _UNLISTED = not_on_page(
         "a generative model is asked by a reward function; write a run file with reward.judges",
         inactive=switches.reward_model,
     ),
-    no_effect("sandbox_fusion.*", UNSET, "reward.sandbox_fusion decides", value_type=ANY),
+    no_effect("sandbox_fusion.*", UNSET, "reward.sandbox_fusion decides"),
     *(
         _model_row(
             f"{section}.reward_kwargs.*",
@@ -571,6 +565,6 @@ _UNLISTED = not_on_page(
         "register",
         "Strop does not run a reward manager of your own; write a reward function",
     ),
-    no_effect("reward.reward_manager.module.*", UNSET, "the manager is a registered one", value_type=ANY),
+    no_effect("reward.reward_manager.module.*", UNSET, "the manager is a registered one"),
 )
 ROWS = (*_LISTED, *_UNLISTED)

@@ -271,7 +271,7 @@ _LISTED = (
     no_effect(
         f"{_ROLLOUT}.prompt_length",
         "${data.max_prompt_length}",
-        "unused according to the page; data.max_prompt_length applies",
+        "unused according to verl 0.3.1's documentation; data.max_prompt_length applies",
     ),
     refused(
         f"{_ROLLOUT}.response_length",
@@ -452,9 +452,9 @@ _UNLISTED = not_on_page(
     no_effect_section(f"{_ROLLOUT}.profiler", NO_PROFILER),
     no_effect_section(f"{_ROLLOUT}.prometheus", "the metrics are in the run folder"),
     no_effect_section(f"{_ROLLOUT}.trace", "rollouts are recorded in the run folder"),
-    no_effect(f"{_ROLLOUT}.seed", UNSET, ONE_SEED, value_type=ANY),
-    no_effect(f"{_ROLLOUT}.full_determinism", UNSET, "a run is always deterministic", value_type=ANY),
-    no_effect(f"{_ROLLOUT}.calculate_log_probs", UNSET, "the sampler always records them", value_type=ANY),
+    no_effect(f"{_ROLLOUT}.seed", UNSET, ONE_SEED),
+    no_effect(f"{_ROLLOUT}.full_determinism", UNSET, "a run is always deterministic"),
+    no_effect(f"{_ROLLOUT}.calculate_log_probs", UNSET, "the sampler always records them"),
     refused(
         f"{_ROLLOUT}.over_sample_rate",
         0,
@@ -462,7 +462,7 @@ _UNLISTED = not_on_page(
         "or bound a rollout's time by rollout.timeout_seconds in a run file",
     ),
     refused(f"{_ROLLOUT}.skip_rollout", False, NO_REPLAY),
-    no_effect(f"{_ROLLOUT}.skip_dump_dir", UNSET, _NOT_SKIPPED, value_type=ANY),
+    no_effect(f"{_ROLLOUT}.skip_dump_dir", UNSET, _NOT_SKIPPED),
     refused(
         f"{_ROLLOUT}.use_fire_sampling",
         False,
@@ -472,7 +472,6 @@ _UNLISTED = not_on_page(
         f"{_ROLLOUT}.trust_remote_code",
         UNSET,
         "verl reads data.trust_remote_code and actor_rollout_ref.model.trust_remote_code",
-        value_type=ANY,
     ),
     mapped(
         f"{_ROLLOUT}.limit_images",
@@ -503,8 +502,8 @@ _UNLISTED = not_on_page(
         refused(f"skip.{name}.enable", False, NO_REPLAY)
         for name in ("rollout", "rollout_tq", "async_rollout")
     ),
-    no_effect("skip.*", UNSET, "rollouts are never skipped", value_type=ANY),
+    no_effect("skip.*", UNSET, "rollouts are never skipped"),
     refused(f"{_ROLLOUT}.skip.enable", False, NO_REPLAY),
-    no_effect(f"{_ROLLOUT}.skip.*", UNSET, _NOT_SKIPPED, value_type=ANY),
+    no_effect(f"{_ROLLOUT}.skip.*", UNSET, _NOT_SKIPPED),
 )
 ROWS = (*_LISTED, *_UNLISTED)

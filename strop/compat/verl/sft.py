@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from strop.compat.hydra.selection import ConfigSelection
-from strop.compat.ledger.conversions import SWITCH
+from strop.compat.ledger.conversions import NAMES, NUMBERS, SWITCH
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -35,7 +35,6 @@ from strop.compat.ledger.value_types import (
     STRING,
     STRING_OR_LIST,
     nullable,
-    number_list,
     one_of,
 )
 from strop.compat.verl.data import (
@@ -73,18 +72,6 @@ def without_lora(foreign: ForeignValues) -> str | None:
     """LoRA rank 0 trains the whole model."""
     rank = foreign["model.lora_rank"]
     return None if rank > 0 else f"model.lora_rank is {rank}"
-
-
-def write_betas(run: Run) -> Mapping[str, Any]:
-    """Write AdamW's betas."""
-    own = getattr(run.trainer.optimizer, "betas", None)
-    return {} if own is None else {"optim.betas": list(own)}
-
-
-@written_by(write_betas)
-def betas(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read AdamW's betas, a list or its text."""
-    return {"trainer.optimizer.betas": number_list(foreign["optim.betas"])}
 
 
 def write_schedule(run: Run) -> Mapping[str, Any]:
@@ -247,19 +234,6 @@ def template(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"data.chat_template": foreign["data.chat_template"] or "tokenizer"}
 
 
-def write_imports(run: Run) -> Mapping[str, Any]:
-    """Write the imports; a single one is written as a string."""
-    names = list(run.model.imports)
-    return {"model.external_lib": names[0] if len(names) == 1 else names or None}
-
-
-@written_by(write_imports)
-def imports(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the imports: one library or a list."""
-    libraries = foreign["model.external_lib"]
-    return {"model.imports": [libraries] if isinstance(libraries, str) else libraries or []}
-
-
 def write_micro_batch(run: Run) -> Mapping[str, Any]:
     """Write the micro-batch size, if it is in sequences."""
     size = run.trainer.microbatch
@@ -337,7 +311,7 @@ def checkpoint_contents_rows(section: str) -> tuple[KeyMapping, ...]:
                 ("load_contents", f"${{{section}.save_contents}}"),
             )
         ),
-        no_effect(f"{section}.*", UNSET, why, value_type=ANY),
+        no_effect(f"{section}.*", UNSET, why),
     )
 
 
@@ -376,7 +350,7 @@ _LATER = versions(
         supported=empty,
     ),
     *(
-        no_effect(f"optim.{name}", UNSET, "fsdp_sft_trainer does not read it", value_type=ANY)
+        no_effect(f"optim.{name}", UNSET, "fsdp_sft_trainer does not read it")
         for name in (
             "total_training_steps",
             "lr_warmup_steps",
@@ -423,7 +397,7 @@ _MODEL = (
         "model.external_lib",
         None,
         "model.imports",
-        read=imports,
+        converts=NAMES,
         value_type=nullable(STRING_OR_LIST),
         note="imported before the model is loaded",
     ),
@@ -573,7 +547,7 @@ _TRAINER = not_on_page(
     mapped("trainer.seed", 1, "seed", read=intervals),
     placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
     placement("trainer.n_gpus_per_node", 8, ONE_GPU, supported=one_gpu),
-    mapped("optim.betas", [0.9, 0.95], "trainer.optimizer.betas", read=betas, value_type=BETAS),
+    mapped("optim.betas", [0.9, 0.95], "trainer.optimizer.betas", converts=NUMBERS, value_type=BETAS),
     placement("ulysses_sequence_parallel_size", 1, NO_SHARDS, supported=only(1)),
     placement(
         "use_remove_padding", False, "sequences are always packed without padding", supported=only(True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.hydra.selection import ConfigSelection, select
-from strop.compat.ledger.conversions import SWITCH
+from strop.compat.ledger.conversions import NAMES, NUMBERS, SWITCH
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -65,9 +65,7 @@ from strop.compat.verl.optim import ADAMW, OptimizerKeys
 from strop.compat.verl.sft import (
     FOLDERS,
     INTERVALS,
-    betas,
     checkpoint_contents_rows,
-    imports,
     length_limit,
     lora,
     read_fsdp_trainer,
@@ -201,7 +199,6 @@ _DATA = (
         None,
         "data.chat_template_args",
         read=thinking_args,
-        value_type=ANY,
         note="enable_thinking of rows without it; null or none for the template's own default",
     ),
     *custom_class_rows(
@@ -261,7 +258,7 @@ _OPTIM = (
         "optim.betas",
         [0.9, 0.999],
         "trainer.optimizer.betas",
-        read=betas,
+        converts=NUMBERS,
         value_type=BETAS,
         note="a list, or a list in quotes",
     ),
@@ -301,7 +298,7 @@ def _heads_only(foreign: ForeignValues, value: Any) -> bool:
 _MODEL = (
     mapped("model.path", "~/models/deepseek-llm-7b-chat", "model.path"),
     mapped("model.tokenizer_path", None, "model.tokenizer", value_type=nullable(STRING)),
-    mapped("model.external_lib", None, "model.imports", read=imports, value_type=nullable(STRING_OR_LIST)),
+    mapped("model.external_lib", None, "model.imports", converts=NAMES, value_type=nullable(STRING_OR_LIST)),
     mapped("model.enable_gradient_checkpointing", True, "model.gradient_checkpointing", converts=SWITCH),
     mapped("model.trust_remote_code", False, "model.trust_remote_code"),
     mapped(
@@ -339,7 +336,7 @@ _MODEL = (
     ),
     *(fused_kernels(f"model.{name}") for name in ("use_liger", "use_fused_kernels")),
     *(placement_section(f"model.{name}", OWN_KERNELS) for name in ("fused_kernel_options", "tiled_mlp")),
-    no_effect("model.lora.*", UNSET, "model.lora.rank is 0", value_type=ANY),
+    no_effect("model.lora.*", UNSET, "model.lora.rank is 0"),
     no_effect("model.mtp.enable", False, "tokens are trained one by one"),
     no_effect("model.mtp.detach_encoder", False, "the additional heads are not trained"),
     refused(
@@ -349,7 +346,7 @@ _MODEL = (
         supported=_heads_only,
         inactive=_mtp,
     ),
-    no_effect("model.mtp.*", UNSET, "the additional heads are not trained", value_type=ANY),
+    no_effect("model.mtp.*", UNSET, "the additional heads are not trained"),
 )
 _ENGINE = (
     placement(
@@ -422,9 +419,9 @@ _TRAINER = (
         supported=only("cuda"),
     ),
     no_effect("trainer.profile_interval", [-1, -1], "Strop does not profile a run", value_type=ANY),
-    no_effect("profiler.*", UNSET, "Strop does not profile a run", value_type=ANY),
-    no_effect("global_profiler.*", UNSET, "Strop does not profile a run", value_type=ANY),
-    no_effect("hydra.*", UNSET, "the run folder is trainer.default_local_dir", value_type=ANY),
+    no_effect("profiler.*", UNSET, "Strop does not profile a run"),
+    no_effect("global_profiler.*", UNSET, "Strop does not profile a run"),
+    no_effect("hydra.*", UNSET, "the run folder is trainer.default_local_dir"),
     *checkpoint_contents_rows("checkpoint"),
 )
 _ROWS = unset_by_null((*_DATA, *_MODEL, *_ENGINE, *_OPTIM, *_TRAINER), ("optim.warmup_style",))

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
+    ValueConversion,
     always,
     mapped,
     no_effect,
@@ -38,7 +39,10 @@ MONITOR_NAMES = ValueType(
 )
 """Type of `trainer.logger`; an empty list means no monitor."""
 _ALL_ANSWERS = 1_000_000
-"""Number of responses that shows all of an evaluation."""
+"""Number of responses that shows all of an evaluation, for which verl has a negative number."""
+_ANSWERS = ValueConversion(
+    lambda count: _ALL_ANSWERS if count < 0 else count, lambda count: -1 if count == _ALL_ANSWERS else count
+)
 _LENGTHS = {"steps": "trainer.total_training_steps", "epochs": "trainer.total_epochs"}
 _UNREACHED_EPOCHS = 1_000_000
 """Number of epochs that is written where only the number of steps ends a run."""
@@ -134,19 +138,6 @@ def lacking_monitors(foreign: ForeignValues) -> str | None:
     if not lacking:
         return None
     return f"without {', '.join(lacking)}, which Strop does not have yet; metrics.jsonl has all metrics"
-
-
-def write_shown_answers(run: Run) -> Mapping[str, Any]:
-    """Write the number of evaluation responses that are shown."""
-    count = run.record.eval_answers
-    return {"trainer.log_val_generations": -1 if count == _ALL_ANSWERS else count}
-
-
-@written_by(write_shown_answers)
-def shown_answers(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the number of evaluation responses that are shown."""
-    count = foreign["trainer.log_val_generations"]
-    return {"record.eval_answers": _ALL_ANSWERS if count < 0 else count}
 
 
 def write_mode(run: Run) -> Mapping[str, Any]:
@@ -260,7 +251,7 @@ def write_checkpoint_mirror(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_checkpoint_mirror)
 def checkpoint_mirror(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the checkpoint mirror, only where it is set: the page's default would copy to the home folder."""
+    """Read the checkpoint mirror, only where it is set: the default would copy to the home folder."""
     wrote = foreign.is_set("trainer.default_hdfs_dir")
     return {"checkpoint.mirror": foreign["trainer.default_hdfs_dir"] if wrote else None}
 
@@ -308,7 +299,7 @@ _LISTED = (
         "trainer.log_val_generations",
         0,
         "record.eval_answers",
-        read=shown_answers,
+        converts=_ANSWERS,
         note="number of responses shown in TensorBoard and in report.html; a negative number means all",
     ),
     gpus.NODES,
@@ -381,9 +372,7 @@ _UNLISTED = not_on_page(
         "the ranks of an update always share it by predicted cost",
         supported=only(True),
     ),
-    no_effect(
-        "trainer.max_critic_ckpt_to_keep", None, "policy and critic are saved together", value_type=ANY
-    ),
+    no_effect("trainer.max_critic_ckpt_to_keep", None, "policy and critic are saved together"),
     mapped(
         "trainer.rollout_data_dir",
         None,
@@ -392,9 +381,7 @@ _UNLISTED = not_on_page(
         value_type=nullable(STRING),
         note="the rollouts of every step are written to the run folder, as Parquet",
     ),
-    no_effect(
-        "trainer.validation_data_dir", None, "the run folder has the validation responses", value_type=ANY
-    ),
+    no_effect("trainer.validation_data_dir", None, "the run folder has the validation responses"),
     mapped(
         "trainer.val_only",
         False,
@@ -406,13 +393,13 @@ _UNLISTED = not_on_page(
         no_effect_section(f"trainer.{name}", NO_PROFILER)
         for name in ("controller_nsight_options", "worker_nsight_options")
     ),
-    no_effect("trainer.profile_steps", None, NO_PROFILER, value_type=ANY),
+    no_effect("trainer.profile_steps", None, NO_PROFILER),
     no_effect_section("trainer.npu_profile", NO_PROFILER),
     no_effect("trainer.esi_redundant_time", 0, "a run saves when it receives SIGTERM", value_type=ANY),
-    no_effect("trainer.use_legacy_worker_impl", UNSET, "there is one implementation", value_type=ANY),
+    no_effect("trainer.use_legacy_worker_impl", UNSET, "there is one implementation"),
     no_effect("trainer.use_v1", True, "there is one trainer"),
     *(
-        no_effect(f"trainer.{name}", UNSET, why, value_type=ANY)
+        no_effect(f"trainer.{name}", UNSET, why)
         for name, why in (
             ("tensorboard_dir", "verl reads the variable TENSORBOARD_DIR; the events are in the run folder"),
             ("rl_logging_board_dir", "rollouts are recorded in the run folder"),
@@ -424,6 +411,6 @@ _UNLISTED = not_on_page(
             ("debug", "it starts a debugger in the recipe's process"),
         )
     ),
-    no_effect("hydra.*", UNSET, "the run folder is trainer.default_local_dir", value_type=ANY),
+    no_effect("hydra.*", UNSET, "the run folder is trainer.default_local_dir"),
 )
 ROWS = (*_LISTED, *_UNLISTED)

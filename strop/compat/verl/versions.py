@@ -135,7 +135,7 @@ _SINCE = {
         actor_rollout_ref.rollout.moe_load_balance_metrics_interval actor_rollout_ref.rollout.seed
     """,
 }
-"""Versions later than the seed page's, each with the keys and sections that it adds."""
+"""Versions later than 0.3.1, each with the keys and sections that it adds."""
 _UNTIL = {
     "0.3": """
         actor_rollout_ref.ref.param_offload actor_rollout_ref.actor.checkpoint.contents critic.checkpoint.contents
