@@ -40,7 +40,6 @@ from strop.compat.verl.engine import (
     default_only,
     half_parameters,
     megatron_parallelism_rows,
-    no_effect_section,
     worker_rows,
 )
 from strop.compat.verl.model import RECOMPUTED, recomputation
@@ -518,7 +517,7 @@ _UNLISTED = not_on_page(
     placement_section(f"{_REF}.model", "the reference model is the initial policy"),
     no_effect(f"{_ACTOR}.checkpoint.async_save", False, "checkpoints are complete before the next step"),
     no_effect(f"{_ACTOR}.checkpoint.strict", True, "checkpoints are always complete"),
-    no_effect_section(f"{_ACTOR}.checkpoint.mbridge_config", "there is one checkpoint format"),
+    no_effect(f"{_ACTOR}.checkpoint.mbridge_config.*", UNSET, "there is one checkpoint format"),
     no_effect(f"{_REF}.optim.*", UNSET, "the reference model is not trained"),
     no_effect("actor_rollout_ref.profiler.*", UNSET, NO_PROFILER),
 )

@@ -51,7 +51,6 @@ from strop.compat.verl.engine import (
     RecomputedModel,
     default_only,
     megatron_parallelism_rows,
-    no_effect_section,
     worker_rows,
 )
 from strop.compat.verl.model import overrides
@@ -399,7 +398,7 @@ _UNLISTED = not_on_page(
         value_type=STRING_OR_LIST,
         inactive=switches.gae,
     ),
-    no_effect_section("critic.checkpoint.mbridge_config", "critic and policy are saved together"),
+    no_effect("critic.checkpoint.mbridge_config.*", UNSET, "critic and policy are saved together"),
     no_effect("critic.checkpoint.async_save", False, "checkpoints are complete before the next step"),
     _SWITCH,
     no_effect("critic.kl_ctrl.*", UNSET, "no part of verl reads it"),

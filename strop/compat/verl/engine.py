@@ -73,15 +73,11 @@ def default_only(key: str, default: Any, instead: str, inactive: InactiveCheck |
     return placement(key, default, instead, supported=only(default), value_type=ANY, inactive=inactive)
 
 
-def no_effect_section(section: str, why: str) -> KeyMapping:
-    return no_effect(f"{section}.*", UNSET, why)
-
-
 def worker_rows(section: str, inactive: InactiveCheck | None = None) -> tuple[KeyMapping, ...]:
     """Rows that actor, critic and reference model share."""
     return (
-        no_effect_section(f"{section}.profiler", NO_PROFILER),
-        no_effect_section(f"{section}.profile", NO_PROFILER),
+        no_effect(f"{section}.profiler.*", UNSET, NO_PROFILER),
+        no_effect(f"{section}.profile.*", UNSET, NO_PROFILER),
         no_effect(f"{section}.rollout_n", UNSET, "actor_rollout_ref.rollout.n applies"),
         default_only(f"{section}.nccl_timeout", 600, ONE_MACHINE, inactive),
         default_only(f"{section}.entropy_checkpointing", False, OWN_KERNELS, inactive),

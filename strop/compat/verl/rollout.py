@@ -27,7 +27,7 @@ from strop.compat.ledger.placement_notes import NATIVE_SAMPLER, NO_SHARDS, ONE_M
 from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING, ValueType, nullable, one_of
 from strop.compat.verl import gpus, switches
 from strop.compat.verl.data import all_tokens, tasksets
-from strop.compat.verl.engine import NO_PROFILER, ONE_ROUTING, ONE_SEED, default_only, no_effect_section
+from strop.compat.verl.engine import NO_PROFILER, ONE_ROUTING, ONE_SEED, default_only
 from strop.compat.verl.switches import serving_engine
 from strop.config.schema import Run
 from strop.config.schema.inference_engine import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
@@ -448,10 +448,10 @@ _UNLISTED = not_on_page(
     placement_section(f"{_ROLLOUT}.server", NATIVE_SAMPLER),
     default_only(f"{_ROLLOUT}.sglang_rollout_mode", UNSET, NATIVE_SAMPLER),
     placement_section(f"{_ROLLOUT}.mtp", "tokens are sampled one by one, from the same distribution"),
-    no_effect_section(f"{_ROLLOUT}.qat", "quantization-aware training is off"),
-    no_effect_section(f"{_ROLLOUT}.profiler", NO_PROFILER),
-    no_effect_section(f"{_ROLLOUT}.prometheus", "the metrics are in the run folder"),
-    no_effect_section(f"{_ROLLOUT}.trace", "rollouts are recorded in the run folder"),
+    no_effect(f"{_ROLLOUT}.qat.*", UNSET, "quantization-aware training is off"),
+    no_effect(f"{_ROLLOUT}.profiler.*", UNSET, NO_PROFILER),
+    no_effect(f"{_ROLLOUT}.prometheus.*", UNSET, "the metrics are in the run folder"),
+    no_effect(f"{_ROLLOUT}.trace.*", UNSET, "rollouts are recorded in the run folder"),
     no_effect(f"{_ROLLOUT}.seed", UNSET, ONE_SEED),
     no_effect(f"{_ROLLOUT}.full_determinism", UNSET, "a run is always deterministic"),
     no_effect(f"{_ROLLOUT}.calculate_log_probs", UNSET, "the sampler always records them"),

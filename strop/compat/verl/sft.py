@@ -286,17 +286,50 @@ def _interval(foreign: ForeignValues, key: str) -> str:
 
 
 _NOTE = f"counts steps; -1 means only at the end, {EACH_EPOCH} every epoch"
-INTERVALS = (
+DEVICE = placement(
+    "trainer.device",
+    "cuda",
+    "this machine's GPU, or its CPU if there is no GPU",
+    value_type=STRING,
+    supported=only("cuda"),
+)
+RUN = (
     mapped("trainer.save_freq", -1, "checkpoint.every", read=intervals, value_type=ANY, note=_NOTE),
     mapped("trainer.test_freq", -1, "evaluate.every", read=intervals, value_type=ANY, note=_NOTE),
     mapped("trainer.max_ckpt_to_keep", None, "checkpoint.keep", read=intervals, value_type=nullable(INTEGER)),
-)
-FOLDERS = (
+    mapped("trainer.seed", 1, "seed", read=intervals),
     FOLDER,
     mapped("trainer.default_hdfs_dir", None, "checkpoint.mirror", value_type=nullable(STRING)),
     mapped("trainer.project_name", "gsm8k-sft", "project", read=folder),
     mapped("trainer.experiment_name", "test", "name", read=folder),
+    mapped(
+        "trainer.logger",
+        ["console", "wandb"],
+        "record.monitors",
+        read=monitors,
+        value_type=MONITOR_NAMES,
+        warn=lacking_monitors,
+    ),
+    placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
 )
+"""Rows of `trainer` that both SFT trainers have."""
+_lora_row = partial(mapped, read=lora, inactive=without_lora)
+MODEL = (
+    mapped(
+        "model.external_lib",
+        None,
+        "model.imports",
+        converts=NAMES,
+        value_type=nullable(STRING_OR_LIST),
+        note="imported before the model is loaded",
+    ),
+    mapped("model.trust_remote_code", False, "model.trust_remote_code"),
+    mapped("model.lora_rank", 0, "model.lora.rank", read=lora),
+    _lora_row("model.lora_alpha", 16, "model.lora.alpha", value_type=NUMBER),
+    _lora_row("model.target_modules", "all-linear", "model.lora.targets", value_type=STRING_OR_LIST),
+    fused_kernels("model.use_liger"),
+)
+"""Rows of `model` that both SFT trainers have."""
 
 
 def checkpoint_contents_rows(section: str) -> tuple[KeyMapping, ...]:
@@ -325,13 +358,7 @@ _column_row = partial(mapped, read=answer_columns)
 _LATER = versions(
     *RESUME,
     *checkpoint_contents_rows("trainer.checkpoint"),
-    placement(
-        "trainer.device",
-        "cuda",
-        "this machine's GPU, or its CPU if there is no GPU",
-        value_type=STRING,
-        supported=only("cuda"),
-    ),
+    DEVICE,
     _column_row("data.train_max_samples", -1, "data.train.limit_tasks", note="-1 means all rows"),
     _column_row("data.val_max_samples", -1, "data.eval.0.limit_tasks", note="-1 means all rows"),
     mapped(
@@ -393,27 +420,8 @@ _MODEL = (
     placement("model.fsdp_config.wrap_policy.min_num_params", 0, NO_SHARDS, supported=only(0)),
     placement("model.fsdp_config.cpu_offload", False, NO_SHARDS, supported=only(False)),
     placement("model.fsdp_config.offload_params", False, NO_SHARDS, supported=only(False), inactive=_offload),
-    mapped(
-        "model.external_lib",
-        None,
-        "model.imports",
-        converts=NAMES,
-        value_type=nullable(STRING_OR_LIST),
-        note="imported before the model is loaded",
-    ),
     mapped("model.enable_gradient_checkpointing", False, "model.gradient_checkpointing", converts=SWITCH),
-    mapped("model.trust_remote_code", False, "model.trust_remote_code"),
-    mapped("model.lora_rank", 0, "model.lora.rank", read=lora),
-    mapped("model.lora_alpha", 16, "model.lora.alpha", read=lora, value_type=NUMBER, inactive=without_lora),
-    mapped(
-        "model.target_modules",
-        "all-linear",
-        "model.lora.targets",
-        read=lora,
-        value_type=STRING_OR_LIST,
-        inactive=without_lora,
-    ),
-    fused_kernels("model.use_liger"),
+    *MODEL,
 )
 _DATA = not_on_page(
     mapped("data.train_batch_size", 256, "trainer.tasks_per_step", note="counts rows"),
@@ -434,23 +442,17 @@ _DATA = not_on_page(
     _column_row(
         "data.response_key", "answer", "data.train.response", "data.eval.0.response", inactive=_columns
     ),
-    _column_row(
-        "data.prompt_dict_keys",
-        None,
-        "data.train.prompt",
-        "data.eval.0.prompt",
-        value_type=nullable(STRING_OR_LIST),
-        inactive=_columns,
-        note="keys inside the column, if it has mappings",
-    ),
-    _column_row(
-        "data.response_dict_keys",
-        None,
-        "data.train.response",
-        "data.eval.0.response",
-        value_type=nullable(STRING_OR_LIST),
-        inactive=_columns,
-        note="keys inside the column, if it has mappings",
+    *(
+        _column_row(
+            f"data.{name}_dict_keys",
+            None,
+            f"data.train.{name}",
+            f"data.eval.0.{name}",
+            value_type=nullable(STRING_OR_LIST),
+            inactive=_columns,
+            note="keys inside the column, if it has mappings",
+        )
+        for name in ("prompt", "response")
     ),
     _column_row("data.multiturn.enable", False, "data.train.response", "data.eval.0.response"),
     _column_row(
@@ -507,7 +509,7 @@ _DATA = not_on_page(
     ),
 )
 _TRAINER = not_on_page(
-    *INTERVALS,
+    *RUN,
     mapped(
         "data.micro_batch_size",
         None,
@@ -526,7 +528,6 @@ _TRAINER = not_on_page(
         )
     ),
     refused("trainer.resume_path", None, "a run resumes from its own folder; leave it null"),
-    *FOLDERS,
     mapped("trainer.total_epochs", 4, "trainer.duration", read=duration_in_epochs),
     mapped(
         "trainer.total_training_steps",
@@ -536,16 +537,6 @@ _TRAINER = not_on_page(
         value_type=nullable(INTEGER),
         note="may end the run before total_epochs, which schedules span",
     ),
-    mapped(
-        "trainer.logger",
-        ["console", "wandb"],
-        "record.monitors",
-        read=monitors,
-        value_type=MONITOR_NAMES,
-        warn=lacking_monitors,
-    ),
-    mapped("trainer.seed", 1, "seed", read=intervals),
-    placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
     placement("trainer.n_gpus_per_node", 8, ONE_GPU, supported=one_gpu),
     mapped("optim.betas", [0.9, 0.95], "trainer.optimizer.betas", converts=NUMBERS, value_type=BETAS),
     placement("ulysses_sequence_parallel_size", 1, NO_SHARDS, supported=only(1)),

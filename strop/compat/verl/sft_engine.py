@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.hydra.selection import ConfigSelection, select
-from strop.compat.ledger.conversions import NAMES, NUMBERS, SWITCH
+from strop.compat.ledger.conversions import NUMBERS, SWITCH
 from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -29,22 +29,13 @@ from strop.compat.ledger.placement_notes import (
     NO_QUANTIZED_TRAINING,
     NO_SHARDS,
     ONE_GPU,
-    ONE_MACHINE,
     OWN_KERNELS,
     fused_kernels,
 )
 from strop.compat.ledger.reader import read_dialect
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.compat.ledger.value_types import (
-    ANY,
-    BETAS,
-    INTEGER,
-    NUMBER,
-    STRING,
-    STRING_OR_LIST,
-    nullable,
-    one_of,
-)
+from strop.compat.ledger.value_types import ANY, BETAS, INTEGER, STRING, STRING_OR_LIST, nullable, one_of
+from strop.compat.verl import sft
 from strop.compat.verl.data import (
     NO_VIDEO,
     custom_class,
@@ -63,17 +54,13 @@ from strop.compat.verl.gpus import one_gpu
 from strop.compat.verl.hydra import SFT_ENGINE, read_command_line
 from strop.compat.verl.optim import ADAMW, OptimizerKeys
 from strop.compat.verl.sft import (
-    FOLDERS,
-    INTERVALS,
     checkpoint_contents_rows,
     length_limit,
-    lora,
     read_fsdp_trainer,
     row_columns,
-    without_lora,
     write_row_columns,
 )
-from strop.compat.verl.trainer import MONITOR_NAMES, RESUME, duration, lacking_monitors, monitors
+from strop.compat.verl.trainer import RESUME, duration
 from strop.config.load.loader import LoadedRun
 from strop.config.load.overrides import parse_overrides
 from strop.config.load.placement import here_requested
@@ -298,9 +285,8 @@ def _heads_only(foreign: ForeignValues, value: Any) -> bool:
 _MODEL = (
     mapped("model.path", "~/models/deepseek-llm-7b-chat", "model.path"),
     mapped("model.tokenizer_path", None, "model.tokenizer", value_type=nullable(STRING)),
-    mapped("model.external_lib", None, "model.imports", converts=NAMES, value_type=nullable(STRING_OR_LIST)),
+    *sft.MODEL,
     mapped("model.enable_gradient_checkpointing", True, "model.gradient_checkpointing", converts=SWITCH),
-    mapped("model.trust_remote_code", False, "model.trust_remote_code"),
     mapped(
         "model.custom_chat_template",
         None,
@@ -308,16 +294,6 @@ _MODEL = (
         read=template,
         value_type=nullable(STRING),
         note="Jinja text; null means the tokenizer's template",
-    ),
-    mapped("model.lora_rank", 0, "model.lora.rank", read=lora),
-    mapped("model.lora_alpha", 16, "model.lora.alpha", read=lora, value_type=NUMBER, inactive=without_lora),
-    mapped(
-        "model.target_modules",
-        "all-linear",
-        "model.lora.targets",
-        read=lora,
-        value_type=STRING_OR_LIST,
-        inactive=without_lora,
     ),
     *(
         refused(f"model.{name}", default, why, supported=_is_off)
@@ -334,7 +310,7 @@ _MODEL = (
         placement(f"model.{name}", False, OWN_KERNELS, supported=only(False))
         for name in ("use_shm", "enable_activation_offload")
     ),
-    *(fused_kernels(f"model.{name}") for name in ("use_liger", "use_fused_kernels")),
+    fused_kernels("model.use_fused_kernels"),
     *(placement_section(f"model.{name}", OWN_KERNELS) for name in ("fused_kernel_options", "tiled_mlp")),
     no_effect("model.lora.*", UNSET, "model.lora.rank is 0"),
     no_effect("model.mtp.enable", False, "tokens are trained one by one"),
@@ -382,8 +358,8 @@ _ENGINE = (
     placement_section("engine", NO_SHARDS),
 )
 _TRAINER = (
-    *INTERVALS,
-    *FOLDERS,
+    *sft.RUN,
+    sft.DEVICE,
     mapped("trainer.total_epochs", 4, "trainer.duration", read=duration),
     mapped(
         "trainer.total_training_steps",
@@ -393,30 +369,13 @@ _TRAINER = (
         value_type=nullable(INTEGER),
         note="schedules span it, and total_epochs may end the run before",
     ),
-    mapped(
-        "trainer.logger",
-        ["console", "wandb"],
-        "record.monitors",
-        read=monitors,
-        value_type=MONITOR_NAMES,
-        warn=lacking_monitors,
-    ),
-    mapped("trainer.seed", 1, "seed", read=INTERVALS[0].read),
     *RESUME,
-    placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
     placement("trainer.n_gpus_per_node", 1, ONE_GPU, supported=one_gpu),
     placement(
         "trainer.balance_batch",
         True,
         "the ranks of an update always share it by predicted cost",
         supported=only(True),
-    ),
-    placement(
-        "trainer.device",
-        "cuda",
-        "this machine's GPU, or its CPU if there is no GPU",
-        value_type=STRING,
-        supported=only("cuda"),
     ),
     no_effect("trainer.profile_interval", [-1, -1], "Strop does not profile a run", value_type=ANY),
     no_effect("profiler.*", UNSET, "Strop does not profile a run"),

@@ -191,7 +191,7 @@ def megatron_lora(foreign: ForeignValues) -> str | None:
 
 
 def is_later(foreign: ForeignValues) -> bool:
-    """Whether the configuration has a key of a later version of verl than 0.3.1, of whose documentation the rows are."""
+    """Whether the configuration has a key of a version of verl later than 0.3.1, which the defaults are of."""
     return any(row.since for row in foreign.written.values())
 
 

@@ -22,7 +22,7 @@ from strop.compat.ledger.placement_notes import NO_RAY
 from strop.compat.ledger.value_types import ANY, INTEGER, STRING, STRING_OR_LIST, ValueType, nullable, one_of
 from strop.compat.verl import async_units, gpus, switches
 from strop.compat.verl.critic import critic
-from strop.compat.verl.engine import NO_PROFILER, no_effect_section
+from strop.compat.verl.engine import NO_PROFILER
 from strop.config.schema import Run
 from strop.config.schema.record import MonitorName
 from strop.config.step_arithmetic import to_steps
@@ -349,7 +349,7 @@ _UNLISTED = not_on_page(
         value_type=STRING,
     ),
     *(placement_section(section, NO_RAY) for section in ("ray_kwargs", "ray_init", "transfer_queue")),
-    no_effect_section("global_profiler", NO_PROFILER),
+    no_effect("global_profiler.*", UNSET, NO_PROFILER),
     mapped(
         "trainer.total_training_steps",
         None,
@@ -390,11 +390,11 @@ _UNLISTED = not_on_page(
         note="evaluates the initial model and the checkpoints of trainer.default_local_dir, and does not train",
     ),
     *(
-        no_effect_section(f"trainer.{name}", NO_PROFILER)
+        no_effect(f"trainer.{name}.*", UNSET, NO_PROFILER)
         for name in ("controller_nsight_options", "worker_nsight_options")
     ),
     no_effect("trainer.profile_steps", None, NO_PROFILER),
-    no_effect_section("trainer.npu_profile", NO_PROFILER),
+    no_effect("trainer.npu_profile.*", UNSET, NO_PROFILER),
     no_effect("trainer.esi_redundant_time", 0, "a run saves when it receives SIGTERM", value_type=ANY),
     no_effect("trainer.use_legacy_worker_impl", UNSET, "there is one implementation"),
     no_effect("trainer.use_v1", True, "there is one trainer"),
