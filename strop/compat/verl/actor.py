@@ -14,6 +14,7 @@ from strop.compat.ledger.key_mapping import (
     any_inactive,
     mapped,
     no_effect,
+    no_effects,
     not_on_page,
     only,
     placement,
@@ -23,13 +24,7 @@ from strop.compat.ledger.key_mapping import (
     unless,
     written_by,
 )
-from strop.compat.ledger.placement_notes import (
-    NO_QUANTIZED_TRAINING,
-    NO_SHARDS,
-    ONE_TRAINER,
-    OWN_KERNELS,
-    TRAINER_MICRO_BATCHES,
-)
+from strop.compat.ledger.placement_notes import NO_QUANTIZED_TRAINING, NO_SHARDS, ONE_TRAINER, OWN_KERNELS
 from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.compat.verl import engine, switches
 from strop.compat.verl.algorithm import KL_LOSS, KL_NAMES
@@ -39,6 +34,7 @@ from strop.compat.verl.engine import (
     PARAMETER_DTYPES,
     default_only,
     half_parameters,
+    log_prob_rows,
     megatron_parallelism_rows,
     worker_rows,
 )
@@ -51,10 +47,10 @@ _ACTOR, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 
 def write_micro_batch(run: Run) -> Mapping[str, Any]:
     """Write the micro-batch size with the per-GPU keys."""
-    actor, size = _ACTOR, run.trainer.microbatch
+    size = run.trainer.microbatch
     if size.unit == "tokens":
-        return {f"{actor}.use_dynamic_bsz": True, f"{actor}.ppo_max_token_len_per_gpu": size.count}
-    return {f"{actor}.use_dynamic_bsz": False, f"{actor}.ppo_micro_batch_size_per_gpu": size.count}
+        return {f"{_ACTOR}.use_dynamic_bsz": True, f"{_ACTOR}.ppo_max_token_len_per_gpu": size.count}
+    return {f"{_ACTOR}.use_dynamic_bsz": False, f"{_ACTOR}.ppo_micro_batch_size_per_gpu": size.count}
 
 
 @written_by(write_micro_batch)
@@ -113,13 +109,13 @@ def epochs(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def write_kl_loss(run: Run) -> Mapping[str, Any]:
     """Write the switch and, where it is on, the coefficient and the estimator."""
-    actor, term = _ACTOR, getattr(run.algorithm, "kl_loss", None)
+    term = getattr(run.algorithm, "kl_loss", None)
     if term is None:
-        return {f"{actor}.use_kl_loss": False}
+        return {f"{_ACTOR}.use_kl_loss": False}
     return {
-        f"{actor}.use_kl_loss": True,
-        f"{actor}.kl_loss_coef": term.coef,
-        f"{actor}.kl_loss_type": KL_NAMES.get(term.estimator, term.estimator),
+        f"{_ACTOR}.use_kl_loss": True,
+        f"{_ACTOR}.kl_loss_coef": term.coef,
+        f"{_ACTOR}.kl_loss_type": KL_NAMES.get(term.estimator, term.estimator),
     }
 
 
@@ -274,48 +270,10 @@ _ROUTER_LOSS = (
         note="aux_loss balances each micro-batch in Megatron, and the update here, as global_aux_loss does",
     ),
 )
-_RECOMPUTATION = ("granularity", "method", "num_layers", "modules")
-REFERENCE_ROWS = tuple(
-    no_effect(
-        f"{_REF}.megatron.override_transformer_config.recompute_{name}",
-        UNSET,
-        "the reference model is not trained, so that nothing of it is recomputed",
-    )
-    for name in _RECOMPUTATION
-)
-"""Rows of Megatron's options for the reference model, whose forward pass no backward pass follows."""
 _REFERENCE_MODEL = (
     engine.REF_OFFLOAD,
     placement(f"{_REF}.fsdp_config.wrap_policy.min_num_params", 0, NO_SHARDS, supported=only(0)),
-    placement(
-        f"{_REF}.log_prob_micro_batch_size",
-        None,
-        TRAINER_MICRO_BATCHES,
-        value_type=nullable(INTEGER),
-        supported=only(None),
-        inactive=any_inactive(switches.reference, switches.ref_fixed),
-    ),
-    placement(
-        f"{_REF}.log_prob_micro_batch_size_per_gpu",
-        16,
-        TRAINER_MICRO_BATCHES,
-        supported=same_as(f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
-        inactive=any_inactive(switches.reference, switches.ref_fixed),
-    ),
-    placement(
-        f"{_REF}.log_prob_use_dynamic_bsz",
-        "${actor_rollout_ref.actor.use_dynamic_bsz}",
-        TRAINER_MICRO_BATCHES,
-        supported=same_as(f"{_ACTOR}.use_dynamic_bsz"),
-        inactive=switches.reference,
-    ),
-    placement(
-        f"{_REF}.log_prob_max_token_len_per_gpu",
-        "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}",
-        TRAINER_MICRO_BATCHES,
-        supported=same_as(f"{_ACTOR}.ppo_max_token_len_per_gpu"),
-        inactive=any_inactive(switches.reference, switches.ref_dynamic),
-    ),
+    *log_prob_rows(_REF, switches.reference),
     placement(
         f"{_REF}.ulysses_sequence_parallel_size",
         "${actor_rollout_ref.actor.ulysses_sequence_parallel_size}",
@@ -329,7 +287,11 @@ _REFERENCE_MODEL = (
             NO_SHARDS,
             supported=only(None),
         ),
-        *REFERENCE_ROWS,
+        *no_effects(
+            f"{_REF}.megatron.override_transformer_config",
+            (f"recompute_{name}" for name in ("granularity", "method", "num_layers", "modules")),
+            "the reference model is not trained, so that nothing of it is recomputed",
+        ),
         *megatron_parallelism_rows(f"{_REF}.megatron", any_inactive(switches.reference, switches.megatron)),
     ),
 )
@@ -343,7 +305,7 @@ def _quantized_training(section: str, inactive: InactiveCheck | None = None) -> 
     )
 
 
-def is_response_length(foreign: ForeignValues, value: Any) -> bool:
+def _is_response_length(foreign: ForeignValues, value: Any) -> bool:
     """Check that supports null and the maximum length of a response."""
     return value is None or bool(value == foreign["data.max_response_length"])
 
@@ -492,7 +454,7 @@ _UNLISTED = not_on_page(
         f"{_ACTOR}.loss_scale_factor",
         None,
         "the sum over tokens is divided by data.max_response_length; leave it null",
-        supported=is_response_length,
+        supported=_is_response_length,
         inactive=unless(f"{_ACTOR}.loss_agg_mode", "seq-mean-token-sum-norm"),
     ),
     no_effect(f"{_ACTOR}.sum_pi_squared_checkpointing", UNSET, _MEMORY),

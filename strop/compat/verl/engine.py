@@ -22,6 +22,7 @@ from strop.compat.ledger.key_mapping import (
     placement,
     placement_section,
     refused,
+    same_as,
     unless,
     written_by,
 )
@@ -31,6 +32,7 @@ from strop.compat.ledger.placement_notes import (
     NO_SHARDS,
     ONE_MACHINE,
     OWN_KERNELS,
+    TRAINER_MICRO_BATCHES,
 )
 from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING_OR_LIST, ValueType, nullable, one_of
 from strop.compat.verl import switches
@@ -38,6 +40,7 @@ from strop.compat.verl.gpus import gpus, uses_gpus
 from strop.config.schema import Run
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 
+_ACTOR, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 _HALF = ("fp16", "float16")
 PARAMETER_DTYPES = {
     "fp32": "float32",
@@ -92,6 +95,35 @@ def worker_rows(section: str, inactive: InactiveCheck | None = None) -> tuple[Ke
         placement_section(f"{section}.router_replay", ONE_ROUTING, inactive=inactive),
         refused(
             f"{section}.load_weight", True, "the weights are always loaded; leave it True", inactive=inactive
+        ),
+    )
+
+
+def log_prob_rows(section: str, off: InactiveCheck | None = None) -> tuple[KeyMapping, ...]:
+    """Rows of the micro-batches in which sampler and reference model compute log-probs: they are the actor's."""
+
+    def row(name: str, default: Any, of_actor: str, dynamic: bool | None = None) -> KeyMapping:
+        switch = unless(f"{section}.log_prob_use_dynamic_bsz", dynamic)
+        checks = (*(() if off is None else (off,)), *(() if dynamic is None else (switch,)))
+        supported = same_as(f"{_ACTOR}.{of_actor}") if of_actor else only(None)
+        return placement(
+            f"{section}.log_prob_{name}",
+            default,
+            TRAINER_MICRO_BATCHES,
+            supported=supported,
+            value_type=None if of_actor else nullable(INTEGER),
+            inactive=any_inactive(*checks) if checks else None,
+        )
+
+    return (
+        row("micro_batch_size", None, "", False),
+        row("micro_batch_size_per_gpu", 16, "ppo_micro_batch_size_per_gpu", False),
+        row("use_dynamic_bsz", f"${{{_ACTOR}.use_dynamic_bsz}}", "use_dynamic_bsz"),
+        row(
+            "max_token_len_per_gpu",
+            f"${{{_ACTOR}.ppo_max_token_len_per_gpu}}",
+            "ppo_max_token_len_per_gpu",
+            True,
         ),
     )
 
@@ -254,7 +286,6 @@ class RecomputedModel:
         return inactive
 
 
-_ACTOR, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 _FSDP, _MEGATRON = f"{_ACTOR}.fsdp_config", f"{_ACTOR}.megatron"
 _ULYSSES = f"{_ACTOR}.ulysses_sequence_parallel_size"
 _REF_OFFLOAD = f"{_REF}.fsdp_config.param_offload"

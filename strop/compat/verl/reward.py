@@ -12,6 +12,7 @@ from strop.compat.ledger.key_mapping import (
     empty,
     mapped,
     no_effect,
+    no_effects,
     not_on_page,
     only,
     placement,
@@ -144,15 +145,19 @@ def reward_model(foreign: ForeignValues) -> dict[str, Any]:
     return settings
 
 
+_BUFFER = "reward_model.reward_kwargs.overlong_buffer_cfg"
+
+
 def write_overlong_penalty(run: Run) -> Mapping[str, Any]:
     """Write the switch and, where it is on, the overlong penalty."""
-    at, penalty = (
-        "reward_model.reward_kwargs.overlong_buffer_cfg",
-        getattr(run.algorithm, "overlong_penalty", None),
-    )
+    penalty = getattr(run.algorithm, "overlong_penalty", None)
     if penalty is None:
-        return {f"{at}.enable": False}
-    return {f"{at}.enable": True, f"{at}.len": penalty.buffer_tokens, f"{at}.penalty_factor": penalty.factor}
+        return {f"{_BUFFER}.enable": False}
+    return {
+        f"{_BUFFER}.enable": True,
+        f"{_BUFFER}.len": penalty.buffer_tokens,
+        f"{_BUFFER}.penalty_factor": penalty.factor,
+    }
 
 
 @written_by(write_overlong_penalty)
@@ -160,14 +165,13 @@ def overlong_penalty(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read DAPO's overlong penalty, where it is on."""
     if switches.overlong_buffer(foreign):
         return {}
-    buffer = "reward_model.reward_kwargs.overlong_buffer_cfg"
-    if foreign[f"{buffer}.len"] is None:
+    if foreign[f"{_BUFFER}.len"] is None:
         raise foreign.error_for(
-            f"{buffer}.enable", f"{buffer}.enable is True; also write {buffer}.len, in tokens."
+            f"{_BUFFER}.enable", f"{_BUFFER}.enable is True; also write {_BUFFER}.len, in tokens."
         )
     return {
-        "algorithm.overlong_penalty.buffer_tokens": foreign[f"{buffer}.len"],
-        "algorithm.overlong_penalty.factor": foreign[f"{buffer}.penalty_factor"],
+        "algorithm.overlong_penalty.buffer_tokens": foreign[f"{_BUFFER}.len"],
+        "algorithm.overlong_penalty.factor": foreign[f"{_BUFFER}.penalty_factor"],
     }
 
 
@@ -459,14 +463,9 @@ _UNLISTED = not_on_page(
         64,
         "at most reward.workers x reward.sandbox.concurrency programs run at the same time",
     ),
+    mapped(f"{_BUFFER}.enable", False, "algorithm.overlong_penalty", read=overlong_penalty),
     mapped(
-        "reward_model.reward_kwargs.overlong_buffer_cfg.enable",
-        False,
-        "algorithm.overlong_penalty",
-        read=overlong_penalty,
-    ),
-    mapped(
-        "reward_model.reward_kwargs.overlong_buffer_cfg.len",
+        f"{_BUFFER}.len",
         UNSET,
         "algorithm.overlong_penalty.buffer_tokens",
         read=overlong_penalty,
@@ -474,45 +473,48 @@ _UNLISTED = not_on_page(
         inactive=switches.overlong_buffer,
     ),
     mapped(
-        "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor",
+        f"{_BUFFER}.penalty_factor",
         1.0,
         "algorithm.overlong_penalty.factor",
         read=overlong_penalty,
         inactive=switches.overlong_buffer,
     ),
-    no_effect(
-        "reward_model.reward_kwargs.overlong_buffer_cfg.log", False, "the metrics always include the penalty"
-    ),
+    no_effect(f"{_BUFFER}.log", False, "the metrics always include the penalty"),
     refused(
         "reward_model.reward_kwargs.max_resp_len",
         "${data.max_response_length}",
         "write data.max_response_length, which has the same meaning",
         supported=same_as("data.max_response_length"),
     ),
+    no_effect(
+        "reward_model.launch_reward_fn_async",
+        False,
+        "responses are always scored while others are sampled",
+        value_type=ANY,
+    ),
+    no_effect("reward.num_workers", 8, "responses are scored in parallel", value_type=ANY),
+    no_effect("reward_model.micro_batch_size", None, "write reward_model.micro_batch_size_per_gpu"),
+    *no_effects(
+        "reward_model",
+        (
+            *("strategy", "ulysses_sequence_parallel_size", "nccl_timeout", "megatron.*"),
+            "model.fsdp_config.*",
+        ),
+        "a single process scores",
+    ),
+    *no_effects(
+        "reward_model", ("use_dynamic_bsz", "forward_max_token_len_per_gpu"), "it changes only memory use"
+    ),
     *(
-        no_effect(key, default, why, value_type=ANY)
-        for key, default, why in (
-            (
-                "reward_model.launch_reward_fn_async",
-                False,
-                "responses are always scored while others are sampled",
-            ),
-            ("reward_model.strategy", UNSET, "a single process scores"),
-            ("reward_model.num_workers", UNSET, "responses are scored in parallel"),
-            ("reward.num_workers", 8, "responses are scored in parallel"),
-            ("reward_model.use_dynamic_bsz", UNSET, "it changes only memory use"),
-            ("reward_model.forward_max_token_len_per_gpu", UNSET, "it changes only memory use"),
-            ("reward_model.ulysses_sequence_parallel_size", UNSET, "a single process scores"),
-            ("reward_model.nccl_timeout", UNSET, "a single process scores"),
-            ("reward_model.load_weight", UNSET, "the weights are always loaded"),
-            ("reward_model.profiler.*", UNSET, "Strop does not profile a run"),
-            ("reward_model.megatron.*", UNSET, "a single process scores"),
-            ("reward_model.model.use_shm", UNSET, "the model is read from its folder"),
-            ("reward_model.model.use_remove_padding", UNSET, "sequences are always packed"),
-            ("reward_model.model.use_fused_kernels", UNSET, "Strop's own kernels are used"),
-            ("reward_model.model.fsdp_config.*", UNSET, "a single process scores"),
-            ("reward_model.micro_batch_size", None, "write reward_model.micro_batch_size_per_gpu"),
-            ("reward_model.reward_loop_source", UNSET, "reward_manager names the manager"),
+        no_effect(f"reward_model.{name}", UNSET, why)
+        for name, why in (
+            ("num_workers", "responses are scored in parallel"),
+            ("load_weight", "the weights are always loaded"),
+            ("profiler.*", "Strop does not profile a run"),
+            ("model.use_shm", "the model is read from its folder"),
+            ("model.use_remove_padding", "sequences are always packed"),
+            ("model.use_fused_kernels", "Strop's own kernels are used"),
+            ("reward_loop_source", "reward_manager names the manager"),
         )
     ),
     refused("reward_model.reward_loop_module_path", UNSET, "write a reward function", supported=empty),

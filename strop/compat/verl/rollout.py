@@ -23,24 +23,24 @@ from strop.compat.ledger.key_mapping import (
     same_as,
     written_by,
 )
-from strop.compat.ledger.placement_notes import NATIVE_SAMPLER, NO_SHARDS, ONE_MACHINE, TRAINER_MICRO_BATCHES
+from strop.compat.ledger.placement_notes import NATIVE_SAMPLER, NO_SHARDS, ONE_MACHINE
 from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING, ValueType, nullable, one_of
 from strop.compat.verl import gpus, switches
 from strop.compat.verl.data import all_tokens, tasksets
-from strop.compat.verl.engine import NO_PROFILER, ONE_ROUTING, ONE_SEED, default_only
+from strop.compat.verl.engine import NO_PROFILER, ONE_ROUTING, ONE_SEED, default_only, log_prob_rows
 from strop.compat.verl.switches import serving_engine
 from strop.config.schema import Run
 from strop.config.schema.inference_engine import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
 
 _ROLLOUT = "actor_rollout_ref.rollout"
-DTYPES = {
+_DTYPES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
     "float32": "float32",
     "fp32": "float32",
     "float": "float32",
 }
-HALF_DTYPES = ("float16", "fp16", "half")
+_HALF_DTYPES = ("float16", "fp16", "half")
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "vllm": {
         "tensor_model_parallel_size": "tensor_parallel",
@@ -68,7 +68,7 @@ _NOT_PASSED = {"vllm": ("swap_space",), "sglang": ("attention_backend",)}
 """Names in `engine_kwargs` that have a row of their own."""
 
 
-def with_serving(native: SupportCheck) -> SupportCheck:
+def _with_serving(native: SupportCheck) -> SupportCheck:
     """Check that supports every value with a serving engine, and otherwise those that the native sampler supports."""
     return lambda foreign, value: serving_engine(foreign) is not None or native(foreign, value)
 
@@ -108,7 +108,7 @@ def engine(foreign: ForeignValues) -> Mapping[str, Any]:
     return {f"rollout.engine.{field}": value for field, value in settings.items()}
 
 
-def serving_option(
+def _serving_option(
     key: str,
     default: Any,
     *,
@@ -135,7 +135,7 @@ def serving_option(
         default,
         instead,
         value_type=value_type,
-        supported=with_serving(native),
+        supported=_with_serving(native),
         inactive=not_passed,
         fields=tuple(fields),
         read=engine,
@@ -155,17 +155,17 @@ def precision(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the sampler's dtype: bfloat16 or float32, with a serving engine float16 too; in place of another, the
     trainer's."""
     named = foreign[f"{_ROLLOUT}.dtype"]
-    if named in HALF_DTYPES and serving_engine(foreign):
+    if named in _HALF_DTYPES and serving_engine(foreign):
         return {"rollout.engine.dtype": "float16"}
-    return {"rollout.engine.dtype": DTYPES.get(named, "model")}
+    return {"rollout.engine.dtype": _DTYPES.get(named, "model")}
 
 
-def supports_dtype(foreign: ForeignValues, value: Any) -> bool:
+def _supports_dtype(foreign: ForeignValues, value: Any) -> bool:
     """Check of `rollout.dtype`."""
-    return value in DTYPES or (value in HALF_DTYPES and serving_engine(foreign) is not None)
+    return value in _DTYPES or (value in _HALF_DTYPES and serving_engine(foreign) is not None)
 
 
-ENGINES = ("vllm", "sglang", "hf", "trtllm", "vllm_omni", "naive")
+_ENGINES = ("vllm", "sglang", "hf", "trtllm", "vllm_omni", "naive")
 """Names of rollouts in verl's versions."""
 _SINGLE_ROLLOUT_ESTIMATORS = ("gae", *switches.REWARD_OF_ONE, "reinforce_plus_plus", "remax")
 """Estimators that can learn from a single response per prompt."""
@@ -173,13 +173,13 @@ _SINGLE_ROLLOUT_ESTIMATORS = ("gae", *switches.REWARD_OF_ONE, "reinforce_plus_pl
 
 def write_sampling(run: Run) -> Mapping[str, Any]:
     """Write the sampling options; a top-k of -1 keeps all tokens."""
-    rollout, options = _ROLLOUT, run.rollout.sampling
+    options = run.rollout.sampling
     return {
-        f"{rollout}.do_sample": options.temperature > 0,
-        f"{rollout}.temperature": options.temperature or 1.0,
-        f"{rollout}.top_k": options.top_k or -1,
-        f"{rollout}.top_p": options.top_p,
-        f"{rollout}.ignore_eos": options.ignore_eos,
+        f"{_ROLLOUT}.do_sample": options.temperature > 0,
+        f"{_ROLLOUT}.temperature": options.temperature or 1.0,
+        f"{_ROLLOUT}.top_k": options.top_k or -1,
+        f"{_ROLLOUT}.top_p": options.top_p,
+        f"{_ROLLOUT}.ignore_eos": options.ignore_eos,
     }
 
 
@@ -187,23 +187,22 @@ def write_sampling(run: Run) -> Mapping[str, Any]:
 def sampling(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the sampling options of training responses; `do_sample: False` means greedy ones at any temperature. Several
     greedy responses to a prompt are refused."""
-    rollout = _ROLLOUT
-    count, samples = foreign[f"{rollout}.n"], foreign[f"{rollout}.do_sample"]
+    count, samples = foreign[f"{_ROLLOUT}.n"], foreign[f"{_ROLLOUT}.do_sample"]
     if not samples and (count > 1 or foreign["algorithm.adv_estimator"] == "remax"):
         others = (
             "the one with which remax compares it" if count == 1 else f"the other {count - 1} of its prompt"
         )
         raise foreign.error_for(
-            f"{rollout}.do_sample",
-            f"{rollout}.do_sample is False, and a greedy response is identical to {others}, so that nothing "
-            f"can be learned; write {rollout}.do_sample=True, or one response per prompt with an estimator that needs "
+            f"{_ROLLOUT}.do_sample",
+            f"{_ROLLOUT}.do_sample is False, and a greedy response is identical to {others}, so that nothing "
+            f"can be learned; write {_ROLLOUT}.do_sample=True, or one response per prompt with an estimator that needs "
             "no others, such as reinforce_plus_plus.",
         )
     return {
-        "rollout.sampling.temperature": foreign[f"{rollout}.temperature"] if samples else 0.0,
-        "rollout.sampling.top_k": all_tokens(foreign[f"{rollout}.top_k"]),
-        "rollout.sampling.top_p": foreign[f"{rollout}.top_p"],
-        "rollout.sampling.ignore_eos": foreign[f"{rollout}.ignore_eos"],
+        "rollout.sampling.temperature": foreign[f"{_ROLLOUT}.temperature"] if samples else 0.0,
+        "rollout.sampling.top_k": all_tokens(foreign[f"{_ROLLOUT}.top_k"]),
+        "rollout.sampling.top_p": foreign[f"{_ROLLOUT}.top_p"],
+        "rollout.sampling.ignore_eos": foreign[f"{_ROLLOUT}.ignore_eos"],
     }
 
 
@@ -240,13 +239,13 @@ def _pair(foreign: ForeignValues, count: int) -> int:
     return 2
 
 
-def is_long_enough(foreign: ForeignValues, value: Any) -> bool:
+def _is_long_enough(foreign: ForeignValues, value: Any) -> bool:
     """Check that supports a maximum sequence length that covers the longest prompt and response."""
     longest = foreign["data.max_prompt_length"] + foreign["data.max_response_length"]
     return value is None or bool(value >= longest)
 
 
-NO_REPLAY = (
+_NO_REPLAY = (
     "it trains on the rollouts of an earlier run, which other weights sampled, as if they were new, to measure the "
     "trainer's speed; Strop does not replay rollouts from a folder; leave it False, or train on given responses "
     "with strop verl sft"
@@ -260,7 +259,7 @@ _LISTED = (
         f"{_ROLLOUT}.name",
         "vllm",
         "the native sampler in the trainer's process",
-        value_type=one_of(*ENGINES),
+        value_type=one_of(*_ENGINES),
         supported=lambda foreign, value: serving_engine(foreign) is not None,
         fields=("rollout.engine.type",),
         read=engine,
@@ -283,25 +282,25 @@ _LISTED = (
         f"{_ROLLOUT}.dtype",
         "bfloat16",
         "the native sampler computes in the trainer's dtype, bfloat16 by default, and has no float16",
-        supported=supports_dtype,
-        value_type=one_of(*DTYPES, *HALF_DTYPES, "auto"),
+        supported=_supports_dtype,
+        value_type=one_of(*_DTYPES, *_HALF_DTYPES, "auto"),
         fields=("rollout.engine.dtype",),
         read=precision,
     ),
-    serving_option("gpu_memory_utilization", 0.5, native=never, value_type=NUMBER),
+    _serving_option("gpu_memory_utilization", 0.5, native=never, value_type=NUMBER),
     _sampling_row(
         f"{_ROLLOUT}.ignore_eos", False, "rollout.sampling.ignore_eos", "data.eval.0.sampling.ignore_eos"
     ),
-    serving_option("enforce_eager", True, native=only(True)),
+    _serving_option("enforce_eager", True, native=only(True)),
     gpus.RELEASE,
     placement(
         f"{_ROLLOUT}.load_format",
         "dummy_dtensor",
         "the sampler has the trainer's weights from the start",
-        supported=with_serving(never),
+        supported=_with_serving(never),
     ),
-    serving_option("tensor_model_parallel_size", 2, native=only(1), instead=NO_SHARDS),
-    serving_option("max_num_batched_tokens", 8192, native=never, value_type=nullable(INTEGER)),
+    _serving_option("tensor_model_parallel_size", 2, native=only(1), instead=NO_SHARDS),
+    _serving_option("max_num_batched_tokens", 8192, native=never, value_type=nullable(INTEGER)),
     mapped(
         f"{_ROLLOUT}.max_num_seqs",
         1024,
@@ -310,34 +309,7 @@ _LISTED = (
         "rollout.engine.max_running_requests",
         read=engine,
     ),
-    placement(
-        f"{_ROLLOUT}.log_prob_micro_batch_size",
-        None,
-        TRAINER_MICRO_BATCHES,
-        value_type=nullable(INTEGER),
-        supported=only(None),
-        inactive=switches.rollout_fixed,
-    ),
-    placement(
-        f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-        16,
-        TRAINER_MICRO_BATCHES,
-        supported=same_as("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
-        inactive=switches.rollout_fixed,
-    ),
-    placement(
-        f"{_ROLLOUT}.log_prob_use_dynamic_bsz",
-        "${actor_rollout_ref.actor.use_dynamic_bsz}",
-        TRAINER_MICRO_BATCHES,
-        supported=same_as("actor_rollout_ref.actor.use_dynamic_bsz"),
-    ),
-    placement(
-        f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
-        "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}",
-        TRAINER_MICRO_BATCHES,
-        supported=same_as("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
-        inactive=switches.rollout_dynamic,
-    ),
+    *log_prob_rows(_ROLLOUT),
     _sampling_row(
         f"{_ROLLOUT}.do_sample",
         True,
@@ -348,14 +320,14 @@ _LISTED = (
         f"{_ROLLOUT}.engine_kwargs.vllm.swap_space",
         None,
         "vLLM has no swap space since its engine V1: it computes preempted sequences again",
-        supported=with_serving(only(None)),
+        supported=_with_serving(only(None)),
         inactive=switches.vllm,
     ),
     placement(
         f"{_ROLLOUT}.engine_kwargs.sglang.attention_backend",
         None,
         NATIVE_SAMPLER,
-        supported=with_serving(only(None)),
+        supported=_with_serving(only(None)),
         value_type=nullable(STRING),
         inactive=switches.sglang,
         fields=("rollout.engine.attention_backend",),
@@ -394,11 +366,11 @@ _LISTED = (
 )
 _UNLISTED = not_on_page(
     gpus.DATA_PARALLEL,
-    serving_option("enable_chunked_prefill", True, native=only(False)),
-    serving_option("max_model_len", None, native=is_long_enough, value_type=nullable(INTEGER)),
-    serving_option("enable_prefix_caching", True, native=only(True), value_type=ANY),
-    serving_option("pipeline_model_parallel_size", 1, native=only(1), value_type=ANY, instead=NO_SHARDS),
-    serving_option(
+    _serving_option("enable_chunked_prefill", True, native=only(False)),
+    _serving_option("max_model_len", None, native=_is_long_enough, value_type=nullable(INTEGER)),
+    _serving_option("enable_prefix_caching", True, native=only(True), value_type=ANY),
+    _serving_option("pipeline_model_parallel_size", 1, native=only(1), value_type=ANY, instead=NO_SHARDS),
+    _serving_option(
         "quantization",
         None,
         native=only(None),
@@ -410,13 +382,13 @@ _UNLISTED = not_on_page(
         "sync",
         "an engine's requests are always asynchronous, and the native sampler runs in the trainer's process",
         value_type=one_of("sync", "async"),
-        supported=with_serving(only("sync")),
+        supported=_with_serving(only("sync")),
     ),
     placement(
         f"{_ROLLOUT}.disable_log_stats",
         True,
         "an engine's own statistics are not printed",
-        supported=with_serving(only(True)),
+        supported=_with_serving(only(True)),
     ),
     placement(f"{_ROLLOUT}.layered_summon", False, NATIVE_SAMPLER, supported=only(False)),
     *(
@@ -461,7 +433,7 @@ _UNLISTED = not_on_page(
         "verl ends the slowest responses of a step unfinished, as empty ones; Strop finishes every response; write 0, "
         "or bound a rollout's time by rollout.timeout_seconds in a run file",
     ),
-    refused(f"{_ROLLOUT}.skip_rollout", False, NO_REPLAY),
+    refused(f"{_ROLLOUT}.skip_rollout", False, _NO_REPLAY),
     no_effect(f"{_ROLLOUT}.skip_dump_dir", UNSET, _NOT_SKIPPED),
     refused(
         f"{_ROLLOUT}.use_fire_sampling",
@@ -480,30 +452,24 @@ _UNLISTED = not_on_page(
         value_type=nullable(INTEGER),
         note="a row with more images is an error",
     ),
-    placement(
-        f"{_ROLLOUT}.engine_kwargs.vllm.*",
-        UNSET,
-        NATIVE_SAMPLER,
-        supported=with_serving(never),
-        inactive=switches.vllm,
-        fields=("rollout.engine.engine_kwargs",),
-        read=engine,
-    ),
-    placement(
-        f"{_ROLLOUT}.engine_kwargs.sglang.*",
-        UNSET,
-        NATIVE_SAMPLER,
-        supported=with_serving(never),
-        inactive=switches.sglang,
-        fields=("rollout.engine.engine_kwargs",),
-        read=engine,
+    *(
+        placement(
+            f"{_ROLLOUT}.engine_kwargs.{name}.*",
+            UNSET,
+            NATIVE_SAMPLER,
+            supported=_with_serving(never),
+            inactive=inactive,
+            fields=("rollout.engine.engine_kwargs",),
+            read=engine,
+        )
+        for name, inactive in (("vllm", switches.vllm), ("sglang", switches.sglang))
     ),
     *(
-        refused(f"skip.{name}.enable", False, NO_REPLAY)
+        refused(f"skip.{name}.enable", False, _NO_REPLAY)
         for name in ("rollout", "rollout_tq", "async_rollout")
     ),
     no_effect("skip.*", UNSET, "rollouts are never skipped"),
-    refused(f"{_ROLLOUT}.skip.enable", False, NO_REPLAY),
+    refused(f"{_ROLLOUT}.skip.enable", False, _NO_REPLAY),
     no_effect(f"{_ROLLOUT}.skip.*", UNSET, _NOT_SKIPPED),
 )
 ROWS = (*_LISTED, *_UNLISTED)

@@ -126,10 +126,6 @@ MEGATRON = ("megatron", "mindspeed")
 megatron = unless("actor_rollout_ref.actor.strategy", *MEGATRON)
 dynamic_batch = unless("actor_rollout_ref.actor.use_dynamic_bsz", True)
 fixed_batch = unless("actor_rollout_ref.actor.use_dynamic_bsz", False)
-rollout_dynamic = unless("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", True)
-rollout_fixed = unless("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", False)
-ref_dynamic = unless("actor_rollout_ref.ref.log_prob_use_dynamic_bsz", True)
-ref_fixed = unless("actor_rollout_ref.ref.log_prob_use_dynamic_bsz", False)
 
 
 def fsdp(foreign: ForeignValues) -> str | None:
