@@ -22,7 +22,7 @@ from experiences import unsampled
 
 from strop.config.units import Amount
 from strop.data.packing import plan_micro_batches
-from strop.training.ranks.balance import plan_for_ranks, predicted_cost, predicted_time, rank_costs
+from strop.training.ranks.share import plan_for_ranks, predicted_cost, predicted_time, rank_costs
 from strop.types import Experience
 
 TASKS, ROLLOUTS, STEPS, HIDDEN = 64, 8, 10, 896

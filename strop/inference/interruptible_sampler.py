@@ -10,7 +10,7 @@ import torch
 
 from strop.config.schema.synchronizer import PauseMode
 from strop.errors import InferenceError
-from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.native.pending_request import StopStringMatcher
 from strop.inference.partial_completion import continuation, joined
 from strop.protocols import EngineCapabilities, InferenceEngine, TrainerAddress
 from strop.types import Completion, SampleRequest

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.native.pending_request import StopStringMatcher
 from strop.inference.stop_cut import cut_at_stop
 from strop.inference.token_versions import split_versions
 from strop.seeds import derive_seed

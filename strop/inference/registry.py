@@ -25,7 +25,7 @@ from strop.errors import InferenceError
 from strop.inference.native import NativeEngine
 from strop.inference.openai import OpenAiEngine
 from strop.inference.serving import ServingEngine
-from strop.inference.serving.images import serves_images
+from strop.inference.serving.backend import serves_images
 from strop.inference.sglang import SglangBackend, SglangServerBackend
 from strop.inference.vllm import VllmBackend
 from strop.inference.vllm.library import is_vllm_installed

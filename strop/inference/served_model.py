@@ -19,11 +19,9 @@ from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.data.images.messages import media_of
 from strop.data.images.prompt_images import RunImages
 from strop.errors import StropError
-from strop.inference.endpoint.choices import TextChoice, TokenLogprob
 from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
-from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
-from strop.inference.endpoint.request import ChatRequest
-from strop.inference.endpoint.response import ChatChoice, ChatResponse
+from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED, BadRequest, ChatRequest
+from strop.inference.endpoint.response import ChatChoice, ChatResponse, TextChoice, TokenLogprob
 from strop.inference.request_validation import validate_request
 from strop.models.loading import load_config, load_generation_config, load_tokenizer
 from strop.protocols import InferenceEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.native.pending_request import StopStringMatcher
 from strop.types import Completion
 
 

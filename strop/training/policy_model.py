@@ -35,10 +35,15 @@ from strop.models.routers import experts_per_token, router_logits
 from strop.models.shared_weights import named_weights
 from strop.models.vision.model_images import ModelImages
 from strop.protocols import LossFn, SharedWeights, UnmergedWeights
-from strop.training.checkpoints.file_names import REFERENCE_FILE, RNG_FILE
 from strop.training.checkpoints.sharded_tensors import ShardedTensors
 from strop.training.checkpoints.snapshot import LocalSnapshot
-from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
+from strop.training.checkpoints.tensor_files import (
+    REFERENCE_FILE,
+    RNG_FILE,
+    get_rng_state,
+    read_tensors,
+    set_rng_state,
+)
 from strop.training.optimized_model import OptimizedModel, mark_last
 from strop.training.parallel.parallelize import DirectCall, ModelCall, Parallelizer
 from strop.training.specs import PolicySpec

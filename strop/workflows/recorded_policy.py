@@ -11,11 +11,9 @@ from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.messages import Tools
 from strop.data.images.messages import mentions_images
 from strop.errors import DataError, ModelError
-from strop.inference.endpoint.choices import TextChoice, TokenLogprob
 from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
-from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
-from strop.inference.endpoint.request import ChatRequest
-from strop.inference.endpoint.response import ChatChoice, ChatResponse
+from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED, BadRequest, ChatRequest
+from strop.inference.endpoint.response import ChatChoice, ChatResponse, TextChoice, TokenLogprob
 from strop.types import Message
 from strop.workflows.result import ContextLengthExceeded
 from strop.workflows.session import Conversation, RolloutSession

@@ -10,14 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from strop.inference.native.model.adapter import is_applicable
-from strop.inference.native.model.compaction import plan_compaction
 from strop.inference.native.model.decoder import NativeModelRunner
-from strop.inference.native.model.decoding_steps import DecodingSteps, DirectSteps
-from strop.inference.native.model.runner import Prompt
-from strop.inference.native.pending_request import PendingRequest, SampleCall, prompt_key
+from strop.inference.native.model.runner import DecodingSteps, DirectSteps, Prompt, plan_compaction
+from strop.inference.native.model.weights import is_applicable
+from strop.inference.native.pending_request import PendingRequest, SampleCall, StopStringMatcher, prompt_key
 from strop.inference.native.sequences import SequenceBatch
-from strop.inference.native.stopping import StopStringMatcher
 from strop.models.lora import low_rank_updates
 from strop.models.packed_attention.forward import base_model
 from strop.models.shared_weights import named_weights

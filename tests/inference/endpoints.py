@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
-from strop.inference.endpoint.errors import BadRequest
-from strop.inference.endpoint.request import ChatRequest
+from strop.inference.endpoint.request import BadRequest, ChatRequest
 from strop.inference.endpoint.response import ChatChoice, ChatResponse
 from strop.inference.endpoint.server import EndpointAccess, EndpointModel, EndpointServer
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from strop.inference.native.model.decoding_steps import DirectSteps, RecordedSteps, Step
+from strop.inference.native.model.runner import DirectSteps, RecordedSteps, Step
 
 
 class OperatorRecorder:

@@ -12,15 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.inference.endpoint.choices import TextChoice, TokenLogprob
 from strop.inference.endpoint.completions import (
     CompletionResponse,
     completion_response_body,
     parse_completion_request,
 )
-from strop.inference.endpoint.errors import BadRequest
-from strop.inference.endpoint.json_body import parse_json
-from strop.inference.endpoint.request import ChatRequest, parse_chat_request
+from strop.inference.endpoint.request import BadRequest, ChatRequest, parse_chat_request, parse_json
+from strop.inference.endpoint.response import TextChoice, TokenLogprob
 from strop.inference.served_model import ServedModel
 from strop.types import SamplingParams
 from tests.inference.endpoints import GOOD, tiny_model

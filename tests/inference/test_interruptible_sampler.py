@@ -12,7 +12,7 @@ import pytest
 
 from strop.errors import InferenceError
 from strop.inference.interruptible_sampler import InterruptibleSampler
-from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.native.pending_request import StopStringMatcher
 from strop.inference.partial_completion import continuation, joined
 from strop.types import Completion, FinishReason, SampleRequest, SamplingParams
 from strop.workers.event_loop_thread import EventLoopThread

@@ -26,9 +26,7 @@ from strop.errors import (
 from strop.inference.native import NativeEngine
 from strop.inference.native.engine import NATIVE_CAPABILITIES
 from strop.inference.pool import EnginePool, EngineSpec
-from strop.inference.pool.messages import EngineCreated
-from strop.inference.pool.pool_request import PoolRequest
-from strop.inference.pool.progress import ProgressWatch
+from strop.inference.pool.messages import EngineCreated, PoolRequest, ProgressWatch
 from strop.inference.registry import running_engine
 from strop.protocols import TrainerAddress
 from strop.types import Completion, EngineStatistics, SampleRequest, SamplingParams

@@ -13,7 +13,7 @@ import torch
 
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.inference.native import NativeEngine
-from strop.inference.native.model.decoding_steps import DecodingSteps, RecordedSteps
+from strop.inference.native.model.runner import DecodingSteps, RecordedSteps
 from strop.models.shared_weights import named_weights
 from strop.types import Completion, SampleRequest, SamplingParams
 from tests.cases import nightly

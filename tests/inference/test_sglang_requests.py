@@ -13,15 +13,15 @@ from transformers import Qwen2Config
 from strop.config.schema.inference_engine import SglangEngineConfig
 from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.errors import ConfigError, InferenceError
-from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.native.pending_request import StopStringMatcher
 from strop.inference.sglang.arguments import (
     RESERVED_TOKENS,
     adapter_arguments,
     add_engine_kwargs,
     engine_arguments,
 )
+from strop.inference.sglang.library import CompletionStatistics
 from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
-from strop.inference.sglang.statistics import CompletionStatistics
 from strop.inference.stop_cut import cut_at_stop
 from strop.types import Completion, EngineStatistics, SampleRequest, SamplingParams
 from tests.inference.helpers import Letters

@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.data.encoding.model_tokens import eos_token_ids
 from strop.inference.native import NativeEngine
-from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.native.pending_request import StopStringMatcher
 from strop.models.shared_weights import named_weights
 from strop.types import SamplingParams
 from tests.inference.helpers import full_logits, random_prompts, requests_for, sample

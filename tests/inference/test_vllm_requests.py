@@ -17,16 +17,17 @@ from strop.config.schema.data import ImagesConfig
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import ConfigError, InferenceError, ModelError
-from strop.inference.serving.images import request_images
-from strop.inference.vllm.arguments import (
+from strop.inference.serving.backend import request_images
+from strop.inference.vllm.library import StatisticsRecorder, VllmLibrary
+from strop.inference.vllm.requests import (
     add_engine_kwargs,
+    check_temperature,
     engine_arguments,
     size_cache_on_cpu,
+    to_completion,
+    to_vllm,
     vision_arguments,
 )
-from strop.inference.vllm.library import VllmLibrary
-from strop.inference.vllm.requests import check_temperature, to_completion, to_vllm
-from strop.inference.vllm.statistics import StatisticsRecorder
 from strop.inference.vllm.worker_extension import CpuGenerator
 from strop.models.loading import load_config
 from strop.models.vision.tiny import make_vision_model

@@ -20,8 +20,7 @@ from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.config.schema.synchronizer import BoundedStyleConfig, CollectiveSyncConfig, FixedStyleConfig
 from strop.errors import CheckpointError, PlacementError, WeightTransferError
 from strop.inference.weight_transfer import buckets, process_group, shared_buffer
-from strop.inference.weight_transfer.bucket_receiver import BucketReceiver
-from strop.inference.weight_transfer.buckets import Bucket, pack_buckets
+from strop.inference.weight_transfer.buckets import Bucket, BucketReceiver, pack_buckets
 from strop.inference.weight_transfer.client import WeightClient
 from strop.models.loading import load_model
 from strop.models.lora import add_lora, merged_weights

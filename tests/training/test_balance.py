@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strop.config.units import Amount
 from strop.data.packing import plan_micro_batches, planned_experiences
-from strop.training.ranks.balance import plan_for_ranks, predicted_cost, predicted_time, rank_costs
+from strop.training.ranks.share import plan_for_ranks, predicted_cost, predicted_time, rank_costs
 from strop.types import Experience
 from tests.models.models import experience
 

@@ -10,8 +10,7 @@ import pytest
 
 from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.errors import DataError
-from strop.inference.endpoint.errors import BadRequest
-from strop.inference.endpoint.request import ChatRequest, parse_chat_request
+from strop.inference.endpoint.request import BadRequest, ChatRequest, parse_chat_request
 from strop.workflows.recorded_policy import RecordedConversations, RecordedPolicy
 
 

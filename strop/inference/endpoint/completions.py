@@ -12,11 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from strop.inference.endpoint.choices import TextChoice
-from strop.inference.endpoint.errors import BadRequest
-from strop.inference.endpoint.fields import (
+from strop.inference.endpoint.request import (
     MAX_CHOICES,
     MAX_TOP_LOGPROBS,
+    BadRequest,
     check_keys,
     parse_count,
     parse_flag,
@@ -25,8 +24,9 @@ from strop.inference.endpoint.fields import (
     parse_number,
     parse_stop,
     parse_token_ids,
+    quote,
 )
-from strop.inference.endpoint.json_body import quote
+from strop.inference.endpoint.response import TextChoice
 from strop.types import IntArray, SamplingParams
 
 _ACCEPTED_KEYS = frozenset(

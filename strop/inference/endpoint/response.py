@@ -1,4 +1,4 @@
-"""Chat responses, as one body or as a stream of chunks."""
+"""Chat responses with their choices, as one body or as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,33 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from strop.data.encoding.tool_calls import ToolCall
-from strop.inference.endpoint.choices import TokenLogprob
 from strop.inference.endpoint.request import ChatRequest
 from strop.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log-prob, with the most likely tokens at its position."""
+
+    token: int
+    """Token id."""
+    text: str
+    """Text of the token by itself."""
+    logprob: float | None
+    """Log-prob in nats; None for the first token of a prompt."""
+    top: tuple[tuple[str, float], ...] = ()
+    """Texts and log-probs of the most likely tokens, in descending order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextChoice:
+    """One of the texts with which `/v1/completions` answers."""
+
+    text: str
+    finish_reason: FinishReason
+    tokens: tuple[TokenLogprob, ...]
+    """Tokens of the text; with `echo`, of the prompt and the text."""
+
 
 _REPLACEMENT_CHARACTER = "\ufffd"
 """Text of a token that holds a part of a character."""

@@ -21,10 +21,8 @@ from strop.inference.endpoint.completions import (
     completion_response_body,
     parse_completion_request,
 )
-from strop.inference.endpoint.errors import BadRequest
-from strop.inference.endpoint.json_body import parse_json
 from strop.inference.endpoint.metrics import CONTENT_TYPE, EndpointMetrics
-from strop.inference.endpoint.request import parse_chat_request
+from strop.inference.endpoint.request import BadRequest, parse_chat_request, parse_json
 from strop.inference.endpoint.response import ChatModel, chat_chunks, chat_response_body
 from strop.workers.event_loop_thread import EventLoopThread
 

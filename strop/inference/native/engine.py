@@ -15,17 +15,15 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, Pr
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.data.encoding.model_tokens import eos_token_ids
 from strop.errors import InferenceError
-from strop.inference.native.model.adapter import is_applicable
 from strop.inference.native.model.architecture import native_unsupported_reason
 from strop.inference.native.model.decoder import NativeModelRunner
-from strop.inference.native.model.decoding_steps import CudaGraphRecorder, RecordedSteps
 from strop.inference.native.model.huggingface import HuggingFaceModelRunner
-from strop.inference.native.model.runner import ModelRunner
-from strop.inference.native.pending_request import PendingRequest, SampleCall, prompt_key
+from strop.inference.native.model.runner import CudaGraphRecorder, ModelRunner, RecordedSteps
+from strop.inference.native.model.weights import is_applicable
+from strop.inference.native.pending_request import PendingRequest, SampleCall, StopStringMatcher, prompt_key
 from strop.inference.native.scheduler import EngineStats, Scheduler
 from strop.inference.native.sequences import SequenceBatch
 from strop.inference.native.step_lock import StepLock
-from strop.inference.native.stopping import StopStringMatcher
 from strop.inference.request_validation import refuse_prompt_logprobs, validate_request
 from strop.inference.weight_files import read_weights
 from strop.models.shared_weights import model_weights

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from strop.inference.native.model.compaction import plan_compaction
-from strop.inference.native.model.runner import ModelRunner, Prompt, TokenScores
+from strop.inference.native.model.runner import ModelRunner, Prompt, TokenScores, plan_compaction
 from strop.inference.native.pending_request import PendingRequest, SampleCall
 from strop.inference.native.sequences import SequenceBatch
 from strop.inference.native.statistics import StepStatistics

@@ -8,11 +8,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from strop.inference.native.model.compaction import Compaction
-from strop.inference.native.pending_request import PendingRequest
-from strop.inference.native.repetition import SeenTokenMask
-from strop.inference.native.stopping import StopStringMatcher, TokenSetTable
-from strop.inference.native.token_sampling import SamplingMetadata, build_sampling_metadata, sample_tokens
+from strop.inference.native.model.runner import Compaction
+from strop.inference.native.pending_request import PendingRequest, StopStringMatcher, TokenSetTable
+from strop.inference.native.token_sampling import (
+    SamplingMetadata,
+    SeenTokenMask,
+    build_sampling_metadata,
+    sample_tokens,
+)
 from strop.inference.stop_tokens import effective_stop_tokens
 from strop.inference.token_versions import split_versions
 from strop.types import BoolArray, Completion, FinishReason, FloatArray

@@ -1,4 +1,4 @@
-"""Sampling of tokens from logits, with the log-probs of the sampled tokens."""
+"""Sampling of tokens from logits: repetition penalty, Hugging Face's filters, and log-probs of the result."""
 
 from __future__ import annotations
 
@@ -9,13 +9,36 @@ from functools import partial
 
 import torch
 
-from strop.inference.native.logit_filters import (
-    apply_repetition_penalty,
-    filter_min_p,
-    filter_top_k,
-    filter_top_p,
-)
+from strop.inference.native.model.runner import Compaction
+from strop.inference.native.pending_request import PendingRequest
 from strop.types import SamplingParams
+
+
+def apply_repetition_penalty(scores: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> None:
+    """Make tokens in `seen` [n, V] bool less likely if the penalty is above 1 (arXiv 1909.05858)."""
+    penalized = torch.where(scores < 0, scores * penalty, scores / penalty)
+    torch.where(seen, penalized, scores, out=scores)
+
+
+def filter_top_k(scores: torch.Tensor, top_k: torch.Tensor, *, largest: int) -> None:
+    """Keep the k most likely tokens, and all that tie with the last of them; `largest` is the largest k."""
+    limit = min(largest, scores.shape[1])
+    highest = scores.topk(limit, dim=-1).values
+    scores.masked_fill_(scores < highest.gather(1, top_k.clamp(max=limit) - 1), -torch.inf)
+
+
+def filter_top_p(scores: torch.Tensor, tail: torch.Tensor) -> None:
+    """Drop the least likely tokens with a total probability of at most `tail` = 1 - top_p (arXiv 1904.09751)."""
+    ordered, order = scores.sort(dim=-1)
+    dropped = ordered.softmax(dim=-1).cumsum_(dim=-1) <= tail
+    dropped[:, -1] = False
+    scores.masked_fill_(torch.zeros_like(dropped).scatter_(1, order, dropped), -torch.inf)
+
+
+def filter_min_p(scores: torch.Tensor, min_p: torch.Tensor) -> None:
+    """Drop tokens less likely than `min_p` times the most likely token (arXiv 2407.01082)."""
+    probabilities = scores.softmax(dim=-1)
+    scores.masked_fill_(probabilities < min_p * probabilities.amax(dim=-1, keepdim=True), -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +222,48 @@ def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor
     """
     below_end = cumulative[:, -1:] * (1 - 2.0**-20)
     return torch.searchsorted(cumulative, torch.minimum(target, below_end), right=True)
+
+
+class SeenTokenMask:
+    """[N, V] bool; allocated when the first sequence with a penalty arrives."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._table = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        self._used = 0
+
+    def add(self, requests: Sequence[PendingRequest]) -> None:
+        """Append rows that hold the tokens of the prompts."""
+        has_penalty = any(pending.request.sampling.repetition_penalty != 1 for pending in requests)
+        if not (has_penalty or len(self._table)):
+            self._used += len(requests)
+            return
+        first = self._used
+        self._used += len(requests)
+        self._reserve(self._used)
+        for row, pending in enumerate(requests, start=first):
+            prompt = torch.from_numpy(pending.request.prompt_ids).to(self._table.device, torch.int64)
+            self._table[row] = False
+            self._table[row, prompt] = True
+
+    def mark(self, tokens: torch.Tensor, first: int) -> None:
+        """Add one sampled token to each row from `first` on."""
+        if len(self._table):
+            rows = torch.arange(first, first + len(tokens), device=tokens.device)
+            self._table[rows, tokens] = True
+
+    def mask_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, V] bool of these rows [n]."""
+        return self._table[rows]
+
+    def compact(self, compaction: Compaction) -> None:
+        """Remove finished rows."""
+        self._used = compaction.after
+        if len(self._table):
+            compaction.apply(self._table)
+
+    def _reserve(self, rows: int) -> None:
+        if rows > len(self._table):
+            extra = self._table.new_zeros(
+                max(rows, 2 * len(self._table)) - len(self._table), self._table.shape[1]
+            )
+            self._table = torch.cat((self._table, extra))

@@ -18,8 +18,7 @@ import numpy as np
 
 from strop.errors import EngineLostError, InferenceError
 from strop.inference.server_client import ServerClient
-from strop.inference.vllm.arguments import WORKER_EXTENSION
-from strop.inference.vllm.requests import completed, sampling_arguments
+from strop.inference.vllm.requests import WORKER_EXTENSION, completed, sampling_arguments
 from strop.types import Completion, SampleRequest
 
 _UNLABELED = "default"

@@ -25,6 +25,7 @@ from strop.errors import (
 )
 from strop.inference.pool.engine_worker import run_engine_worker
 from strop.inference.pool.messages import (
+    REPEAT_SECONDS,
     AbortRequests,
     CancelRequests,
     CommandCompleted,
@@ -33,24 +34,23 @@ from strop.inference.pool.messages import (
     EngineCreated,
     EngineFailure,
     EngineReply,
+    EngineSpec,
+    FailedTransfer,
     LoadAdapter,
+    PoolRequest,
     ProgressReport,
+    ProgressWatch,
+    RequestBatch,
     RequestCompleted,
     SetMemory,
     SetRunning,
     StatisticsTaken,
     TakeStatistics,
     TransferFailed,
-)
-from strop.inference.pool.pool_request import (
-    EngineSpec,
-    PoolRequest,
-    RequestBatch,
+    WeightCommand,
     set_result,
     submit_message,
 )
-from strop.inference.pool.progress import ProgressWatch
-from strop.inference.pool.weight_command import REPEAT_SECONDS, FailedTransfer, WeightCommand
 from strop.types import Completion, EngineStatistics
 from strop.workers.restarts import RestartBudget
 from strop.workers.start import WorkerPlacement, start_worker

@@ -16,14 +16,15 @@ from strop.errors import InferenceError, WeightTransferError
 from strop.inference.pool.engine_handle import EngineHandle
 from strop.inference.pool.messages import (
     EngineCreated,
+    EngineSpec,
     LoadAdapter,
     LoadWeights,
+    PoolRequest,
     ReceiveWeights,
     SetMemory,
     TakeStatistics,
+    WeightCommand,
 )
-from strop.inference.pool.pool_request import EngineSpec, PoolRequest
-from strop.inference.pool.weight_command import WeightCommand
 from strop.inference.weight_files import share_weights
 from strop.protocols import EngineCapabilities, TrainerAddress
 from strop.types import Completion, EngineStatistics, SampleRequest

@@ -1,12 +1,24 @@
-"""Interface of a serving library to `ServingEngine`."""
+"""Interface of a serving library to `ServingEngine`, with the options and images that libraries take alike."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from strop.errors import EngineLostError
+from PIL import Image
+from transformers import PretrainedConfig
+
+from strop.config.image_families import GRID_FAMILIES
+from strop.config.schema.data import ImagesConfig
+from strop.config.schema.inference_engine import ServingEngineConfig
+from strop.config.schema.model import ModelConfig
+from strop.config.suggest import did_you_mean
+from strop.errors import ConfigError, EngineLostError, InferenceError, ModelError
 from strop.inference.weight_transfer.client import WeightOffer
+from strop.models.vision.image_processor import GridImageProcessor
+from strop.models.vision.model_images import ModelImages
 from strop.protocols import EngineCapabilities
 from strop.types import Completion, EngineStatistics, SampleRequest
 
@@ -126,3 +138,120 @@ class ServingBackend(Protocol):
     def lost(self, error: Exception) -> EngineLostError | None:
         """The error to raise instead if a process of the library has ended, otherwise None."""
         ...
+
+
+def given_options(section: ServingEngineConfig, names: Mapping[str, str]) -> dict[str, Any]:
+    """The section's options under the library's names; an option without a value is left out.
+
+    `names` has the library's name of each field.
+    """
+    options = {name: getattr(section, field) for field, name in names.items()}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def check_engine_kwargs(
+    section: ServingEngineConfig,
+    names: Mapping[str, str],
+    *,
+    set_by_strop: Collection[str],
+    known: Collection[str],
+    owner: str,
+) -> None:
+    """Raise `ConfigError` for an argument that the library does not have, and for one that Strop sets.
+
+    `names` has the library's name of each field, `known` are the library's arguments, and `owner` is its class of
+    arguments, for messages.
+    """
+    fields_of = {name: field for field, name in names.items()}
+    for name in section.engine_kwargs:
+        key = f"rollout.engine.engine_kwargs.{name}"
+        if name in fields_of:
+            raise ConfigError(f"{key} is set by a field of its own; write rollout.engine.{fields_of[name]}.")
+        if name in set_by_strop:
+            raise ConfigError(f"{key} is set by Strop and cannot be changed; remove it.")
+        if name not in known:
+            raise ConfigError(
+                f"{key} is not an argument of the installed {owner}{did_you_mean(name, known) or '.'} Remove it, or "
+                "write one of its names."
+            )
+
+
+def engine_dtype(section: ServingEngineConfig, model: ModelConfig) -> str:
+    """Data type of the engine's weights and computation."""
+    return section.dtype if section.dtype != "model" else model.compute_dtype or model.dtype
+
+
+_KEPT = 256
+"""Resized images that are kept for the other requests of their groups."""
+
+
+def serves_images(config: PretrainedConfig) -> bool:
+    """Whether serving libraries get a model's images from Strop.
+
+    They scale the tiles of Idefics 3 and SmolVLM with another filter than the model's processor in training; Gemma 3
+    and InternVL have not been tried.
+    """
+    return config.model_type in GRID_FAMILIES
+
+
+def request_images(
+    config: PretrainedConfig, model: ModelConfig, limits: ImagesConfig
+) -> RequestImages | None:
+    """Images for the model of a section; None for a model whose images are not served."""
+    if not serves_images(config):
+        return None
+    _check_positions(config, model)
+    return RequestImages(ModelImages(model, limits))
+
+
+def _check_positions(config: PretrainedConfig, model: ModelConfig) -> None:
+    """Raise `ModelError` for Qwen3-VL's positions in the order of its predecessors.
+
+    transformers interleaves the parts of Qwen3-VL's positions always, a serving library only as config.json says: the
+    engine would sample from another model than the one that is trained.
+    """
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if config.model_type == "qwen3_vl" and not rope.get("mrope_interleaved"):
+        raise ModelError(
+            f"{model.path}/config.json does not say `mrope_interleaved: true` in text_config.rope_parameters (in "
+            "older files text_config.rope_scaling). Serving libraries would compute other positions than the trainer. "
+            "Add it to the file, or write `rollout.engine: native`."
+        )
+
+
+class RequestImages:
+    """Conversion of the images of sampling requests.
+
+    The libraries expand each pad token themselves, and expand a run of them once more without an error; they therefore
+    get one pad token per image. Each image is scaled here to the size that the trainer's processor gives it, so that
+    the library's own processor leaves its pixels as they are.
+    """
+
+    def __init__(self, images: ModelImages) -> None:
+        self._images = images
+        self._resized = lru_cache(maxsize=_KEPT)(lambda reference: self.processor().resized(reference))
+
+    def processor(self) -> GridImageProcessor:
+        """The model's processor."""
+        processor = self._images.processor
+        assert isinstance(processor, GridImageProcessor)
+        return processor
+
+    def prompt_ids(self, request: SampleRequest) -> list[int]:
+        """The request's prompt with one pad token for each image."""
+        collapsed: list[int] = self.processor().collapse(request.prompt_ids, request.media).tolist()
+        return collapsed
+
+    def pixels(self, request: SampleRequest) -> list[Image.Image]:
+        """The request's images, scaled. Raises `DataError` for a file that is missing or damaged."""
+        return [self._resized(reference) for reference in request.media]
+
+
+def check_expansion(request: SampleRequest, prompt_tokens: int, library: str) -> None:
+    """Raise `InferenceError` unless a library's prompt of a request with images has as many tokens as Strop's."""
+    if request.media and prompt_tokens != len(request.prompt_ids):
+        raise InferenceError(
+            f"request {request.id!r}: {library} gave its images another number of tokens than the model's processor "
+            f"in training ({prompt_tokens} prompt tokens instead of {len(request.prompt_ids)}). Remove options of the "
+            "image processor from rollout.engine.engine_kwargs; limits are data.images.min_pixels and max_pixels."
+        )

@@ -1,9 +1,10 @@
-"""Arguments of SGLang's engine from `rollout.engine` and the model's section."""
+"""Arguments of SGLang's engine from `rollout.engine` and the model's section, and the features that SGLang lacks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -12,12 +13,17 @@ from transformers import PretrainedConfig
 from strop.config.peft_adapter import adapter_options
 from strop.config.schema.inference_engine import SglangEngineConfig
 from strop.config.schema.model import LoraConfig, ModelConfig
-from strop.errors import ConfigError
-from strop.inference.serving.arguments import (
+from strop.errors import ConfigError, InferenceError
+from strop.inference.serving.backend import (
+    SERVING_CAPABILITIES,
     check_engine_kwargs,
     engine_dtype,
     given_options,
 )
+from strop.inference.sglang.library import CompletionStatistics
+from strop.inference.weight_transfer.client import WeightOffer
+from strop.protocols import EngineCapabilities
+from strop.types import EngineStatistics
 
 FILE_LOADER = "strop.inference.sglang.weight_loader.load_weight_file"
 RECEIVER = "strop.inference.sglang.weight_loader.receive_weights"
@@ -135,3 +141,35 @@ def _check_type(name: str, value: Any, expected: Any) -> None:
         raise ConfigError(
             f"rollout.engine.engine_kwargs.{name} is {value!r}, which SGLang's ServerArgs does not take: {reason}."
         ) from error
+
+
+class SglangFeatures:
+    """Base of the two backends: the methods of `ServingBackend` that they share, or that neither supports."""
+
+    name: str
+    report_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.capabilities: EngineCapabilities = SERVING_CAPABILITIES
+        self._statistics = CompletionStatistics()
+
+    async def receivers(self) -> list[str | None]:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError(f"the {self.name} engine receives no weights over a process group")
+
+    async def receive_weights(self, offer: WeightOffer, host: str) -> list[str]:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError(f"the {self.name} engine receives no weights over a process group")
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError(f"the {self.name} engine loads merged weights")
+
+    @property
+    def processed_tokens(self) -> int | None:
+        """None: a server reports tokens with completions only."""
+        return None
+
+    def take_statistics(self) -> EngineStatistics:
+        """Load since the last call; of a server without that of its scheduler."""
+        return self._statistics.take()

@@ -16,20 +16,18 @@ from strop.config.schema.data import ImagesConfig
 from strop.config.schema.inference_engine import SglangEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
-from strop.inference.serving.arguments import engine_dtype
-from strop.inference.serving.images import request_images
+from strop.inference.serving.backend import engine_dtype, request_images
 from strop.inference.sglang.arguments import (
     FILE_LOADER,
     RECEIVER,
     RESERVED_TOKENS,
+    SglangFeatures,
     adapter_arguments,
     add_engine_kwargs,
     engine_arguments,
 )
-from strop.inference.sglang.converter import RequestConverter
-from strop.inference.sglang.features import SglangFeatures
 from strop.inference.sglang.library import SglangLibrary, import_sglang
-from strop.inference.sglang.weight_loader import FAILED
+from strop.inference.sglang.weight_loader import FAILED, RequestConverter
 from strop.inference.weight_transfer.client import WeightOffer
 from strop.inference.weight_transfer.process_group import gpu_uuid
 from strop.models.loading import load_config

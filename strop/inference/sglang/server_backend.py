@@ -16,9 +16,9 @@ from strop.config.schema.inference_engine import SglangServerConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.server_client import ServerClient, ServerRejectionError
-from strop.inference.sglang.converter import RequestConverter
-from strop.inference.sglang.features import SglangFeatures
+from strop.inference.sglang.arguments import SglangFeatures
 from strop.inference.sglang.requests import is_filtered
+from strop.inference.sglang.weight_loader import RequestConverter
 from strop.inference.weight_files import checkpoint_weights, read_weights
 from strop.types import Completion, SampleRequest
 from strop.workers.shared_file import temporary_parent

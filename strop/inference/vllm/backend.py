@@ -15,19 +15,23 @@ from strop.config.schema.model import ModelConfig
 from strop.data.encoding.model_tokens import eos_token_ids
 from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.request_validation import validate_request
-from strop.inference.serving.arguments import engine_dtype
-from strop.inference.serving.backend import SERVING_CAPABILITIES
-from strop.inference.serving.images import check_expansion, request_images
-from strop.inference.vllm.arguments import (
+from strop.inference.serving.backend import (
+    SERVING_CAPABILITIES,
+    check_expansion,
+    engine_dtype,
+    request_images,
+)
+from strop.inference.vllm.library import StatisticsRecorder, VllmLibrary, import_vllm
+from strop.inference.vllm.requests import (
     add_engine_kwargs,
+    check_temperature,
     engine_arguments,
     loads_adapters,
     size_cache_on_cpu,
+    to_completion,
+    to_vllm,
     vision_arguments,
 )
-from strop.inference.vllm.library import VllmLibrary, import_vllm
-from strop.inference.vllm.requests import check_temperature, to_completion, to_vllm
-from strop.inference.vllm.statistics import StatisticsRecorder
 from strop.inference.weight_transfer.client import WeightOffer
 from strop.models.loading import load_config, load_generation_config
 from strop.types import Completion, EngineStatistics, SampleRequest

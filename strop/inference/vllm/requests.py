@@ -1,14 +1,22 @@
-"""Conversion of Strop's sampling requests and completions to and from vLLM's."""
+"""Arguments of vLLM's engine, and conversion of Strop's sampling requests and completions to and from vLLM's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+import torch
+from transformers import PretrainedConfig
 
-from strop.errors import InferenceError
+from strop.config.peft_adapter import adapter_options
+from strop.config.plan.memory import BYTES
+from strop.config.schema.inference_engine import VllmEngineConfig
+from strop.config.schema.model import ModelConfig
+from strop.errors import ConfigError, InferenceError
+from strop.inference.serving.backend import check_engine_kwargs, engine_dtype, given_options
 from strop.inference.stop_tokens import effective_stop_tokens
 from strop.inference.token_versions import split_versions, versions_of_spans
 from strop.inference.vllm.library import VllmLibrary
@@ -115,3 +123,154 @@ def _policy_logprobs(sampling: SamplingParams, sampled: FloatArray) -> FloatArra
     filtered = not greedy and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0)
     changed = sampling.repetition_penalty != 1 or sampling.min_tokens > 0
     return None if filtered or changed else sampled
+
+
+WORKER_EXTENSION = "strop.inference.vllm.worker_extension.StropWorkerExtension"
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks for which vLLM can allocate an adapter."""
+_BY_FIELD = {
+    "tensor_parallel": "tensor_parallel_size",
+    "pipeline_parallel": "pipeline_parallel_size",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "max_num_seqs": "max_num_seqs",
+    "max_model_len": "max_model_len",
+    "enforce_eager": "enforce_eager",
+    "enable_chunked_prefill": "enable_chunked_prefill",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "quantization": "quantization",
+    "load_format": "load_format",
+    "seed": "seed",
+}
+"""vLLM's name of each option of the section; an option without a value is not passed."""
+_CPU_BLOCK_TOKENS = 128
+"""Tokens of a block of the KV cache in the CPU build."""
+_CPU_SEQUENCES = 256
+"""Sequences for which the KV cache has capacity on the CPU, where no maximum is given."""
+_CPU_CACHE_TOKENS = 131072
+"""Maximum capacity of that KV cache, in tokens, unless one sequence needs more."""
+_VISION_ARGUMENTS = ("mm_processor_kwargs", "mm_device_do_normalize")
+"""Arguments that decide about the pixels of images, which must be those of training."""
+
+
+def engine_arguments(
+    section: VllmEngineConfig, model: ModelConfig, image_arguments: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Arguments of `AsyncEngineArgs`, by name, with those of `image_arguments` for a model that reads images."""
+    arguments: dict[str, Any] = {
+        "model": model.path,
+        "tokenizer": model.tokenizer or model.path,
+        "trust_remote_code": model.trust_remote_code,
+        "dtype": engine_dtype(section, model),
+        "hf_overrides": model.override,
+        # The log-probs are those of the distribution sampled from, after temperature, penalties and filters.
+        "logprobs_mode": "processed_logprobs",
+        # Strop passes each request's end tokens and sampling parameters itself.
+        "generation_config": "vllm",
+        "worker_extension_cls": WORKER_EXTENSION,
+    }
+    if model.lora is not None and loads_adapters(section, model):
+        largest = adapter_options(model.lora).max_rank
+        rank = next((size for size in _LORA_RANKS if size >= largest), largest)
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    if section.devices > 1:
+        arguments["distributed_executor_backend"] = "mp"
+    if section.sleep_level is not None and torch.cuda.is_available():
+        arguments["enable_sleep_mode"] = True
+    if section.limit_mm_per_prompt:
+        arguments["limit_mm_per_prompt"] = section.limit_mm_per_prompt
+    arguments |= image_arguments or {}
+    arguments |= given_options(section, _BY_FIELD)
+    if not torch.cuda.is_available():
+        _prefill_whole_prompts(arguments)
+    return arguments
+
+
+def _prefill_whole_prompts(arguments: dict[str, Any]) -> None:
+    """Have the CPU build compute each prompt in one pass: split over two, a seeded request ends its engine.
+
+    Raises `ConfigError` for a limit of the tokens of a pass below the longest sequence.
+    """
+    arguments["enable_chunked_prefill"] = False
+    tokens, longest = arguments.get("max_num_batched_tokens"), arguments.get("max_model_len")
+    if tokens is not None and longest is not None and tokens < longest:
+        raise ConfigError(
+            f"rollout.engine.max_num_batched_tokens is {tokens}, less than the longest sequence ({longest}, "
+            "rollout.engine.max_model_len). vLLM's CPU build ends with an error if it splits the prompt of a seeded "
+            f"request over two passes; write at least {longest}, or leave it out."
+        )
+
+
+def size_cache_on_cpu(arguments: dict[str, Any], config: PretrainedConfig, devices: int) -> None:
+    """Have the CPU build reserve a KV cache for the run's sequences, unless its size is given.
+
+    By default it takes `gpu_memory_utilization`, 0.9, of the machine's memory, in which the trainer has no part, and
+    does not start while less is free. Raises `ConfigError` for a given size that does not hold one sequence.
+    """
+    arguments.pop("gpu_memory_utilization", None)
+    text = config.get_text_config()
+    longest = arguments.get("max_model_len") or text.max_position_embeddings
+    of_token = _cache_bytes_of_token(text, arguments["dtype"], devices)
+    if (given := arguments.get("kv_cache_memory_bytes")) is not None:
+        if set(getattr(text, "layer_types", None) or ["full_attention"]) == {"full_attention"}:
+            stages = arguments.get("pipeline_parallel_size", 1)
+            _check_cache(given, of_token * longest // stages, longest)
+        return
+    if "VLLM_CPU_KVCACHE_SPACE" in os.environ:
+        return
+    blocks = -(-longest // _CPU_BLOCK_TOKENS)
+    fitting = max(1, _CPU_CACHE_TOKENS // (blocks * _CPU_BLOCK_TOKENS))
+    sequences = min(arguments.get("max_num_seqs") or _CPU_SEQUENCES, fitting)
+    # One more block is the one that vLLM never gives to a sequence.
+    arguments["kv_cache_memory_bytes"] = of_token * _CPU_BLOCK_TOKENS * (blocks * sequences + 1)
+
+
+def _cache_bytes_of_token(text: Any, dtype: str, devices: int) -> int:
+    """Size of a token's KV cache on each device, in bytes."""
+    heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    kv_heads = max(1, (getattr(text, "num_key_value_heads", None) or heads) // devices)
+    return 2 * int(text.num_hidden_layers) * int(kv_heads) * int(head_dim) * BYTES[dtype]
+
+
+def _check_cache(given: int, needed: int, longest: int) -> None:
+    if given < needed:
+        raise ConfigError(
+            f"rollout.engine.engine_kwargs.kv_cache_memory_bytes is {given}; the KV cache of one sequence of {longest} "
+            f"tokens (rollout.engine.max_model_len) needs at least {needed} bytes in each process. Write a larger "
+            "size, or leave it out: Strop then derives one."
+        )
+
+
+def vision_arguments(
+    section: VllmEngineConfig, size: Mapping[str, int], max_images: int | None
+) -> dict[str, Any]:
+    """Arguments of a model that reads images, of which `size` limits the pixels and `max_images` the number."""
+    most = {} if max_images is None else {"image": max_images}
+    return {
+        "mm_processor_kwargs": {"size": dict(size)},
+        # vLLM would normalize pixels on the device, and not at all if preprocessor_config.json leaves the mean to its
+        # class.
+        "mm_device_do_normalize": False,
+        "limit_mm_per_prompt": {"video": 0, **most, **section.limit_mm_per_prompt},
+    }
+
+
+def add_engine_kwargs(arguments: dict[str, Any], section: VllmEngineConfig, known: Any) -> dict[str, Any]:
+    """The arguments with those of `engine_kwargs`; `known` is the dataclass of vLLM's arguments.
+
+    Raises `ConfigError` for a name that vLLM does not have, and for one that Strop sets.
+    """
+    check_engine_kwargs(
+        section,
+        _BY_FIELD,
+        set_by_strop={*arguments, "limit_mm_per_prompt", *_VISION_ARGUMENTS},
+        known={field.name for field in fields(known)},
+        owner="vLLM's AsyncEngineArgs",
+    )
+    return arguments | section.engine_kwargs
+
+
+def loads_adapters(section: VllmEngineConfig, model: ModelConfig) -> bool:
+    """Whether the engine applies the model's LoRA adapter itself, instead of merged weights."""
+    return model.lora is not None and not section.merge_lora

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from strop.inference.weight_files import checkpoint_weights, read_weights
-from strop.inference.weight_transfer.bucket_receiver import BucketReceiver, UntilBroken
+from strop.inference.weight_transfer.buckets import BucketReceiver, UntilBroken
 from strop.inference.weight_transfer.process_group import Rendezvous, gpu_uuid
 
 _RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.inference.weight_transfer.bucket_receiver import BucketReceiver
+from strop.inference.weight_transfer.buckets import BucketReceiver
 from strop.inference.weight_transfer.client import send_request
 from strop.inference.weight_transfer.process_group import (
     ProcessGroupBroken,

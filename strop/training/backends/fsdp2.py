@@ -29,7 +29,6 @@ from strop.training.device import find_rank_device_type
 from strop.training.optimized_model import sum_metrics
 from strop.training.parallel.mesh import ParallelDims
 from strop.training.policy_model import PolicyModel
-from strop.training.ranks.balance import RankPlan, plan_for_ranks
 from strop.training.ranks.group import RankGroup
 from strop.training.ranks.messages import (
     CRITIC,
@@ -51,7 +50,7 @@ from strop.training.ranks.messages import (
     SetWeightDecay,
     TokenQuantity,
 )
-from strop.training.ranks.share import RankShare, interleave, plan_rank_shares
+from strop.training.ranks.share import RankPlan, RankShare, interleave, plan_for_ranks, plan_rank_shares
 from strop.training.ranks.snapshot import ShardedSnapshot
 from strop.training.specs import CriticSpec, PolicySpec
 from strop.types import Experience, FloatArray, GlobalCounts, TrainingBatch

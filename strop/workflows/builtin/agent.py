@@ -12,7 +12,7 @@ from typing import Any
 
 from strop.config.user_code import ImportPath
 from strop.errors import ConfigError, MissingExtraError
-from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED
+from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED
 from strop.inference.endpoint.server import EndpointAccess
 from strop.types import Task
 from strop.workflows.chat import Chat

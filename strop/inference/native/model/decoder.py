@@ -10,22 +10,28 @@ import torch
 import torch.nn.functional as F
 from transformers import PretrainedConfig
 
-from strop.inference.native.model.adapter import AppliedAdapter
 from strop.inference.native.model.architecture import DecoderArchitecture
 from strop.inference.native.model.attention import (
+    KvCache,
     PromptSharing,
     attention_mask,
     build_prompt_sharing,
+    padded_width,
     shared_prompt_attention,
 )
-from strop.inference.native.model.compaction import Compaction
-from strop.inference.native.model.decoding_steps import DecodingSteps, DirectSteps
-from strop.inference.native.model.kv_cache import KvCache, padded_width
-from strop.inference.native.model.rope import RotaryTable, rotate
-from strop.inference.native.model.row_positions import RowPositions
-from strop.inference.native.model.runner import PrefilledPrompts, Prompt, TokenScores, score_tokens
+from strop.inference.native.model.positions import RotaryTable, RowPositions, rotate
+from strop.inference.native.model.runner import (
+    Compaction,
+    DecodingSteps,
+    DirectSteps,
+    PrefilledPrompts,
+    Prompt,
+    TokenScores,
+    score_tokens,
+)
 from strop.inference.native.model.vision_tower import EmbeddedPrompts, NativeVisionTower
 from strop.inference.native.model.weights import (
+    AppliedAdapter,
     LayerWeights,
     StackedWeight,
     check_complete,

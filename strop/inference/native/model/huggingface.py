@@ -12,10 +12,15 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from strop.errors import ModelError
-from strop.inference.native.model.compaction import Compaction
-from strop.inference.native.model.image_prefill import image_logits, prompt_images
-from strop.inference.native.model.left_padding import left_padded
-from strop.inference.native.model.runner import PrefilledPrompts, Prompt, TokenScores, score_tokens
+from strop.inference.native.model.positions import left_padded
+from strop.inference.native.model.runner import (
+    Compaction,
+    PrefilledPrompts,
+    Prompt,
+    TokenScores,
+    score_tokens,
+)
+from strop.inference.native.model.vision_tower import image_logits, prompt_images
 from strop.inference.native.model.weights import (
     StackedWeight,
     check_complete,
