@@ -58,7 +58,7 @@ from strop.config.schema.reward_modeling import RewardModelingConfig
 from strop.errors import ConfigError
 
 ARGS = "algorithm.advantage_fn_args"
-OF_STEPS = ("step_wise_grpo", "multi_step_grpo", "cod")
+_OF_STEPS = ("step_wise_grpo", "multi_step_grpo", "cod")
 """Advantage functions of rollouts with several training sequences."""
 _MU = f"{LOSS_ARGS}.mu"
 _BYPASS = "trainer.trainer_config.algorithm.rollout_correction.bypass_mode"
@@ -209,7 +209,7 @@ def _by_advantage(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
                 settings["min_reward_std"] = arg("std_threshold")
             if advantage == "grpo" and arg("std_threshold") is not None:
                 settings["repeat_groups"] = bool(arg("duplicate_experiences"))
-            if advantage in OF_STEPS:
+            if advantage in _OF_STEPS:
                 settings["divide_by_sequences"] = arg("enable_step_norm")
         case "gigpo":
             settings |= {
@@ -495,7 +495,7 @@ _RANKS = (
 )
 _CHORD = only_types("mix_chord")
 _COD, _GIGPO = only_advantages("cod"), only_advantages("gigpo")
-_STD = ("grpo", *OF_STEPS)
+_STD = ("grpo", *_OF_STEPS)
 _ARGUMENTS = not_on_page(
     _row(_MU, 0.1, "mu", inactive=only_types("mix")),
     _row(f"{_MU}_peak", 0.1, "mu", inactive=_CHORD),
@@ -523,7 +523,7 @@ _ARGUMENTS = not_on_page(
         inactive=_without_duplicates,
         value_type=nullable(BOOLEAN),
     ),
-    _arg("enable_step_norm", False, "divide_by_sequences", OF_STEPS),
+    _arg("enable_step_norm", False, "divide_by_sequences", _OF_STEPS),
     refused(f"{ARGS}.rank_penalty", None, _RANKS),
     refused(f"{ARGS}.drop", None, "all rollouts of a group are trained on; remove it"),
     _arg("baseline_shift", -0.1, "baseline_shift", ("asymre",)),

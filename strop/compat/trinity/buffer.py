@@ -93,7 +93,12 @@ def _task_counts(
     Raises ConfigError where a number of whole tasks and steps does not give that number.
     """
     rollouts = tasks * repeat
-    if not experiences or experiences == rollouts or counts_turns(foreign) or _has_other_experiences(foreign):
+    if (
+        not experiences
+        or experiences == rollouts
+        or _counts_turns(foreign)
+        or _has_other_experiences(foreign)
+    ):
         return {"trainer.tasks_per_step": tasks}
     if experiences % rollouts == 0 and not demonstrations:
         return {"trainer.tasks_per_step": experiences // repeat}
@@ -114,7 +119,7 @@ def _has_other_experiences(foreign: ForeignValues) -> bool:
     return foreign["buffer.explorer_input.default_workflow_type"] in TRAINS_ON_VERDICTS
 
 
-def counts_turns(foreign: ForeignValues) -> bool:
+def _counts_turns(foreign: ForeignValues) -> bool:
     """Whether an experience is a turn, of which a rollout has any number."""
     return advantage(foreign) in ("step_wise_grpo", "multi_step_grpo", "gigpo")
 
@@ -122,7 +127,7 @@ def counts_turns(foreign: ForeignValues) -> bool:
 def _turns(foreign: ForeignValues) -> str | None:
     if foreign["buffer.train_batch_size"] and _has_other_experiences(foreign):
         return "the workflow decides how many experiences a task gives, and a step trains on those of batch_size tasks"
-    if is_offline(foreign) or not counts_turns(foreign) or not foreign["buffer.train_batch_size"]:
+    if is_offline(foreign) or not _counts_turns(foreign) or not foreign["buffer.train_batch_size"]:
         return None
     return "it counts turns, and Strop's step trains on all turns of the rollouts of batch_size tasks"
 

@@ -39,7 +39,6 @@ _REQUESTS_CLUSTER: Mapping[str, Callable[[Any], bool]] = {
 }
 """Values that request a Ray cluster where they are set: several nodes or GPUs, and options that only Ray
 has."""
-_ADDRESS = "RAY_ADDRESS"
 _ROLES = ("explorer", "trainer")
 
 
@@ -78,7 +77,7 @@ def cluster(foreign: ForeignValues) -> Mapping[str, Any]:
     several = foreign[_NODES] > 1
     settings: dict[str, Any] = {
         "cluster.type": "ray",
-        "cluster.address": "auto" if several or os.environ.get(_ADDRESS) else None,
+        "cluster.address": "auto" if several or os.environ.get("RAY_ADDRESS") else None,
         "cluster.nodes": foreign[_NODES],
         "cluster.gpus_per_node": foreign[_GPUS],
         "cluster.namespace": foreign[_NAMESPACE],

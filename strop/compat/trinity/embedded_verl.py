@@ -48,7 +48,7 @@ MEGATRON_SIZES: Mapping[str, int | None] = {
     "context_parallel_size": 1,
 }
 """Names of Megatron's parallel sizes, with their defaults."""
-NEWER_KEYS: Mapping[str, str] = {
+_NEWER_KEYS: Mapping[str, str] = {
     "algorithm.optimizer.lr": f"{_ACTOR}.optim.lr",
     "algorithm.optimizer.lr_warmup_steps": f"{_ACTOR}.optim.lr_warmup_steps",
     "algorithm.optimizer.lr_warmup_steps_ratio": f"{_ACTOR}.optim.lr_warmup_steps_ratio",
@@ -111,7 +111,7 @@ class _EmbeddedVerl:
         self.outer = outer
         self.here = outer.here
         self.newer = {
-            verl: key for key, verl in NEWER_KEYS.items() if outer.is_set(key) and outer[key] is not None
+            verl: key for key, verl in _NEWER_KEYS.items() if outer.is_set(key) and outer[key] is not None
         }
         inside = {key: row for key, row in outer.written.items() if key.startswith(PREFIX)}
         self.written = {key.removeprefix(PREFIX): row for key, row in inside.items()} | {
@@ -187,8 +187,8 @@ def _copied(key: str, field: str) -> KeyConverter:
 
 def newer_row(key: str, default: Any, since: str, **changes: Any) -> KeyMapping:
     """Row of a Trinity key that later versions have in place of a key of verl."""
-    row = verl_row(NEWER_KEYS[key], default)
-    precedence = f"takes precedence over {PREFIX}{NEWER_KEYS[key]}"
+    row = verl_row(_NEWER_KEYS[key], default)
+    precedence = f"takes precedence over {PREFIX}{_NEWER_KEYS[key]}"
     note = f"{row.note}; {precedence}" if row.is_placement else precedence
     (newer,) = versions(replace(row, key=key, inactive=None, note=note), since=since)
     return replace(newer, **changes)
@@ -199,7 +199,7 @@ def verl_row(key: str, default: Any, /, **changes: Any) -> KeyMapping:
     row = VERL.find(key)
     assert row is not None, key
     converter = row.read
-    if converter is None and row.fields and key in NEWER_KEYS.values():
+    if converter is None and row.fields and key in _NEWER_KEYS.values():
         converter = _copied(key, row.fields[0])
     read = converter and embedded_converter(converter)
     inactive, supported, warn = (
@@ -258,15 +258,15 @@ def layout(foreign: ForeignValues) -> Mapping[str, Any]:
     return found
 
 
-STRATEGIES = ("actor_rollout_ref.actor.strategy", "critic.strategy", "trainer.trainer_strategy")
+_STRATEGIES = ("actor_rollout_ref.actor.strategy", "critic.strategy", "trainer.trainer_strategy")
 """Keys that select the trainer's engine."""
 
 
 def with_ranks(row: KeyMapping) -> KeyMapping:
     """The row of a key that the trainer's ranks on a cluster honor; any other row itself."""
     inside = row.key.removeprefix(PREFIX)
-    key = NEWER_KEYS.get(row.key, inside)
-    if inside in STRATEGIES or inside.endswith(".megatron.*"):
+    key = _NEWER_KEYS.get(row.key, inside)
+    if inside in _STRATEGIES or inside.endswith(".megatron.*"):
         return _with_fsdp2(row)
     if not row.fields or not row.fields[0].startswith("trainer.engine.") or row.supported is None:
         return row

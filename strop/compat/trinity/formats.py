@@ -11,15 +11,19 @@ from strop.compat.ledger.value_types import ANY, BOOLEAN, STRING, nullable, one_
 from strop.config.data_files import data_file_name
 from strop.config.schema.data import TasksetConfig
 
-_SYSTEM, _PREFIX = "buffer.explorer_input.system_prompt", "buffer.explorer_input.reply_prefix"
-_DATABASES = ("sqlite:///", "postgresql://", "postgres://")
+INPUT = "buffer.explorer_input"
+TASKSET, EVAL = f"{INPUT}.taskset", f"{INPUT}.eval_tasksets"
+EXPERIENCE = "buffer.trainer_input.experience_buffer"
+AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 UNMARKED_IMAGES = "images without a marker <image> stand at the start of the prompt"
-PIPELINE_INPUTS = "data_processor.task_pipeline.inputs"
+_SYSTEM, _PREFIX = f"{INPUT}.system_prompt", f"{INPUT}.reply_prefix"
+_PIPELINE_INPUTS = "data_processor.task_pipeline.inputs"
+_DATABASES = ("sqlite:///", "postgresql://", "postgres://")
 
 
 def row_source(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The location of rows: the inputs of a task pipeline, a file, a directory with splits, or a database table."""
-    if at == "buffer.explorer_input.taskset" and (inputs := _pipeline_inputs(foreign)):
+    if at == TASKSET and (inputs := _pipeline_inputs(foreign)):
         is_named = all(data_file_name(path) or "://" in path for path in inputs)
         split = None if is_named else foreign[f"{at}.split"] or "train"
         source = {"split": split, "subset": None if is_named else foreign[f"{at}.subset_name"]}
@@ -37,7 +41,13 @@ def row_source(foreign: ForeignValues, at: str) -> dict[str, Any]:
     return {"path": path, "split": split, "subset": foreign[f"{at}.subset_name"]}
 
 
-def single_file(at: str) -> InactiveCheck:
+def write_source(at: str, taskset: TasksetConfig) -> dict[str, Any]:
+    if taskset.table is not None:
+        return {f"{at}.storage_type": "sql", f"{at}.path": taskset.path, f"{at}.name": taskset.table}
+    return {f"{at}.path": taskset.path, f"{at}.split": taskset.split, f"{at}.subset_name": taskset.subset}
+
+
+def _single_file(at: str) -> InactiveCheck:
     """Check that finds a split inactive where the rows are in one file; of a list of sections, in one file each."""
 
     def inactive(foreign: ForeignValues) -> str | None:
@@ -52,9 +62,9 @@ def single_file(at: str) -> InactiveCheck:
 
 def _pipeline_inputs(foreign: ForeignValues) -> list[str]:
     """The inputs of the task pipeline; empty without them, or without operators."""
-    if not foreign.is_set(PIPELINE_INPUTS) or not foreign["data_processor.task_pipeline.operators"]:
+    if not foreign.is_set(_PIPELINE_INPUTS) or not foreign["data_processor.task_pipeline.operators"]:
         return []
-    inputs = foreign[PIPELINE_INPUTS]
+    inputs = foreign[_PIPELINE_INPUTS]
     return [inputs] if isinstance(inputs, str) else list(inputs or [])
 
 
@@ -77,7 +87,7 @@ def database_url(path: str) -> str:
     return path if path.startswith(_DATABASES) else f"sqlite:///{path}"
 
 
-def is_messages(foreign: ForeignValues, at: str) -> bool:
+def _is_messages(foreign: ForeignValues, at: str) -> bool:
     """Whether the prompt column has messages. Without `prompt_type`, that is where `messages_key` is set."""
     prompt_type = foreign[f"{at}.format.prompt_type"]
     return foreign.is_set(f"{at}.format.messages_key") if prompt_type is None else prompt_type == "messages"
@@ -86,7 +96,7 @@ def is_messages(foreign: ForeignValues, at: str) -> bool:
 def task_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The columns of tasks for sampling."""
     form = f"{at}.format"
-    messages = is_messages(foreign, at)
+    messages = _is_messages(foreign, at)
     key, default = ("messages_key", "message") if messages else ("prompt_key", "prompt")
     return {
         "prompt": foreign[f"{form}.{key}"] or default,
@@ -104,14 +114,14 @@ def texts(foreign: ForeignValues, at: str) -> dict[str, Any]:
     written["prompt_key"] = written["prompt_key"] or "prompt"
     written["system_prompt"] = written["system_prompt"] or _system(foreign, at)
     written["reply_prefix"] = foreign[f"{form}.reply_prefix"] or foreign[_PREFIX]
-    written["prompt_type"] = "messages" if is_messages(foreign, at) else None
+    written["prompt_type"] = "messages" if _is_messages(foreign, at) else None
     return {name: value for name, value in written.items() if value}
 
 
 def answer_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The columns of demonstrations."""
     form = f"{at}.format"
-    messages = is_messages(foreign, at)
+    messages = _is_messages(foreign, at)
     settings = {"answer": None, **_shown(foreign, at, messages=messages)}
     if not messages:
         prompt = foreign[f"{form}.prompt_key"] or "prompt"
@@ -123,7 +133,7 @@ def answer_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:
 def text_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The column of plain text for continued pretraining, which has no chat template."""
     form = f"{at}.format"
-    if is_messages(foreign, at):
+    if _is_messages(foreign, at):
         raise foreign.error_for(
             f"{form}.prompt_type",
             f"algorithm_type cpt trains on plain text, and {at}.format has messages. Write prompt_type: plaintext "
@@ -161,14 +171,45 @@ def _images(foreign: ForeignValues, form: str) -> dict[str, Any]:
 
 def _system(foreign: ForeignValues, at: str) -> str | None:
     """The system message of all tasksets; demonstrations and pairs have none."""
-    return foreign[_SYSTEM] if at.startswith("buffer.explorer_input") else None
+    return foreign[_SYSTEM] if at.startswith(INPUT) else None
+
+
+def write_columns(at: str, taskset: TasksetConfig) -> dict[str, Any]:
+    """The columns of a taskset. Strop treats message and text columns alike; both are written as text
+    columns."""
+    return {
+        **write_source(at, taskset),
+        f"{at}.format.prompt_key": taskset.prompt,
+        f"{at}.format.response_key": taskset.answer,
+        f"{at}.format.system_prompt": taskset.system,
+        f"{at}.format.system_prompt_key": taskset.system_column,
+        f"{at}.format.tools_key": taskset.tools,
+        **({f"{at}.format.image_key": taskset.images} if taskset.images else {}),
+        f"{at}.format.reply_prefix": taskset.reply_prefix or None,
+    }
+
+
+def write_answer_columns(at: str, taskset: TasksetConfig) -> dict[str, Any]:
+    """The columns of demonstrations: prompt and response, or a whole conversation."""
+    values = {**write_columns(at, taskset), f"{at}.format.response_key": taskset.response}
+    conversation = taskset.prompt == "prompt" and taskset.response in ("messages", "message")
+    if not (conversation or taskset.trained_turns == "last"):
+        return values
+    form = f"{at}.format"
+    plain = (f"{form}.prompt_key", f"{form}.response_key", f"{form}.system_prompt")
+    return {
+        **{key: value for key, value in values.items() if key not in plain},
+        f"{form}.prompt_type": "messages",
+        f"{form}.messages_key": taskset.response,
+        f"{form}.enable_concatenated_multi_turn": taskset.trained_turns == "all",
+    }
 
 
 def source_rows(at: str, read: Any, field: str) -> tuple[KeyMapping, ...]:
     """Rows of the location of rows in files."""
     text = partial(mapped, read=read, value_type=nullable(STRING))
     split = text(
-        f"{at}.split", None, f"{field}.split", inactive=single_file(at), note="ignored for a single file"
+        f"{at}.split", None, f"{field}.split", inactive=_single_file(at), note="ignored for a single file"
     )
     return (
         text(f"{at}.path", None, f"{field}.path"),
@@ -234,54 +275,8 @@ def turns_row(at: str, read: Any, field: str, inactive: Callable[[ForeignValues]
 
 def _only(at: str, *, plain: bool) -> Callable[[ForeignValues], str | None]:
     def inactive(foreign: ForeignValues) -> str | None:
-        if ".*." in at or ".0." in f"{at}." or is_messages(foreign, at) != plain:
+        if ".*." in at or ".0." in f"{at}." or _is_messages(foreign, at) != plain:
             return None
         return f"{at} has {'messages' if plain else 'plaintext'}"
 
     return inactive
-
-
-TASKSET = "buffer.explorer_input.taskset"
-EVAL = "buffer.explorer_input.eval_tasksets"
-EXPERIENCE = "buffer.trainer_input.experience_buffer"
-AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
-
-
-def write_source(at: str, taskset: TasksetConfig) -> dict[str, Any]:
-    if taskset.table is not None:
-        return {f"{at}.storage_type": "sql", f"{at}.path": taskset.path, f"{at}.name": taskset.table}
-    return {f"{at}.path": taskset.path, f"{at}.split": taskset.split, f"{at}.subset_name": taskset.subset}
-
-
-def write_columns(at: str, taskset: TasksetConfig) -> dict[str, Any]:
-    """The columns of a taskset. Strop treats message and text columns alike; both are written as text
-    columns."""
-    return {
-        **write_source(at, taskset),
-        f"{at}.format.prompt_key": taskset.prompt,
-        f"{at}.format.response_key": taskset.answer,
-        f"{at}.format.system_prompt": taskset.system,
-        f"{at}.format.system_prompt_key": taskset.system_column,
-        f"{at}.format.tools_key": taskset.tools,
-        **({f"{at}.format.image_key": taskset.images} if taskset.images else {}),
-        f"{at}.format.reply_prefix": taskset.reply_prefix or None,
-    }
-
-
-def write_answer_columns(at: str, taskset: TasksetConfig) -> dict[str, Any]:
-    """The columns of demonstrations: prompt and response, or a whole conversation."""
-    values = {**write_columns(at, taskset), f"{at}.format.response_key": taskset.response}
-    conversation = taskset.prompt == "prompt" and taskset.response in ("messages", "message")
-    if not (conversation or taskset.trained_turns == "last"):
-        return values
-    form = f"{at}.format"
-    plain = (f"{form}.prompt_key", f"{form}.response_key", f"{form}.system_prompt")
-    return {
-        **{key: value for key, value in values.items() if key not in plain},
-        f"{form}.prompt_type": "messages",
-        f"{form}.messages_key": taskset.response,
-        f"{form}.enable_concatenated_multi_turn": taskset.trained_turns == "all",
-    }
-
-
-INPUT = "buffer.explorer_input"

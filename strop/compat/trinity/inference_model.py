@@ -77,7 +77,7 @@ def serving_engine(foreign: ForeignValues) -> str | None:
     return _ENGINE_TYPES.get(foreign[key]) if foreign.is_set(key) and not foreign.here else None
 
 
-def data_parallel_size(foreign: ForeignValues) -> int:
+def _data_parallel_size(foreign: ForeignValues) -> int:
     """Number of engines for each of Trinity's: one for every data-parallel rank of vLLM."""
     return int(foreign[_DATA_PARALLEL]) if serving_engine(foreign) == "vllm" else 1
 
@@ -87,7 +87,7 @@ def gpus_per_engine(foreign: ForeignValues) -> int:
     tensor_parallel = int(foreign[f"{_MODEL}.tensor_parallel_size"])
     if serving_engine(foreign) != "vllm":
         return tensor_parallel
-    return tensor_parallel * int(foreign[f"{_MODEL}.pipeline_parallel_size"]) * data_parallel_size(foreign)
+    return tensor_parallel * int(foreign[f"{_MODEL}.pipeline_parallel_size"]) * _data_parallel_size(foreign)
 
 
 def write_engine(run: Run) -> Mapping[str, Any]:
@@ -205,7 +205,7 @@ def write_engines(run: Run) -> Mapping[str, Any]:
 def engines(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the engines and the rollout concurrency; a runner processes one task with all its rollouts."""
     engines = 1 if foreign.here else foreign[_ENGINES]
-    processes = engines * data_parallel_size(foreign)
+    processes = engines * _data_parallel_size(foreign)
     settings: dict[str, Any] = {} if processes == 1 else {"rollout.pool.engines": processes}
     if foreign.is_set(RUNNERS) and not is_offline(foreign):
         settings["rollout.max_concurrent_rollouts"] = foreign[RUNNERS] * engines * repeat_times(foreign)

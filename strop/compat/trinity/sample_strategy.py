@@ -109,7 +109,7 @@ def write_auxiliary(run: Run) -> Mapping[str, Any]:
 @written_by(write_auxiliary)
 def auxiliary_data(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the demonstrations of the strategy; under mix they are the expert's responses."""
-    if auxiliary_off(foreign):
+    if _auxiliary_off(foreign):
         return {}
     (name, at), buffers = _read_from(foreign), foreign[AUXILIARY] or {}
     if at != _DATASET and name not in buffers:
@@ -131,7 +131,7 @@ def auxiliary_data(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"data.demonstrations": [settings], **expert}
 
 
-def auxiliary_off(foreign: ForeignValues) -> str | None:
+def _auxiliary_off(foreign: ForeignValues) -> str | None:
     """The reason why no demonstrations are read, or None."""
     if algorithm_type(foreign) in MIXED or _warms_up(foreign):
         return None
@@ -155,7 +155,7 @@ def _idle(foreign: ForeignValues) -> str | None:
 
 
 def _no_dataset(foreign: ForeignValues) -> str | None:
-    return auxiliary_off(foreign) or (f"{_DATASET} is set" if foreign.is_set(f"{_DATASET}.path") else None)
+    return _auxiliary_off(foreign) or (f"{_DATASET} is set" if foreign.is_set(f"{_DATASET}.path") else None)
 
 
 _REPEATED = "demonstrations are repeated as long as the run needs them"
@@ -234,7 +234,7 @@ ROWS = (
         "data.demonstrations",
         read=auxiliary_data,
         value_type=nullable(MAPPING),
-        inactive=auxiliary_off,
+        inactive=_auxiliary_off,
         note="mix and warmup read one of the buffers, the other strategies none",
     ),
     *_rows(f"{AUXILIARY}.*", _no_dataset),
@@ -273,8 +273,8 @@ ROWS = (
             "data.demonstrations",
             read=auxiliary_data,
             value_type=nullable(MAPPING),
-            inactive=auxiliary_off,
+            inactive=_auxiliary_off,
         ),
-        *_rows(_DATASET, auxiliary_off),
+        *_rows(_DATASET, _auxiliary_off),
     ),
 )

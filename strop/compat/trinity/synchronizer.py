@@ -42,7 +42,6 @@ _SYNC_STYLES = {
     "fully_async": "latest",
 }
 """The names `dynamic_by_*` are those of Trinity 0.3, which later versions still accept."""
-_SYNC_METHODS = ("nccl", "checkpoint", "memory", "online", "offline")
 
 
 def sync_style(foreign: ForeignValues) -> str:
@@ -131,7 +130,7 @@ ROWS: tuple[KeyMapping, ...] = (
             "nccl",
             "nccl is a collective (gloo without two GPUs); a single process that alternates shares the "
             "weights",
-            value_type=one_of(*_SYNC_METHODS),
+            value_type=one_of("nccl", "checkpoint", "memory", "online", "offline"),
             supported=always,
             inactive=_synchronous,
             fields=("synchronizer.type",),

@@ -30,7 +30,6 @@ _THINKING_PROMPT = (
 _TAGGED = "math_workflow"
 _DISTILL, _DISTILL_MATH = "on_policy_distill_workflow", "on_policy_distill_math_workflow"
 _BOXED = ("math_boxed_workflow", "math_eval_workflow", _DISTILL_MATH)
-_MATH = (_TAGGED, *_BOXED)
 _PLAIN = ("simple_workflow", _DISTILL)
 _WITH_IMAGES = "simple_mm_workflow"
 PACKAGED: Mapping[str, str] = {
@@ -65,7 +64,7 @@ PACKAGED: Mapping[str, str] = {
     "intercode_sql_workflow": "the package intercode",
 }
 """Needs of each workflow besides trinity-rft. A configuration with one is read; `--check` says what is missing."""
-_KNOWN = (*_PLAIN, *_MATH, _WITH_IMAGES, *PACKAGED)
+_KNOWN = (*_PLAIN, _TAGGED, *_BOXED, _WITH_IMAGES, *PACKAGED)
 _MISSPELLING = 0.85
 """Similarity from which on an unknown name is a known one, misspelled."""
 PLUGIN_FOLDERS = "TRINITY_PLUGIN_DIRS"
