@@ -248,9 +248,8 @@ def batches(foreign: ForeignValues) -> Mapping[str, Any]:
     if rollouts < 2:
         raise foreign.error_for(
             "num_generations",
-            f"num_generations is {rollouts}, but GRPO compares the completions of one prompt with each "
-            "other; "
-            "write 2 or more.",
+            f"num_generations is {rollouts}, but GRPO compares the completions of one prompt with each other; write "
+            "2 or more.",
         )
     if batch < 1 or batch % rollouts:
         low = max(batch // rollouts, 0) * rollouts

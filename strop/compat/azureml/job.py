@@ -60,8 +60,7 @@ def install_packages(packages: Sequence[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "pip", "install", "--no-input", *packages], check=False)
     if done.returncode != 0:
         raise ConfigError(
-            f"pypi_packages_override: pip could not install {wanted} (exit code {done.returncode}); see "
-            "pip's "
+            f"pypi_packages_override: pip could not install {wanted} (exit code {done.returncode}); see pip's "
             "output above."
         )
     command = [sys.executable, "-m", "strop", *sys.argv[1:]]

@@ -49,8 +49,7 @@ def source_of(dataset: Any, what: str, folder: Path) -> DataSource:
     if kind in ("IterableDataset",):
         raise session.error(
             f"{what} is streamed, and its rows were changed after load_dataset; load it without streaming=True, so "
-            "that "
-            "its rows can be written to a file."
+            "that its rows can be written to a file."
         )
     if not hasattr(dataset, "with_format") or not hasattr(dataset, "column_names"):
         raise session.error(f"{what} is a {kind}; write a dataset of the library datasets.")

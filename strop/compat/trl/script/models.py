@@ -110,8 +110,7 @@ class RecordedModel:
             else:
                 raise session.error(
                     f"from_pretrained has {name}={value!r}, which Strop does not read; save the model that it gives "
-                    "with "
-                    "save_pretrained, and name the folder."
+                    "with save_pretrained, and name the folder."
                 )
         self._require_unchanged_config()
         if self.adapter is not None:
@@ -141,8 +140,7 @@ class RecordedModel:
         if others := [key for key in changed if key not in ("use_cache", "pad_token_id", "pretraining_tp")]:
             raise current_session().error(
                 f"model.config.{others[0]} was changed to {after[others[0]]!r}; Strop reads the model's own "
-                "config.json. "
-                "Save the changed configuration to a folder with the weights, and name the folder."
+                "config.json. Save the changed configuration to a folder with the weights, and name the folder."
             )
 
 
@@ -217,9 +215,8 @@ def model_of(model: Any, init_options: Any) -> RecordedModel:
     if not isinstance(model, RecordedModel):
         raise session.error(
             f"model is a {type(model).__name__}, whose weights exist only in this script; write the name of a "
-            "model, or "
-            "AutoModelForCausalLM.from_pretrained(name). Save a model that you have changed with save_pretrained, and "
-            "name its folder."
+            "model, or AutoModelForCausalLM.from_pretrained(name). Save a model that you have changed with "
+            "save_pretrained, and name its folder."
         )
     if init_options:
         raise session.error(
@@ -253,8 +250,7 @@ def tokenizer_fields(tokenizer: Any, model: RecordedModel) -> Iterator[tuple[str
     if own.eos_token != tokenizer.eos_token:
         raise session.error(
             f"processing_class has the end-of-sequence token {tokenizer.eos_token!r}, and {name} has "
-            f"{own.eos_token!r}; "
-            "write it into the tokenizer's folder (save_pretrained), and name that folder."
+            f"{own.eos_token!r}; write it into the tokenizer's folder (save_pretrained), and name that folder."
         )
     for side in ("padding_side", "truncation_side"):
         if getattr(own, side, None) != getattr(tokenizer, side, None):
@@ -303,8 +299,7 @@ class FastLanguageModel:
             default = ", unsloth's default," if name == "load_in_4bit" else ""
             raise session.error(
                 f"{name}=True{default} trains on quantized weights, and Strop trains on weights that are not "
-                "quantized; "
-                f"write {name}=False."
+                f"quantized; write {name}=False."
             )
         if model_name.endswith(("-bnb-4bit", "-unsloth-bnb-4bit")):
             raise session.error(

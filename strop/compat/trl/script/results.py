@@ -181,8 +181,8 @@ def checkpoint_of(path: str | Path) -> Path:
     if not (folder / _MANIFEST).is_file() and not (folder / "checkpoints").is_dir():
         raise current_session().error(
             f"resume_from_checkpoint is {str(path)!r}, which is no checkpoint of Strop; leave it out, or write "
-            "True: the "
-            "same command resumes from the newest checkpoint of output_dir (output_dir/checkpoints/step-000020)."
+            "True: the same command resumes from the newest checkpoint of output_dir "
+            "(output_dir/checkpoints/step-000020)."
         )
     return folder
 
@@ -276,8 +276,7 @@ class CallbackAdapter:
             asked = "should_save" if self._control.should_save else "should_evaluate"
             raise current_session().error(
                 f"the callback {type(self._callback).__name__} sets {asked}, which Strop does not do; write "
-                "save_steps or "
-                "eval_steps."
+                "save_steps or eval_steps."
             )
         if self._control.should_training_stop and self._run is not None:
             self._run.stop()
