@@ -1,4 +1,5 @@
-"""Ledger rows of verl's `actor_rollout_ref.actor`."""
+"""Ledger rows of verl's `actor_rollout_ref.actor` and `actor_rollout_ref.ref`; the optimizer is in `optim`, the loss in
+`policy_loss`."""
 
 from __future__ import annotations
 
@@ -224,6 +225,7 @@ _SEQUENCE = "seq_aux_loss"
 
 
 def write_router_loss(run: Run) -> Mapping[str, Any]:
+    """Write the coefficients, where the loss balances each layer as Megatron's does."""
     section = run.trainer.router_loss
     if section is None or section.balance_over != "layer":
         return {}

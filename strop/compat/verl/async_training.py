@@ -1,4 +1,5 @@
-"""Ledger rows of verl's asynchronous trainers."""
+"""Ledger rows of verl's asynchronous trainers: `fully_async_policy`, the modes of trainer v1, and the
+one-step-off-policy trainer, which samples a step while it trains on the one before. `async_units` has their meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Units of verl's asynchronous trainers, in Strop's steps: batches, weight versions, staleness and duration."""
+"""Units of verl's asynchronous trainers, in Strop's steps: batches, weight versions, staleness and duration.
+
+The trainer of `fully_async_policy` trains on `ppo_mini_batch_size` * `require_batches` prompts at a time (a step of
+Strop), and publishes its weights after `trigger_parameter_sync_step` of these (a version, by which verl counts
+evaluations and checkpoints).
+
+Of trainer v1, `colocate_async` samples a batch of `data.train_batch_size` prompts in each step, with
+`num_warmup_batches` further batches under way. `separate_async` does the same, trains on each `ppo_mini_batch_size`
+prompts as they arrive (a step of Strop), and publishes its weights after `parameter_sync_step` of these.
+"""
 
 from __future__ import annotations
 

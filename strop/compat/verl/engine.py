@@ -1,5 +1,10 @@
-"""verl's engines that train: how a model is divided over the trainer's ranks, which of its layers are recomputed,
-and the rows that actor, critic and reference model share."""
+"""verl's engines that train: how models are divided over the trainer's ranks, which layers are recomputed, and the rows
+that actor, critic and reference model share.
+
+Where the run uses its GPUs, sizes of FSDP, Megatron and Ulysses become the layout of `trainer.engine: fsdp2`. The
+gradient is the same in every layout; where FSDP2 stands in for another mechanism, a notice says so. Recomputation
+changes memory and time only: Strop recomputes every layer, or all but its products.
+"""
 
 from __future__ import annotations
 

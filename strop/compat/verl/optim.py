@@ -1,4 +1,9 @@
-"""Ledger rows of verl's optimizers and learning-rate schedules, which actor and critic share."""
+"""Ledger rows of verl's optimizers and learning-rate schedules, which actor, critic and the SFT trainer share.
+
+verl's schedules count trainer steps, not optimizer updates. The engine decides which keys have an effect: under
+Megatron FSDP's are inactive, and the reverse. The strategy is placement: `--here` overrides `strategy=megatron` and
+keeps its optimizer.
+"""
 
 from __future__ import annotations
 

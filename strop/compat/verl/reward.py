@@ -1,4 +1,5 @@
-"""Ledger rows of verl's `reward_model` and `custom_reward_function`."""
+"""Ledger rows of verl's `reward_model`, `custom_reward_function` and `reward`, and of the recipe PRIME, whose reward
+model is trained."""
 
 from __future__ import annotations
 

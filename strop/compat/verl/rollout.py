@@ -1,4 +1,8 @@
-"""Ledger rows of verl's `actor_rollout_ref.rollout`."""
+"""Ledger rows of verl's `actor_rollout_ref.rollout`.
+
+Where `rollout.name` is set to vllm or sglang, they decide `rollout.engine`. With `--here`, and where the name is not
+set, the native sampler answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ledger of verl's `sft_trainer.yaml`, the SFT trainer `fsdp_sft_trainer`."""
+"""Ledger of verl's `sft_trainer.yaml`, and the rows and converters that the SFT trainer since verl 0.6 has too."""
 
 from __future__ import annotations
 

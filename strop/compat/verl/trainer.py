@@ -1,4 +1,4 @@
-"""Ledger rows of verl's `trainer` section."""
+"""Ledger rows of verl's `trainer` section, and of its settings of Ray, profilers and Hydra."""
 
 from __future__ import annotations
 
