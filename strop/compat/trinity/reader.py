@@ -38,7 +38,7 @@ _CONFIG = "trainer.trainer_config"
 _PATH = "trainer.trainer_config_path"
 LEDGER = Ledger(
     "trinity",
-    (
+    (  # A section's own row comes before the rows of its keys, whose defaults its null would hide.
         *general.GLOBAL,
         *algorithm.ROWS,
         *policy_loss.ROWS,
