@@ -89,7 +89,7 @@ def test_sources_and_notes_use_input_names() -> None:
     job = read("rft_trainer", "--rollout_n=6", "--actor_use_kl_loss=false", "--actor_kl_loss_coef=0.5")
     sources = {field: str(source) for field, source in job.loaded.sources.items()}
     assert sources["algorithm.rollouts_per_task"] == "override --rollout_n=6"
-    assert sources["trainer.tasks_per_step"] == "data_train_batch_size (page default)"
+    assert sources["trainer.tasks_per_step"] == "data_train_batch_size (documented default)"
     assert sources["trainer.optimizer.betas"].endswith("(unstated default)")
     (note,) = job.loaded.notes
     assert note == "override --actor_kl_loss_coef=0.5: inactive, because actor_use_kl_loss is False."

@@ -26,7 +26,7 @@ from .pages import page_copy
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 TRUSTED = ("data.trust_remote_code=True",)
-"""The page's default, which takes effect only where it is set."""
+"""The documented default, which takes effect only where it is set."""
 BASE = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4")
 
 
@@ -51,7 +51,7 @@ def test_page_defaults() -> None:
     assert run.rollout.engine.dtype == "bfloat16"
     assert run.folder_path == Path("checkpoints/verl_examples/gsm8k")
     assert loaded.overridden == () and loaded.notes == ()
-    assert loaded.sources["trainer.tasks_per_step"].location == "data.train_batch_size (page default)"
+    assert loaded.sources["trainer.tasks_per_step"].location == "data.train_batch_size (documented default)"
     assert loaded.sources["trainer.optimizer.betas"].location == f"{ACTOR}.optim.betas (unstated default)"
 
 

@@ -88,7 +88,7 @@ def test_foreign_keys_are_explained(tmp_path: Path) -> None:
     assert explained["algorithm.rollouts_per_task"] == ("4", "rollouts", foreign, f"{path}:1")
     assert explained["trainer.duration"] == ("9", "steps", "trainer.total_training_steps=9", "override")
     sampled = "actor_rollout_ref.rollout.val_kwargs.do_sample=false"
-    assert explained["data.eval.0.sampling.temperature"][2:] == (sampled, "page default")
+    assert explained["data.eval.0.sampling.temperature"][2:] == (sampled, "documented default")
     assert explained["data.train.answer"][2:] == ("", "fixed by verl")
     assert explained["folder"][2:] == ("", "default")
     assert explained["data.train.limit_tasks"][:2] == ("null", ""), "null has no unit"

@@ -17,7 +17,7 @@ from strop.errors import ConfigError, FaultKind, config_error
 
 class ForeignConfig:
     """Values of a foreign configuration: `foreign["data.train_batch_size"]` is the value that is set, or the
-    page's default, with interpolations resolved. Implements ForeignValues."""
+    documented default, with interpolations resolved. Implements ForeignValues."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ForeignConfig:
         return keys[: len(above)] == above
 
     def _merged(self) -> ConfigTree:
-        """The page's defaults and the values that are set, without those of faulty keys."""
+        """The documented defaults and the values that are set, without those of faulty keys."""
         merged = ConfigTree(self.ledger.defaults())
         for dotted, row in self.written.items():
             if split_key(dotted) in self.tree.faulty:
@@ -146,7 +146,7 @@ class ForeignConfig:
         source = self.tree.source(split_key(dotted))
         if source is None:
             row = self.ledger.find(dotted)
-            origin = "page default" if row is None or row.default_stated else "unstated default"
+            origin = "documented default" if row is None or row.default_stated else "unstated default"
             return Source("dialect", f"{dotted} ({origin})")
         return source if source.kind == "override" else Source(source.kind, f"{source.location} ({dotted})")
 

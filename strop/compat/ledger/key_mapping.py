@@ -27,7 +27,7 @@ class ForeignValues(Protocol):
         """Whether the dialect's ledger has a row for the key."""
 
     def __getitem__(self, dotted: str) -> Any:
-        """The value that is set for the key, or the page's default, with interpolations resolved."""
+        """The value that is set for the key, or the documented default, with interpolations resolved."""
 
     def is_set(self, dotted: str) -> bool:
         """Whether a file or an override sets the key."""

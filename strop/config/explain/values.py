@@ -59,7 +59,7 @@ def _explain_value(leaf: Leaf, source: Source) -> ExplainedValue:
 
 
 def _location(source: Source) -> str:
-    """`ppo.yaml:3 (data.val_files)` becomes `ppo.yaml:3`, and `data.seed (page default)` `page default`."""
+    """`ppo.yaml:3 (data.val_files)` becomes `ppo.yaml:3`, and `data.seed (documented default)` `documented default`."""
     key = source.foreign_key.partition("=")[0]
     text = str(source)
     if not key:
