@@ -19,7 +19,7 @@ from typing import Any
 from peak_memory import make_model, measure_run
 
 from strop.config.load.loader import load_run
-from strop.config.plan.budget import memory_rows, needed_memory
+from strop.config.plan.fit import memory_rows, needed_memory
 from strop.config.plan.table import machine_of
 
 STEPS = 2

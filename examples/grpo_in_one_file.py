@@ -21,7 +21,7 @@ import numpy as np
 import strop
 from strop.algorithms.loss_spec import LossSpec
 from strop.config.schema import Run
-from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.algorithm import GrpoConfig
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.data.taskset import load_taskset
 from strop.models.loading import load_tokenizer

@@ -13,8 +13,7 @@ from strop.algorithms import registry
 from strop.algorithms.losses.preference_losses import PreferenceLoss
 from strop.algorithms.losses.unpaired_losses import UnpairedLoss
 from strop.algorithms.losses.value_losses import value_loss_terms
-from strop.config.schema.algorithm import CriticFreeConfig
-from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.algorithm import CriticFreeConfig, GrpoConfig
 from strop.config.schema.preference import PreferenceConfig, UnpairedConfig
 from strop.protocols import LossFn
 from strop.types import GlobalCounts, MicroBatch, SegmentRole, TokenOutputs

@@ -35,7 +35,7 @@ from verl_side import AGGREGATIONS, DUAL, GROUP_OF_ONE, HIGH, LOW, TAU_NEG, stro
 from strop.algorithms.kl import estimate_kl
 from strop.algorithms.losses.sft import SftLoss
 from strop.algorithms.token_filters import clip_b
-from strop.config.schema.group_baselines import TokenWeight
+from strop.config.schema.algorithm import TokenWeight
 from strop.config.schema.preference import DpoConfig
 
 DEVIATIONS = 1.0

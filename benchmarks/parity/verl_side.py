@@ -21,7 +21,7 @@ from strop.algorithms.losses.importance import compute_importance_weights
 from strop.algorithms.resampling import resampling_weights
 from strop.algorithms.token_advantages import gae, whiten
 from strop.config.schema.algorithm import RewardResamplingConfig
-from strop.config.schema.off_policy import ImportanceCorrectionConfig
+from strop.config.schema.policy_loss import ImportanceCorrectionConfig
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}

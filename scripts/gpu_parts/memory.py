@@ -11,7 +11,7 @@ import strop
 from gpu_parts.measuring import print_table
 from gpu_parts.options import Options
 from gpu_parts.runs import absolute, quickstart_run
-from strop.config.plan.budget import needed_memory
+from strop.config.plan.fit import needed_memory
 from strop.config.plan.machine import this_machine
 from strop.run.recording.recorder import peak_memory_mb
 

@@ -14,7 +14,7 @@ from gpu_parts.measuring import DENSE_FLOPS, gpu_name, milliseconds, no_waits, p
 from gpu_parts.options import Options
 from gpu_parts.runs import model_folder
 from strop.algorithms.registry import make_loss_fn
-from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.algorithm import GrpoConfig
 from strop.config.units import Amount
 from strop.data.packing import pack
 from strop.models.logprobs import token_outputs

@@ -8,9 +8,8 @@ from strop.algorithms import registry, requirements
 from strop.algorithms.process_rewards import ProcessRewardLoss
 from strop.algorithms.schedules import imitation_weight
 from strop.config.schema import Run
-from strop.config.schema.algorithm import AlgorithmConfig
+from strop.config.schema.algorithm import AlgorithmConfig, MixConfig
 from strop.config.schema.distillation import DivergenceConfig
-from strop.config.schema.group_baselines import MixConfig
 from strop.protocols import LossFn
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from strop.config.schema.schedule import ReduceOnPlateauScheduleConfig
+from strop.config.schema.optimizer import ReduceOnPlateauScheduleConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,23 +42,10 @@ from strop.algorithms.token_advantages import (
 from strop.algorithms.turn_advantages import gigpo
 from strop.config.schema.algorithm import (
     AlgorithmConfig,
+    AsymReConfig,
     CriticFreeConfig,
     CustomConfig,
     DistillationOnlyConfig,
-    OnlineDpoConfig,
-    PpoConfig,
-    PrimeConfig,
-    RaftConfig,
-    ReinforceConfig,
-    ReinforcePlusPlusBaselineConfig,
-    ReinforcePlusPlusConfig,
-    RemaxConfig,
-    RolloutAlgorithmConfig,
-    SelfPlayConfig,
-    SftConfig,
-)
-from strop.config.schema.group_baselines import (
-    AsymReConfig,
     GdpoConfig,
     GigpoConfig,
     GpgConfig,
@@ -66,13 +53,30 @@ from strop.config.schema.group_baselines import (
     GrpoPasskConfig,
     MeanBaselineConfig,
     MixConfig,
+    OnlineDpoConfig,
     OpmdConfig,
     OpoConfig,
     OptimalTokenBaselineConfig,
+    PpoConfig,
+    PrimeConfig,
+    RaftConfig,
+    ReinforceConfig,
+    ReinforcePlusPlusBaselineConfig,
+    ReinforcePlusPlusConfig,
+    RemaxConfig,
     RlooConfig,
+    RolloutAlgorithmConfig,
+    SelfPlayConfig,
+    SftConfig,
 )
-from strop.config.schema.preference import BcoConfig, CpoConfig, DpoConfig, KtoConfig, OrpoConfig
-from strop.config.schema.reward_modeling import RewardModelingConfig
+from strop.config.schema.preference import (
+    BcoConfig,
+    CpoConfig,
+    DpoConfig,
+    KtoConfig,
+    OrpoConfig,
+    RewardModelingConfig,
+)
 from strop.protocols import LossFn
 
 

@@ -7,11 +7,11 @@ from strop.config.schema.algorithm import (
     AlgorithmConfig,
     CustomConfig,
     OfflineAlgorithmConfig,
+    OptimalTokenBaselineConfig,
     RemaxConfig,
     RolloutAlgorithmConfig,
 )
 from strop.config.schema.distillation import DistillationConfig, DivergenceConfig, SampledKlLossConfig
-from strop.config.schema.group_baselines import OptimalTokenBaselineConfig
 from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig
 from strop.config.schema.preference import DpoConfig, KtoConfig
 

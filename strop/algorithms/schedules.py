@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from strop.config.schema.group_baselines import ImitationScheduleConfig
-from strop.config.schema.optimizer import WeightDecayIncreaseConfig
-from strop.config.schema.schedule import (
+from strop.config.schema.algorithm import ImitationScheduleConfig
+from strop.config.schema.optimizer import (
     CosineScheduleConfig,
     CosineWithRestartsScheduleConfig,
     DecayScheduleConfig,
     InverseSqrtScheduleConfig,
     PolynomialScheduleConfig,
     ScheduleConfig,
+    WeightDecayIncreaseConfig,
     WsdScheduleConfig,
 )
 from strop.config.units import Amount, Rounding

@@ -55,8 +55,8 @@ def init(
 ) -> None:
     """Write a first run file with comments, and check it; asks for what the options do not say."""
     from strop.config.first_run import SCHEMA, FirstRun
-    from strop.config.plan.bfloat16 import has_fast_bfloat16
     from strop.config.plan.machine import parse_machine, this_machine
+    from strop.config.plan.request import has_fast_bfloat16
     from strop.config.reference.json_schema import schema_text
 
     if file.exists() and not force:

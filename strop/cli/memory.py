@@ -8,8 +8,7 @@ from strop.cli.columns import align_columns
 from strop.cli.output import echo
 
 if TYPE_CHECKING:
-    from strop.config.plan.budget import Proposal
-    from strop.config.plan.fit import MemoryFit
+    from strop.config.plan.fit import MemoryFit, Proposal
     from strop.config.schema import Run
 
 

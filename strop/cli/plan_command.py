@@ -62,7 +62,7 @@ def _print_times(run: Run) -> None:
 
 
 def _print_budget(loaded: LoadedRun) -> None:
-    from strop.config.plan import budget
+    from strop.config.plan import fit
     from strop.config.plan.fit import with_default_microbatch
     from strop.config.plan.machine import described_machine
     from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
@@ -71,8 +71,8 @@ def _print_budget(loaded: LoadedRun) -> None:
     run = with_default_microbatch(loaded.run)
     place = machine_of(run)
     echo(f"Memory on {place}, in GiB:")
-    echo(align_columns(budget.memory_rows(run, place)) + "\n")
-    for line in budget.step_lines(run):
+    echo(align_columns(fit.memory_rows(run, place)) + "\n")
+    for line in fit.step_lines(run):
         echo(line)
     if described_machine() is None:
         _print_times(loaded.run)

@@ -47,7 +47,7 @@ def schema() -> None:
     """Print the JSON Schema of the run file, for completion and checks in an editor."""
     from strop.config.reference.json_schema import schema_text
 
-    echo(schema_text(), newline=False)
+    typer.echo(schema_text(), nl=False)  # as it is: an example of a URL in it is no secret
 
 
 def _cells(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -22,12 +22,11 @@ from strop.config.load.job import Job
 from strop.config.load.loader import LoadedRun, load_values
 from strop.config.load.placement import configured_devices
 from strop.config.redact import redact
-from strop.config.resume_compatibility import NON_LEARNING_FIELDS
 from strop.config.save import minimal_values
 from strop.config.schema import Run
 from strop.config.schema.algorithm import SftConfig
 from strop.config.schema.base import Section
-from strop.config.semantic_diff import FieldDifference, semantic_diff
+from strop.config.semantic_diff import NON_LEARNING_FIELDS, FieldDifference, semantic_diff
 from strop.config.suggest import did_you_mean
 from strop.config.units import Amount
 from strop.errors import ConfigError

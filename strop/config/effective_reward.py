@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.reward import RewardConfig, RewardFunctionConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.config.schema.run import Run
-from strop.config.schema.workflow import WorkflowConfig
 
 
 def configured_rewards(run: Run) -> Mapping[str, RewardConfig]:

@@ -13,12 +13,10 @@ from typing import Any
 import yaml
 
 from strop.config.environment_values import name_environment
-from strop.config.load.config_tree import iter_values
-from strop.config.load.value_limits import value_at
-from strop.config.redact import HIDDEN, redact, redact_text
+from strop.config.load.config_tree import iter_values, value_at
+from strop.config.redact import HIDDEN, is_secret, redact, redact_text
 from strop.config.schema import Run
 from strop.config.schema.base import Section
-from strop.config.secret_names import is_secret
 from strop.workers.atomic_write import atomic_write
 
 _FINGERPRINTS = "# Fingerprints of the values from environment variables, which a resume compares: "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strop.config.schema.task_order import CurriculumOrderConfig
+from strop.config.schema.data import CurriculumOrderConfig
 from strop.data.epoch_order import EpochOrder, IndexArray, TaskOutcome, epoch_permutation, uniform_draws
 from strop.reward_comparison import exceeds, reaches
 

@@ -9,8 +9,7 @@ from itertools import islice
 from typing import Any
 
 from strop.config.paths import existing_path
-from strop.config.schema.data import TasksetConfig
-from strop.config.schema.few_shot import FewShotConfig
+from strop.config.schema.data import FewShotConfig, TasksetConfig
 from strop.data.encoding.messages import to_messages
 from strop.data.prompt_columns import prompt_columns, prompt_value
 from strop.data.sources.columns import messages_at

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
-from strop.config.schema.reward_modeling import RewardModelingConfig
-from strop.config.schema.task_order import ColumnOrderConfig
+from strop.config.schema.data import ColumnOrderConfig, DataConfig, EvalTasksetConfig, TasksetConfig
+from strop.config.schema.preference import RewardModelingConfig
 from strop.data.encoding.answer_truncation import fit_answers
 from strop.data.encoding.chat_template import require_encodable
 from strop.data.encoding.conversation_encoder import (

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from strop.config.schema.task_order import (
+from strop.config.schema.data import (
     ColumnOrderConfig,
     CurriculumOrderConfig,
     DifficultyOrderConfig,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
-from strop.config.schema.task_order import TaskOrderConfig
+from strop.config.schema.data import DataConfig, EvalTasksetConfig, TaskOrderConfig, TasksetConfig
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.messages import messages_in_text
 from strop.data.encoding.model_tokens import ModelTokens

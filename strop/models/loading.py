@@ -21,16 +21,16 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-from strop.config.model_files import check_model_files
-from strop.config.model_folder import (
+from strop.config.model_files import (
+    check_model_files,
     encoder_decoder_fault,
     pickled_weights_fault,
     wrong_labels,
 )
 from strop.config.paths import GGUF_SUFFIX, gguf_file, is_local
 from strop.config.peft_adapter import adapter_in_model_folder
-from strop.config.schema.critic import HeadInit
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.policy_gradient import HeadInit
 from strop.config.suggest import did_you_mean
 from strop.config.user_code import import_user_module
 from strop.errors import ModelError

@@ -26,8 +26,8 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from strop.config.paths import gguf_file
-from strop.config.schema.critic import HeadInit
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.policy_gradient import HeadInit
 from strop.errors import ModelError
 from strop.models.cpu_memory import limit_cpu_memory
 from strop.models.dtensor import Block

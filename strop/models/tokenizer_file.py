@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.config.image_families import read_model_file
+from strop.config.model_files import read_model_file
 from strop.config.paths import existing_path
 from strop.config.schema.model import ModelConfig
 

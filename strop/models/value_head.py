@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from strop.config.schema.critic import HeadInit
+from strop.config.schema.policy_gradient import HeadInit
 from strop.errors import ModelError
 
 SCORE = "score"

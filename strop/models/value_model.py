@@ -7,8 +7,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from strop.config.schema.critic import HeadInit
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.policy_gradient import HeadInit
 from strop.errors import ModelError
 from strop.models.dtensor import whole_parameter
 from strop.models.loading import load_decoder

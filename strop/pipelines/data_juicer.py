@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from strop.config.schema.pipeline import DataJuicerConfig
+from strop.config.schema.buffer import DataJuicerConfig
 from strop.errors import RolloutError
 from strop.pipelines.juicer.client import JuicerClient, ServiceError
 from strop.pipelines.services import prompt_text

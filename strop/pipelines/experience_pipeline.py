@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strop.config.schema.pipeline import (
+from strop.config.schema.buffer import (
     CorrectnessFilterConfig,
     CustomOperatorConfig,
     DataJuicerConfig,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from strop.config.schema.pipeline import HumanFeedbackConfig
+from strop.config.schema.buffer import HumanFeedbackConfig
 from strop.errors import RolloutError
 from strop.pipelines.annotation_queue import AnnotationQueue, Answer
 from strop.pipelines.group_shaping import with_reward

@@ -9,7 +9,7 @@ from numbers import Real
 from statistics import pstdev, stdev
 from typing import Protocol, runtime_checkable
 
-from strop.config.schema.pipeline import RewardTermConfig
+from strop.config.schema.buffer import RewardTermConfig
 from strop.errors import RolloutError
 from strop.reward_comparison import exceeds, reaches
 from strop.types import Rollout, RolloutGroup, Task

@@ -10,7 +10,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.reward import RewardConfig
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import RewardError
 from strop.python_rewards import PythonRewards, list_rewards
 from strop.rewards.execution.function_spec import RewardFunctionSpec

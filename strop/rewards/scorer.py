@@ -10,8 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from strop.config.schema.reward import RewardConfig, RewardFunctionConfig
-from strop.config.schema.reward_worker import RewardWorkerConfig
+from strop.config.schema.reward import RewardConfig, RewardFunctionConfig, RewardWorkerConfig
 from strop.data.images.messages import with_image_paths
 from strop.errors import RewardError
 from strop.python_rewards import PythonRewards, list_rewards

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop.config.checks.images import image_engine_fault
-from strop.config.image_families import IMAGE_FAMILIES, folder_takes_images
+from strop.config.checks.data import image_engine_fault
+from strop.config.model_files import IMAGE_FAMILIES, folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.config.schema.data import ImagesConfig, TasksetConfig

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from strop.config.schema import Run
 from strop.config.schema.algorithm import OfflineAlgorithmConfig
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.encoding.conversation_encoder import ConversationEncoder, TrainingConversation
 from strop.data.encoding.model_tokens import ModelTokens

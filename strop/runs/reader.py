@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from strop.config.load.schema_faults import first_fault
-from strop.config.load.yaml_parser import parse_yaml
+from strop.config.load.yaml_file import parse_yaml
 from strop.errors import RunFolderError
 from strop.runs.folder import RunFolder
 from strop.runs.metrics_file import MetricsRow, merge_rows, read_metrics

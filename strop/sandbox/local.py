@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.config.schema.sandbox import LocalSandboxConfig
+from strop.config.schema.reward import LocalSandboxConfig
 from strop.errors import SandboxError
 from strop.printable import printable
 from strop.sandbox.bounded_output import communicate

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from strop.config.schema.sandbox import LocalSandboxConfig
+from strop.config.schema.reward import LocalSandboxConfig
 from strop.errors import SandboxError
 from strop.sandbox.local import FOLDER_FILES, INSIDE, LocalSandbox, Mechanism, device_paths, readable_paths
 from strop.sandbox.protocol import IsolationLevel

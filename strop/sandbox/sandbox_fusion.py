@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from strop.config.schema.sandbox import SandboxFusionConfig
+from strop.config.schema.reward import SandboxFusionConfig
 from strop.errors import SandboxError
 from strop.printable import printable
 from strop.sandbox.protocol import IsolationLevel, Program, ProgramResult

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from strop.config.explain.summary import summarize
 from strop.config.load.loader import LoadedRun
-from strop.config.plan import budget
+from strop.config.plan import fit
 from strop.config.plan.fit import MemoryFit, memory_fit, with_default_microbatch
 from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
 from strop.errors import PlacementError
@@ -41,8 +41,8 @@ def plan_for(loaded: LoadedRun) -> ShownPlan:
     return ShownPlan(
         str(machine),
         summarize(loaded),
-        budget.memory_rows(run, machine),
-        list(budget.step_lines(run)),
+        fit.memory_rows(run, machine),
+        list(fit.step_lines(run)),
         placement,
         rows,
         memory_fit(run),

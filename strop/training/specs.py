@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from strop.algorithms import requirements
 from strop.config.schema import Run
 from strop.config.schema.checkpoint import CheckpointConfig, ExportConfig
-from strop.config.schema.critic import CriticConfig, HeadInit
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import OptimizerConfig
-from strop.config.schema.preference import DpoConfig
-from strop.config.schema.process_reward import ProcessRewardConfig
-from strop.config.schema.reward_modeling import RewardModelingConfig
-from strop.config.schema.router_loss import RouterLossConfig
+from strop.config.schema.policy_gradient import CriticConfig, HeadInit, ProcessRewardConfig
+from strop.config.schema.preference import DpoConfig, RewardModelingConfig
+from strop.config.schema.trainer import RouterLossConfig
 from strop.config.schema.training_engine import TrainingEngineConfig
 from strop.config.units import Amount
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.config.user_code import ImportPath, construct
 from strop.errors import ConfigError
 from strop.extensions import all_extensions, extension_of, provide_tool_modules, tool_class

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.algorithm import GrpoConfig
 from strop.types import GlobalCounts, MicroBatch, TokenOutputs
 
 

@@ -13,11 +13,9 @@ from pydantic import TypeAdapter
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.algorithms.process_rewards import ProcessRewardLoss
 from strop.algorithms.registry import make_loss_fn
-from strop.config.schema.algorithm import AlgorithmConfig, CustomConfig
-from strop.config.schema.group_baselines import GrpoConfig
-from strop.config.schema.off_policy import ImportanceCorrectionConfig, RejectionRuleConfig
+from strop.config.schema.algorithm import AlgorithmConfig, CustomConfig, GrpoConfig
 from strop.config.schema.policy_gradient import Aggregation, KlLossConfig, KlLossEstimator
-from strop.config.schema.policy_loss import PolicyLossConfig
+from strop.config.schema.policy_loss import ImportanceCorrectionConfig, PolicyLossConfig, RejectionRuleConfig
 from strop.config.schema.preference import Divergence, DpoLossName
 from strop.protocols import LossFn
 from strop.types import LossOutput, MicroBatch, SegmentRole, TokenOutputs

@@ -11,8 +11,7 @@ import torch
 from strop.algorithms.custom import check_custom_functions
 from strop.algorithms.loss_spec import LossSpec
 from strop.algorithms.registry import compute_advantages
-from strop.config.schema.algorithm import CustomConfig
-from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.algorithm import CustomConfig, GrpoConfig
 from strop.errors import ConfigError
 from strop.runs.metrics import metric_of
 from strop.types import TokenOutputs

@@ -11,8 +11,7 @@ from typing import get_args
 import pytest
 
 import strop
-from strop.config.schema.algorithm import CriticFreeConfig, PpoConfig
-from strop.config.schema.group_baselines import MixConfig
+from strop.config.schema.algorithm import CriticFreeConfig, MixConfig, PpoConfig
 from strop.config.schema.policy_gradient import PolicyGradientConfig
 from strop.config.schema.walk import all_keys
 from strop.models.tiny import make_model

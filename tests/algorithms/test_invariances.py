@@ -13,10 +13,8 @@ import torch
 from strop.algorithms.registry import compute_advantages, make_loss_fn
 from strop.algorithms.requirements import ratio_vanishes_at_zero_advantage, vanishes_at_zero_advantage
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.config.schema.algorithm import CriticFreeConfig
-from strop.config.schema.group_baselines import GrpoConfig
-from strop.config.schema.off_policy import ImportanceCorrectionConfig
-from strop.config.schema.policy_loss import PolicyLossConfig
+from strop.config.schema.algorithm import CriticFreeConfig, GrpoConfig
+from strop.config.schema.policy_loss import ImportanceCorrectionConfig, PolicyLossConfig
 from strop.types import MicroBatch
 from tests.algorithms.batches import counts_of, make_batch, make_rollouts, split
 from tests.algorithms.objectives import (

@@ -14,8 +14,8 @@ from strop.algorithms.kl import AdaptiveKlController, FixedKlController, estimat
 from strop.algorithms.log_ratios import bound_exponent, bound_log_ratio
 from strop.algorithms.losses.policy_losses import log_ratio
 from strop.algorithms.registry import make_kl_controller
+from strop.config.schema.algorithm import GrpoConfig
 from strop.config.schema.distillation import DistillationConfig, DistillationRewardConfig, SampledJsdConfig
-from strop.config.schema.group_baselines import GrpoConfig
 from strop.config.schema.policy_gradient import AdaptiveKlConfig, KlRewardConfig, SampledKl
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.importance import ImportanceWeights, compute_importance_weights
 from strop.algorithms.losses.rejection import kept_targets
-from strop.config.schema.off_policy import ImportanceCorrectionConfig, RejectionRuleConfig
+from strop.config.schema.policy_loss import ImportanceCorrectionConfig, RejectionRuleConfig
 
 # Two answers of two tokens and one. The trainer's probability over the sampler's: 4, 1/2 and 3.
 TARGETS = TargetTokens.concatenated(torch.tensor([2, 1]))

@@ -13,8 +13,7 @@ from strop.algorithms.losses.policy_objective import PolicyObjective
 from strop.algorithms.losses.preference_losses import PreferenceLoss
 from strop.algorithms.losses.sft import MixedLoss, SftLoss
 from strop.algorithms.registry import make_loss_fn
-from strop.config.schema.algorithm import SftConfig
-from strop.config.schema.group_baselines import GrpoConfig, MixConfig, TokenWeight
+from strop.config.schema.algorithm import GrpoConfig, MixConfig, SftConfig, TokenWeight
 from strop.config.schema.preference import DpoConfig
 from strop.types import GlobalCounts, MicroBatch, TokenOutputs
 from tests.algorithms.batches import counts_of, make_batch, split

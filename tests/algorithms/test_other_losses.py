@@ -21,7 +21,7 @@ from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import AdvantageEstimate
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.policy_gradient import OverlongPenaltyConfig
-from strop.config.schema.router_loss import RouterLossConfig
+from strop.config.schema.trainer import RouterLossConfig
 from strop.types import GlobalCounts, LossOutput, TokenOutputs
 from tests.algorithms.batches import counts_of, make_batch
 

@@ -17,8 +17,7 @@ from strop.algorithms.losses.group_variance import mean_implicit_rewards
 from strop.algorithms.losses.loss_terms import PolicyLossTerms
 from strop.algorithms.losses.policy_losses import log_ratio, policy_loss_terms
 from strop.algorithms.registry import compute_advantages
-from strop.config.schema.algorithm import SelfPlayConfig
-from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.algorithm import GrpoConfig, SelfPlayConfig
 from strop.config.schema.policy_loss import GvpoLossConfig, PolicyLossConfig
 from strop.run.optimize.second_models import add_implicit_rewards
 from tests.algorithms.batches import counts_of, make_batch, rollouts

@@ -14,11 +14,10 @@ from strop.algorithms.distillation import sampled_divergence
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.rejection import kept_targets
 from strop.algorithms.registry import make_loss_fn
+from strop.config.schema.algorithm import GrpoConfig
 from strop.config.schema.distillation import DistillationConfig, SampledKlLossConfig
-from strop.config.schema.group_baselines import GrpoConfig
-from strop.config.schema.off_policy import ImportanceCorrectionConfig, RejectionRuleConfig
 from strop.config.schema.policy_gradient import Aggregation, KlLossConfig, KlLossEstimator
-from strop.config.schema.policy_loss import GpgLossConfig
+from strop.config.schema.policy_loss import GpgLossConfig, ImportanceCorrectionConfig, RejectionRuleConfig
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 from tests.algorithms.batches import counts_of, make_batch
 from tests.algorithms.naive import naive_objective

@@ -12,7 +12,7 @@ import yaml
 
 from strop.algorithms.losses.reward_modeling import calibration_error, held_out_pairs, held_out_scores
 from strop.algorithms.registry import make_loss_fn
-from strop.config.schema.reward_modeling import RewardModelingConfig
+from strop.config.schema.preference import RewardModelingConfig
 from strop.types import MicroBatch, SegmentRole, TokenOutputs
 from tests.algorithms.batches import counts_of, make_batch
 

@@ -15,9 +15,12 @@ from pydantic import TypeAdapter
 
 from strop.algorithms.plateau import PlateauState, update_plateau
 from strop.algorithms.schedules import imitation_weight, lr_at, weight_decay_at
-from strop.config.schema.group_baselines import ImitationScheduleConfig
-from strop.config.schema.optimizer import WeightDecayIncreaseConfig
-from strop.config.schema.schedule import ReduceOnPlateauScheduleConfig, ScheduleConfig
+from strop.config.schema.algorithm import ImitationScheduleConfig
+from strop.config.schema.optimizer import (
+    ReduceOnPlateauScheduleConfig,
+    ScheduleConfig,
+    WeightDecayIncreaseConfig,
+)
 from strop.config.units import Amount
 
 LR = 3e-4

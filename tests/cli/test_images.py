@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import strop
-from strop.config.checks.images import image_engine_fault
+from strop.config.checks.data import image_engine_fault
 from strop.config.schema.rollout import RolloutConfig
 from tests.cli.conftest import Cli
 from tests.data.images.pictures import encoded

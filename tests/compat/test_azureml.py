@@ -26,8 +26,8 @@ from strop.compat.ledger.key_mapping import UNSET
 from strop.config.load.job import Job
 from strop.config.plan.machine import GIB, Machine, Node
 from strop.config.save import save_resolved
-from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.training_engine import DeepSpeedEngineConfig
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.errors import ConfigError, PlacementError
 from strop.models.loading import load_tokenizer

@@ -11,9 +11,8 @@ from strop.compat.ledger.writer import config_tree_from_values, write_dialect
 from strop.compat.trinity.reader import LEDGER as TRINITY
 from strop.compat.verl.ppo_trainer import LEDGER, read_verl
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig
+from strop.config.schema.algorithm import DistillationOnlyConfig, GrpoConfig
 from strop.config.schema.distillation import ForwardKlConfig, SampledJsdConfig, TeacherConfig
-from strop.config.schema.group_baselines import GrpoConfig
 from strop.config.schema.policy_loss import ClippedLossConfig, ImportanceSamplingLossConfig
 from strop.config.semantic_diff import semantic_diff
 from strop.errors import ConfigError

@@ -18,10 +18,9 @@ from strop.config.effective_reward import effective_reward
 from strop.config.explain.values import explain_values
 from strop.config.redact import safe_text
 from strop.config.save import save_resolved
+from strop.config.schema.data import DifficultyOrderConfig
 from strop.config.schema.inference_engine import OpenAiEngineConfig, VllmEngineConfig
-from strop.config.schema.rollout import EnginePoolConfig
-from strop.config.schema.task_order import DifficultyOrderConfig
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import EnginePoolConfig, WorkflowConfig
 from strop.errors import ConfigError, PlacementError
 from strop.reading import read_any
 from strop.workers.signals import StopSignal

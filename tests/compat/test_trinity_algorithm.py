@@ -9,11 +9,9 @@ import pytest
 from strop.compat.ledger.writer import write_dialect
 from strop.compat.trinity.reader import LEDGER
 from strop.config.schema.algorithm import PpoConfig, SftConfig
-from strop.config.schema.critic import CriticConfig
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.optimizer import AdamWConfig
-from strop.config.schema.policy_gradient import KlLossConfig
-from strop.config.schema.schedule import ConstantScheduleConfig
+from strop.config.schema.optimizer import AdamWConfig, ConstantScheduleConfig
+from strop.config.schema.policy_gradient import CriticConfig, KlLossConfig
 from strop.config.units import Amount
 from strop.errors import ConfigError
 

@@ -10,9 +10,8 @@ from strop.compat.ledger.writer import write_dialect
 from strop.compat.trinity.data_processor import write_task_pipeline
 from strop.compat.trinity.reader import LEDGER
 from strop.config.load.loader import LoadedRun
-from strop.config.schema.pipeline import CorrectnessFilterConfig
-from strop.config.schema.task_filters import LlmScoreConfig
-from strop.config.schema.task_operators import DataJuicerTasksConfig, OrderConfig
+from strop.config.schema.buffer import CorrectnessFilterConfig
+from strop.config.schema.task_pipeline import DataJuicerTasksConfig, LlmScoreConfig, OrderConfig
 from strop.config.units import Amount
 from strop.errors import ConfigError
 

@@ -23,7 +23,7 @@ from strop.compat.trl.reader import TrlProgram, read_trl_arguments
 from strop.config.load.job import Job
 from strop.config.load.loader import LoadedRun
 from strop.config.schema.inference_engine import NativeEngineConfig, OpenAiEngineConfig, VllmEngineConfig
-from strop.config.schema.off_policy import ImportanceCorrectionConfig
+from strop.config.schema.policy_loss import ImportanceCorrectionConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig, LocalEngineConfig, WrapPolicyConfig
 from strop.errors import ConfigError, PlacementError
 from strop.reading import read_any

@@ -16,8 +16,8 @@ from strop.compat.verl.trainer import write_duration
 from strop.config.load.loader import LoadedRun
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.sandbox import LocalSandboxConfig, SandboxFusionConfig
-from strop.config.schema.schedule import CosineScheduleConfig, LinearScheduleConfig
+from strop.config.schema.optimizer import CosineScheduleConfig, LinearScheduleConfig
+from strop.config.schema.reward import LocalSandboxConfig, SandboxFusionConfig
 from strop.config.units import Amount
 from strop.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strop.config.checks.advice import unusual_values
+from strop.config.checks.run import unusual_values
 from strop.config.load import library_arguments
 from strop.config.load.loader import load_values
 from strop.config.load.preflight import missing_files

@@ -8,9 +8,8 @@ import pytest
 
 from strop.config.explain.values import explain_values
 from strop.config.load.loader import load_run
-from strop.config.redact import redact, redact_arguments, redact_override, redact_text
+from strop.config.redact import is_secret, redact, redact_arguments, redact_override, redact_text
 from strop.config.save import save_resolved
-from strop.config.secret_names import is_secret
 
 SECRET = """
 api_key apiKey API_KEY token hf_token access-token password dbPassword client_secret aws_secret_access_key credentials

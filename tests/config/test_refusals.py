@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import strop
-from strop.config.checks.nodes import one_node_fault
-from strop.config.load.familiar_names import FAMILIAR_NAMES
+from strop.config.checks.topology import one_node_fault
 from strop.config.load.loader import LoadedRun, load_run, load_values
+from strop.config.load.schema_faults import FAMILIAR_NAMES
 from strop.config.load.yaml_file import MAX_BYTES
 from strop.config.names import MAX_NAME_LENGTH, check_file_name
 from strop.config.schema import Run

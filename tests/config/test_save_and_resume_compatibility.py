@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strop.config.load.loader import load_run, load_values
-from strop.config.resume_compatibility import NON_LEARNING_FIELDS, resume_differences
 from strop.config.save import save_resolved
 from strop.config.schema.walk import all_keys
+from strop.config.semantic_diff import NON_LEARNING_FIELDS, resume_differences
 
 BASE: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": {"path": "t.jsonl"}}, "reward": "exact"}
 JUDGES = [{"url": "http://one/v1", "model": "wise"}, {"url": "http://two/v1", "model": "wise"}]

@@ -10,7 +10,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from strop.config.schema.data import DataConfig, TasksetConfig
-from strop.config.schema.reward_modeling import RewardModelingConfig
+from strop.config.schema.preference import RewardModelingConfig
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.encoding.model_tokens import ModelTokens
 from strop.data.offline_dataset import OfflineDataset, load_offline_dataset

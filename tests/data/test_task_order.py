@@ -12,8 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.config.schema.data import DataConfig, TasksetConfig
-from strop.config.schema.task_order import ColumnOrderConfig, CurriculumOrderConfig, DifficultyOrderConfig
+from strop.config.schema.data import (
+    ColumnOrderConfig,
+    CurriculumOrderConfig,
+    DataConfig,
+    DifficultyOrderConfig,
+    TasksetConfig,
+)
 from strop.data.curriculum import CurriculumOrder
 from strop.data.difficulty import DifficultyOrder
 from strop.data.epoch_order import EpochOrder, TaskOutcome, epoch_permutation

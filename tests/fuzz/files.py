@@ -30,12 +30,12 @@ from strop.config.deepspeed.settings import engine_config, resolved, with_hidden
 from strop.config.explain.summary import summarize
 from strop.config.explain.values import explain_values
 from strop.config.load.loader import load_run
-from strop.config.plan.model_size import read_model_size
+from strop.config.plan.memory import read_model_size
 from strop.config.schema.buffer import BufferConfig
 from strop.config.schema.data import DataConfig, TasksetConfig
-from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.training_engine import DeepSpeedEngineConfig
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.images.files import check_image
 from strop.data.offline_dataset import load_offline_dataset

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import strop
 from strop.algorithms.loss_spec import LossSpec
-from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.algorithm import GrpoConfig
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.errors import InferenceError, ModelError
 from strop.inference.native import NativeEngine

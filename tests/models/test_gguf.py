@@ -11,7 +11,7 @@ import torch
 from strop.config.load.loader import load_values
 from strop.config.load.preflight import missing_files
 from strop.config.paths import gguf_file
-from strop.config.plan.model_size import read_model_size
+from strop.config.plan.memory import read_model_size
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError

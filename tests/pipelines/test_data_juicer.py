@@ -13,8 +13,8 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 
-from strop.config.schema.pipeline import DataJuicerConfig
-from strop.config.schema.task_operators import DataJuicerTasksConfig
+from strop.config.schema.buffer import DataJuicerConfig
+from strop.config.schema.task_pipeline import DataJuicerTasksConfig
 from strop.errors import ConfigError, RolloutError
 from strop.pipelines.data_juicer import DataJuicer
 from strop.pipelines.juicer.process import PYTHON, ServiceProcess

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from strop.config.schema.pipeline import ExperienceOperatorConfig
+from strop.config.schema.buffer import ExperienceOperatorConfig
 from strop.errors import ConfigError, RolloutError
 from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipeline
 from strop.pipelines.services import ExperienceServices

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strop.config.schema.pipeline import HumanFeedbackConfig
+from strop.config.schema.buffer import HumanFeedbackConfig
 from strop.errors import DataError, Interrupted, RolloutError
 from strop.pipelines.annotation_queue import AnnotationQueue, Answer
 from strop.pipelines.human_feedback import HumanFeedback

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from strop.config.schema.data import DataConfig
-from strop.config.schema.task_filters import PassRateConfig
+from strop.config.schema.task_pipeline import PassRateConfig
 from strop.data.sources.reader import read_rows
 from strop.errors import DataError
 from strop.pipelines.tasks import reading

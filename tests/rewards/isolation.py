@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strop.config.schema.sandbox import LocalSandboxConfig
+from strop.config.schema.reward import LocalSandboxConfig
 from strop.errors import SandboxError
 from strop.sandbox.registry import open_sandbox
 

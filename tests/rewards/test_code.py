@@ -18,8 +18,7 @@ from strop.compat.verl.scorers.code import (
     verl_code_reward,
 )
 from strop.config.load.loader import load_run, load_values
-from strop.config.schema.reward import RewardConfig
-from strop.config.schema.sandbox import LocalSandboxConfig
+from strop.config.schema.reward import LocalSandboxConfig, RewardConfig
 from strop.errors import RewardError, SandboxError
 from strop.rewards.builtin.by_source import by_source_reward
 from strop.rewards.builtin.code import code_reward

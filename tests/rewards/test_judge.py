@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from strop.config.schema.judge import JudgeCallsConfig
-from strop.config.schema.judge import JudgeConfig as Section
+from strop.config.schema.reward import JudgeCallsConfig
+from strop.config.schema.reward import JudgeConfig as Section
 from strop.errors import RewardError
 from strop.rewards.judges.judge import Judge, Judges
 from strop.types import Rollout, Task

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from strop.config.schema.algorithm import RolloutAlgorithmConfig
-from strop.config.schema.group_baselines import GrpoConfig
-from strop.config.schema.off_policy import ImportanceCorrectionConfig, RejectionRuleConfig
+from strop.config.schema.algorithm import GrpoConfig, RolloutAlgorithmConfig
+from strop.config.schema.policy_loss import ImportanceCorrectionConfig, RejectionRuleConfig
 from strop.errors import RewardError
 from strop.run.optimize.advantage_inputs import gather_targets, make_rollout_batch, split_by_experience
 from strop.run.optimize.off_policy import count_kept, mean_importance_weight

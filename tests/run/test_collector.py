@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import strop
-from strop.config.schema.process_reward import OversamplingConfig
+from strop.config.schema.policy_gradient import OversamplingConfig
 from strop.run.rollout.collector import prefer_groups
 from strop.types import Experience, ExperienceGroup
 from tests.models.models import experience

@@ -7,8 +7,7 @@ import pytest
 
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
-from strop.config.schema.optimizer import AdamWConfig
-from strop.config.schema.schedule import ConstantScheduleConfig, LinearScheduleConfig
+from strop.config.schema.optimizer import AdamWConfig, ConstantScheduleConfig, LinearScheduleConfig
 from strop.config.units import Amount
 from strop.errors import ConfigError
 from strop.run.optimize.policy_optimizer import learning_rate

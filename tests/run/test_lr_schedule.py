@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from strop.config.load.loader import load_values
-from strop.config.resume_compatibility import resume_differences
+from strop.config.semantic_diff import resume_differences
 from strop.training.backends.local import LocalEngine
 
 from .mechanisms import PLATEAU

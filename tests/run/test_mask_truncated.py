@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from strop.algorithms.loss_spec import LossSpec
-from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.algorithm import GrpoConfig
 from strop.config.schema.policy_gradient import Aggregation, EntropyFilterConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.config.units import Amount

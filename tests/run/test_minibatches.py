@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from strop.config.load.loader import load_values
-from strop.config.schema.algorithm import RewardResamplingConfig
-from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.algorithm import GrpoConfig, RewardResamplingConfig
 from strop.run.optimize.minibatches import (
     group_indices,
     plan_minibatches,

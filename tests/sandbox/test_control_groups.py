@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from strop.config.schema.sandbox import LocalSandboxConfig
+from strop.config.schema.reward import LocalSandboxConfig
 from strop.errors import SandboxError
 from strop.sandbox.control_groups import ControlGroup, ControlGroups, _controllers
 from strop.sandbox.local import INSIDE, LocalSandbox, Mechanism

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from strop.config.schema.sandbox import LocalSandboxConfig
+from strop.config.schema.reward import LocalSandboxConfig
 from strop.errors import SandboxError
 from strop.sandbox import mechanisms
 from strop.sandbox.inside.seccomp import _CLONE, _DENIED, _KILL

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strop.config.schema.sandbox import SandboxFusionConfig
+from strop.config.schema.reward import SandboxFusionConfig
 from strop.errors import SandboxError
 from strop.rewards.builtin.code import code_reward
 from strop.sandbox import sandbox_fusion

@@ -18,10 +18,9 @@ from strop.algorithms.loss_spec import LossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
-from strop.config.schema.critic import CriticConfig
-from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
+from strop.config.schema.policy_gradient import CriticConfig
 from strop.config.schema.preference import ReferencedConfig
-from strop.config.schema.training_engine import Fsdp2EngineConfig
+from strop.config.schema.training_engine import DeepSpeedEngineConfig, Fsdp2EngineConfig
 from strop.models.tiny import make_model
 from strop.run.optimize.second_models import make_reference_point
 from strop.training.backends.deepspeed import describe_division

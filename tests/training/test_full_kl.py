@@ -11,7 +11,7 @@ from torch.nn.functional import kl_div
 from transformers import AutoModelForCausalLM
 
 from strop.algorithms import registry
-from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.algorithm import GrpoConfig
 from strop.models import chunked_head
 from strop.models.tiny import make_model
 from strop.training.policy_model import PolicyModel

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from strop.config.schema.inference_engine import NativeEngineConfig as NativeSection
 from strop.config.schema.rollout import RolloutConfig as Section
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.inference.endpoint.server import EndpointServer
 from strop.inference.native import NativeEngine

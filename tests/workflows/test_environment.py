@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError
 from strop.types import SamplingParams
 from strop.workflows.experiences import rollout_to_experiences

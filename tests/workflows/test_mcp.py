@@ -17,7 +17,7 @@ from strop.compat.verl.interface.mcp_entry import read_mcp_entry
 from strop.compat.verl.interface.mcp_tool import MCPBaseTool, MCPSearchTool
 from strop.compat.verl.interface.schemas import OpenAIFunctionToolSchema
 from strop.compat.verl.interface.tool_files import check_classes
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError, MissingExtraError
 from strop.workflows.mcp import stdio_filter
 from strop.workflows.mcp.client import EndlessAnswerError, bounded_result, list_tools, listed_tools

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError
 from strop.workflows.registry import BUILTIN_WORKFLOWS, load_workflow
 

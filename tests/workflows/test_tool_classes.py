@@ -12,7 +12,7 @@ from strop.compat.verl.interface.class_tool import ClassTool, verl_result
 from strop.compat.verl.interface.gsm8k_tool import Gsm8kTool
 from strop.compat.verl.interface.schemas import OpenAIFunctionToolSchema, ToolResponse
 from strop.compat.verl.interface.tool_files import check_classes
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError
 from strop.workflows.registry import load_workflow
 from strop.workflows.result import InvalidWorkflowResult

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from strop.compat.trinity.interface.adapter import missing_workflow
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError, RewardError
 from strop.types import SamplingParams
 from strop.workflows.experiences import rollout_to_experiences

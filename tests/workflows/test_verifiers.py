@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError
 from strop.workflows.registry import load_workflow
 from tests.workflows.conftest import trained_texts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError
 from strop.workflows.registry import load_workflow
 from tests.workflows.conftest import call, trained_texts

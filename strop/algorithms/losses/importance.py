@@ -8,7 +8,7 @@ import torch
 
 from strop.algorithms.log_ratios import bound_exponent, bound_log_ratio
 from strop.algorithms.losses.aggregation import TargetTokens
-from strop.config.schema.off_policy import ImportanceCorrectionConfig
+from strop.config.schema.policy_loss import ImportanceCorrectionConfig
 
 
 @dataclass(frozen=True, slots=True)

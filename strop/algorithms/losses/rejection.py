@@ -10,7 +10,7 @@ import torch
 
 from strop.algorithms.log_ratios import bound_exponent
 from strop.algorithms.losses.aggregation import TargetTokens
-from strop.config.schema.off_policy import RejectionRuleConfig
+from strop.config.schema.policy_loss import RejectionRuleConfig
 
 
 def kept_targets(

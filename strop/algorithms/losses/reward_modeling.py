@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from strop.config.schema.reward_modeling import RewardModelingConfig
+from strop.config.schema.preference import RewardModelingConfig
 from strop.transfers import to_device
 from strop.types import (
     FloatArray,

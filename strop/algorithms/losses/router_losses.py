@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from strop.config.schema.router_loss import RouterLossConfig
+from strop.config.schema.trainer import RouterLossConfig
 from strop.types import GlobalCounts, LossOutput
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from strop.algorithms.losses.aggregation import TargetTokens
-from strop.config.schema.group_baselines import TokenWeight
+from strop.config.schema.algorithm import TokenWeight
 from strop.protocols import LossFn
 from strop.types import GlobalCounts, LossOutput, MicroBatch, SegmentRole, TokenOutputs
 

@@ -28,12 +28,11 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.ledger.placement_notes import NO_DEEPSPEED
 from strop.compat.ledger.value_types import ANY
-from strop.config.deepspeed.file import read_deepspeed_file
-from strop.config.deepspeed.sections import KEYS, SWITCHED_OFF, VALUES_OFF
+from strop.config.deepspeed.sections import KEYS, SWITCHED_OFF, VALUES_OFF, read_deepspeed_file
 from strop.config.deepspeed.settings import LOGGING
 from strop.config.load.config_tree import KeyPath
 from strop.config.schema import Run
-from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
+from strop.config.schema.training_engine import DeepSpeedEngineConfig
 from strop.errors import ConfigError
 from strop.workers.torchrun import torchrun_process
 

@@ -28,7 +28,7 @@ from strop.compat.ledger.table import Ledger
 from strop.compat.ledger.value_types import ANY, one_of
 from strop.config.load.job import ComponentOutput
 from strop.config.schema import Run
-from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.algorithm import GrpoConfig
 from strop.config.schema.optimizer import AdamWConfig
 from strop.config.schema.policy_loss import ClippedLossConfig
 from strop.config.step_arithmetic import to_steps, updates_per_step

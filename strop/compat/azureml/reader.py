@@ -24,7 +24,7 @@ from strop.config.load.job import Job
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import OverriddenKey, here_requested
 from strop.config.paths import existing_path
-from strop.config.resume_compatibility import learning_fields, recorded_differences
+from strop.config.semantic_diff import learning_fields, recorded_differences
 from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError, Fault, FaultKind
 

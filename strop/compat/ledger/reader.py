@@ -12,9 +12,8 @@ from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, ReadFunct
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.config.explain.values import format_value
 from strop.config.load.config_tree import ConfigTree, Source, iter_values, split_key
-from strop.config.load.loader import LoadedRun, run_sources
+from strop.config.load.loader import LoadedRun, run_sources, validate
 from strop.config.load.placement import OverriddenKey, placement_error
-from strop.config.load.validation import validate
 from strop.config.redact import redact, redacted_repr
 from strop.config.schema import Run
 from strop.errors import ConfigError, FaultKind, config_error

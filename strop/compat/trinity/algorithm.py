@@ -42,19 +42,20 @@ from strop.compat.trinity.presets import (
     only_types,
 )
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig, OfflineAlgorithmConfig, SftConfig
-from strop.config.schema.distillation import SampledJsdConfig
-from strop.config.schema.group_baselines import (
+from strop.config.schema.algorithm import (
+    DistillationOnlyConfig,
     GigpoConfig,
     GrpoConfig,
     LogAvgExpBaselineConfig,
     MeanBaselineConfig,
     MixConfig,
+    OfflineAlgorithmConfig,
     OpmdConfig,
+    SftConfig,
 )
+from strop.config.schema.distillation import SampledJsdConfig
 from strop.config.schema.policy_gradient import KlLossConfig
-from strop.config.schema.preference import DpoConfig, PreferenceConfig, UnpairedConfig
-from strop.config.schema.reward_modeling import RewardModelingConfig
+from strop.config.schema.preference import DpoConfig, PreferenceConfig, RewardModelingConfig, UnpairedConfig
 from strop.errors import ConfigError
 
 ARGS = "algorithm.advantage_fn_args"

@@ -39,7 +39,7 @@ from strop.compat.trinity.presets import (
 )
 from strop.compat.trinity.workflows import TRAINS_ON_VERDICTS
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig, SftConfig
+from strop.config.schema.algorithm import MixConfig, OfflineAlgorithmConfig, SftConfig
 from strop.config.schema.buffer import (
     DEFAULT_BUFFER_NAME,
     FileBufferConfig,
@@ -47,7 +47,6 @@ from strop.config.schema.buffer import (
     QueueBufferConfig,
     SqlBufferConfig,
 )
-from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.preference import DpoConfig
 from strop.config.step_arithmetic import to_steps
 

@@ -35,9 +35,7 @@ from strop.compat.ledger.value_types import (
 )
 from strop.compat.trinity.tasksets import OPERATORS, PASS_RATES, tasks
 from strop.config.schema import Run
-from strop.config.schema.data_juicer import DataJuicerSection
-from strop.config.schema.language_model import EndpointModelConfig, EngineModelConfig
-from strop.config.schema.pipeline import (
+from strop.config.schema.buffer import (
     CorrectnessFilterConfig,
     CustomOperatorConfig,
     DataJuicerConfig,
@@ -47,10 +45,16 @@ from strop.config.schema.pipeline import (
     RewardStdFilterConfig,
     RewardTermConfig,
 )
-from strop.config.schema.task_filters import LlmScoreConfig
-from strop.config.schema.task_operators import DataJuicerTasksConfig, OrderConfig
-from strop.config.schema.task_order import DifficultyOrderConfig
-from strop.config.schema.task_pipeline import TaskOperatorConfig, TaskPipelineConfig
+from strop.config.schema.data import DifficultyOrderConfig
+from strop.config.schema.data_juicer import DataJuicerSection
+from strop.config.schema.language_model import EndpointModelConfig, EngineModelConfig
+from strop.config.schema.task_pipeline import (
+    DataJuicerTasksConfig,
+    LlmScoreConfig,
+    OrderConfig,
+    TaskOperatorConfig,
+    TaskPipelineConfig,
+)
 from strop.errors import ConfigError
 
 _SERVICE = "service.data_juicer"

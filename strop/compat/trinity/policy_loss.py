@@ -24,8 +24,7 @@ from strop.compat.trinity.presets import PRESETS, algorithm_type_of, only_losses
 from strop.config.schema import Run
 from strop.config.schema.algorithm import SftConfig
 from strop.config.schema.policy_loss import CispoLossConfig, ClippedLossConfig, GpgLossConfig, GspoLossConfig
-from strop.config.schema.preference import PreferenceConfig, UnpairedConfig
-from strop.config.schema.reward_modeling import RewardModelingConfig
+from strop.config.schema.preference import PreferenceConfig, RewardModelingConfig, UnpairedConfig
 
 LOSS_ARGS = "algorithm.policy_loss_fn_args"
 _SELECTABLE = ("ppo", "gspo", "opmd", "cispo", "topr", "sppo", "rec", "sapo", "importance_sampling", "m2po")

@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strop.compat.ledger.key_mapping import ForeignValues, InactiveCheck
-from strop.config.schema.algorithm import DistillationOnlyConfig, RolloutAlgorithmConfig
+from strop.config.schema.algorithm import DistillationOnlyConfig, MixConfig, RolloutAlgorithmConfig
 from strop.config.schema.distillation import SampledJsdConfig
-from strop.config.schema.group_baselines import MixConfig
 from strop.errors import ConfigError
 
 _OFFLINE = ("sft", "cpt", "dpo")

@@ -28,7 +28,7 @@ from strop.compat.trinity import formats
 from strop.compat.trinity.formats import AUXILIARY, write_answer_columns
 from strop.compat.trinity.presets import MIXED, algorithm_type, is_offline, option, preset
 from strop.config.schema import Run
-from strop.config.schema.batch_selection import StalenessSelectionConfig, WarmupSelectionConfig
+from strop.config.schema.trainer import StalenessSelectionConfig, WarmupSelectionConfig
 
 _ARGS = "algorithm.sample_strategy_args"
 _NAME = f"{_ARGS}.sft_dataset_name"

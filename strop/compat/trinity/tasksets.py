@@ -54,9 +54,9 @@ from strop.compat.trinity.workflows import (
 )
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig, OfflineAlgorithmConfig
+from strop.config.schema.data import ColumnOrderConfig, DifficultyOrderConfig
 from strop.config.schema.reward import RewardFunctionConfig
 from strop.config.schema.rollout import SamplingConfig
-from strop.config.schema.task_order import ColumnOrderConfig, DifficultyOrderConfig
 
 _SELECTORS = ("task_selector", "data_selector")
 """Both names of the section with the order of the tasks."""

@@ -12,7 +12,7 @@ from strop.compat.trinity import formats
 from strop.compat.trinity.formats import INPUT
 from strop.config.schema.policy_gradient import OverlongPenaltyConfig
 from strop.config.schema.reward import RewardFunctionConfig
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 
 R1_PROMPT = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "

@@ -25,7 +25,7 @@ from strop.compat.ledger.value_types import ANY, NUMBER, STRING, STRING_OR_LIST,
 from strop.compat.trl.optimization import precision
 from strop.compat.trl.training_arguments import without_evaluation
 from strop.config.data_files import data_file_name
-from strop.config.image_families import folder_takes_images
+from strop.config.model_files import folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.errors import ConfigError

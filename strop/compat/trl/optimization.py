@@ -9,8 +9,9 @@ from strop.compat.ledger.conversions import ZERO_IS_NULL
 from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, mapped, refused, written_by
 from strop.compat.ledger.value_types import BOOLEAN, MAPPING, NUMBER, nullable, one_of
 from strop.config.schema import Run
-from strop.config.schema.optimizer import AdamWConfig, BitsAndBytesAdamWConfig
-from strop.config.schema.schedule import (
+from strop.config.schema.optimizer import (
+    AdamWConfig,
+    BitsAndBytesAdamWConfig,
     CosineScheduleConfig,
     CosineWithRestartsScheduleConfig,
     InverseSqrtScheduleConfig,

@@ -12,7 +12,7 @@ from strop.compat.ledger.value_types import NUMBER, nullable
 from strop.compat.trl.grpo import ROLLOUT_ROWS
 from strop.compat.trl.training_arguments import update_batch
 from strop.config.schema import Run
-from strop.config.schema.group_baselines import RlooConfig
+from strop.config.schema.algorithm import RlooConfig
 from strop.config.schema.policy_loss import ClippedLossConfig
 from strop.errors import ConfigError
 

@@ -22,8 +22,7 @@ from strop.compat.ledger.value_types import NUMBER_LIST, STRING, STRING_OR_LIST,
 from strop.compat.verl import async_units, switches
 from strop.compat.verl.reward import BY_SOURCE
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OnlineDpoConfig, SelfPlayConfig
-from strop.config.schema.group_baselines import GdpoConfig
+from strop.config.schema.algorithm import GdpoConfig, OnlineDpoConfig, SelfPlayConfig
 
 ESTIMATORS = (
     "gae",

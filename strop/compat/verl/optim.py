@@ -43,11 +43,11 @@ from strop.compat.ledger.value_types import (
 from strop.compat.verl import switches
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
-from strop.config.schema.optimizer import SgdConfig
-from strop.config.schema.schedule import (
+from strop.config.schema.optimizer import (
     CosineScheduleConfig,
     DecayScheduleConfig,
     ScheduleConfig,
+    SgdConfig,
     WsdScheduleConfig,
 )
 from strop.config.step_arithmetic import to_steps

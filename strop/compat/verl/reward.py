@@ -38,7 +38,7 @@ from strop.compat.verl.optim import by_steps
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PrimeConfig
 from strop.config.schema.reward import RewardModelConfig as Model
-from strop.config.schema.sandbox import SandboxFusionConfig
+from strop.config.schema.reward import SandboxFusionConfig
 
 _REWARD_MODEL = "reward.models.0"
 BY_SOURCE = "verl_by_source"

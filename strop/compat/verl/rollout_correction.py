@@ -20,8 +20,7 @@ from strop.compat.ledger.key_mapping import (
 from strop.compat.ledger.value_types import ANY, BOOLEAN, NUMBER, nullable, one_of
 from strop.compat.verl import async_units, switches
 from strop.config.schema import Run
-from strop.config.schema.off_policy import RejectionRuleConfig
-from strop.config.schema.policy_loss import GpgLossConfig
+from strop.config.schema.policy_loss import GpgLossConfig, RejectionRuleConfig
 
 _OVER = {"token": "token", "seq_sum": "sum", "seq_mean": "mean", "seq_max": "max"}
 _NAMES = {over: name for name, over in _OVER.items()}

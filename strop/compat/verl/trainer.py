@@ -16,6 +16,7 @@ from strop.compat.ledger.key_mapping import (
     only,
     placement,
     placement_section,
+    refused,
     written_by,
 )
 from strop.compat.ledger.placement_notes import NO_RAY
@@ -396,6 +397,12 @@ _UNLISTED = not_on_page(
     no_effect("trainer.profile_steps", None, NO_PROFILER),
     no_effect("trainer.npu_profile.*", UNSET, NO_PROFILER),
     no_effect("trainer.esi_redundant_time", 0, "a run saves when it receives SIGTERM", value_type=ANY),
+    refused(
+        "trainer.checkpoint_callback_class",
+        None,
+        "Strop calls no callback with verl's trainer; write a class with on_save(path), and pass it to strop.train in "
+        "Python (`strop help library`)",
+    ),
     no_effect("trainer.use_legacy_worker_impl", UNSET, "there is one implementation"),
     no_effect("trainer.use_v1", True, "there is one trainer"),
     *(

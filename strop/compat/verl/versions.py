@@ -134,6 +134,7 @@ _SINCE = {
         algorithm.filter_groups.max_inflight_gen_batches actor_rollout_ref.rollout.full_determinism
         actor_rollout_ref.rollout.moe_load_balance_metrics_interval actor_rollout_ref.rollout.seed
     """,
+    "0.9.1": "actor_rollout_ref.rollout.router_config_path trainer.checkpoint_callback_class",
 }
 """Versions later than 0.3.1, each with the keys and sections that it adds."""
 _UNTIL = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strop.config.checks.stream import arriving_row_faults, stream_faults
+from strop.config.checks.data import arriving_row_faults, stream_faults
 from strop.config.schema.algorithm import (
     OfflineAlgorithmConfig,
     OnlineDpoConfig,
@@ -14,7 +14,6 @@ from strop.config.schema.algorithm import (
     SftConfig,
     demonstrations_field,
 )
-from strop.config.schema.batch_selection import DefaultSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.policy_loss import GvpoLossConfig, SelfPlayLossConfig
 from strop.config.schema.preference import (
@@ -24,13 +23,14 @@ from strop.config.schema.preference import (
     KtoConfig,
     OrpoConfig,
     PreferenceConfig,
+    RewardModelingConfig,
     UnpairedConfig,
 )
 from strop.config.schema.record import RecordConfig
-from strop.config.schema.reward_modeling import RewardModelingConfig
 from strop.config.schema.rollout import RolloutConfig
 from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
+from strop.config.schema.trainer import DefaultSelectionConfig, WarmupSelectionConfig
 
 _RESPONSE = "the column of the demonstrations, such as `response: messages`"
 _TEXT = "plain text, such as `text: text`"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strop.config.schema.algorithm import OfflineAlgorithmConfig
+from strop.config.schema.optimizer import ReduceOnPlateauScheduleConfig
 from strop.config.schema.run import Run
-from strop.config.schema.schedule import ReduceOnPlateauScheduleConfig
 
 
 def optimization_faults(run: Run) -> Iterator[str]:

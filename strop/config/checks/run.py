@@ -1,20 +1,21 @@
-"""Checks between the sections of a run: `run_faults` yields every fault of a configuration."""
+"""Checks between the sections of a run: `run_faults` yields every fault, `advice` what to look at."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from strop.config.checks.algorithm import algorithm_faults
+from strop.config.checks.data import length_faults, model_faults, task_order_faults
 from strop.config.checks.engine import engine_faults
-from strop.config.checks.lengths import length_faults
-from strop.config.checks.models import model_faults
 from strop.config.checks.optimization import optimization_faults
-from strop.config.checks.task_order import task_order_faults
 from strop.config.checks.topology import topology_faults
 from strop.config.deepspeed.agreement import deepspeed_faults
+from strop.config.paths import existing_path
+from strop.config.peft_adapter import adapter_options
+from strop.config.schema import Run
 from strop.config.schema.algorithm import RemaxConfig
-from strop.config.schema.run import Run
-from strop.config.schema.tracking import TRACKING_SERVICES
+from strop.config.schema.optimizer import BaseOptimizerConfig
+from strop.config.schema.record import TRACKING_SERVICES
 
 
 def run_faults(run: Run) -> Iterator[str]:
@@ -72,4 +73,32 @@ def _text_prompt_faults(run: Run) -> Iterator[str]:
             yield (
                 f"data.text_prompts: raw encodes text without a chat template, and {field} ({workflow.name}) continues "
                 "conversations; write data.text_prompts: template, or the workflow single_turn"
+            )
+
+
+_MAX_USUAL_LR = {"sgd": 10.0, "schedule_free_sgd": 10.0}
+_MAX_USUAL_ADAPTIVE_LR = 0.1
+"""Above it, an optimizer that divides by the gradient's size moves each weight by more than its own size."""
+
+
+def unusual_values(run: Run) -> Iterator[str]:
+    """Yield one sentence for each value that would most likely ruin the run, or that replaces one of an adapter."""
+    lora = run.model.lora
+    if lora is not None and lora.adapter is not None and existing_path(lora.adapter):
+        saved = adapter_options(lora).dropout
+        if saved != lora.dropout:
+            yield (
+                f"model.lora.adapter: the lora_dropout {saved:g} with which it was trained has no effect; "
+                f"model.lora.dropout is {lora.dropout:g}."
+            )
+    optimizers: dict[str, BaseOptimizerConfig] = {"trainer.optimizer": run.trainer.optimizer}
+    critic = getattr(run.algorithm, "critic", None)
+    if critic is not None:
+        optimizers["algorithm.critic.optimizer"] = critic.optimizer
+    for key, optimizer in optimizers.items():
+        kind = str(getattr(optimizer, "type", ""))
+        if optimizer.lr > _MAX_USUAL_LR.get(kind, _MAX_USUAL_ADAPTIVE_LR):
+            yield (
+                f"warning: {key}.lr is {optimizer.lr:g}. Usual learning rates of {kind} are 1e-6 to 1e-3, and this one "
+                f"will most likely destroy the weights. Was {optimizer.lr:g}e-6 meant?"
             )

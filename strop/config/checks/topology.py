@@ -1,17 +1,14 @@
-"""Checks of the processes of a run: mode, cluster, synchronizer and buffer."""
+"""Checks of the processes of a run: mode, cluster and its nodes, synchronizer and buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from strop.config.schema.algorithm import OfflineAlgorithmConfig
-from strop.config.schema.batch_selection import StalenessSelectionConfig
-from strop.config.schema.bench import BenchConfig
 from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
 from strop.config.schema.cluster import RayClusterConfig
-from strop.config.schema.elastic import ElasticConfig
-from strop.config.schema.run import SINGLE_ROLE_MODES, Run
-from strop.config.schema.schedule import ReduceOnPlateauScheduleConfig
+from strop.config.schema.optimizer import ReduceOnPlateauScheduleConfig
+from strop.config.schema.run import SINGLE_ROLE_MODES, BenchConfig, Run
 from strop.config.schema.synchronizer import (
     BoundedStyleConfig,
     CheckpointSyncConfig,
@@ -20,6 +17,8 @@ from strop.config.schema.synchronizer import (
     FixedStyleConfig,
     StyleConfig,
 )
+from strop.config.schema.trainer import StalenessSelectionConfig
+from strop.config.schema.training_engine import ElasticConfig, LocalEngineConfig, RankNetworkConfig
 
 
 def topology_faults(run: Run) -> Iterator[str]:
@@ -218,3 +217,33 @@ def _lead_faults(run: Run, style: StyleConfig) -> Iterator[str]:
             f"{run.trainer.tasks_per_step} tasks that synchronizer.style lets the explorer be ahead; write "
             f"{steps * run.trainer.tasks_per_step} or more, or a smaller {smaller}"
         )
+
+
+def one_node_fault(run: Run, *, is_launched: bool) -> str | None:
+    """Fault of keys for the loss of a node where all ranks are processes of this machine; None if none is set.
+
+    A key at its default counts as not set, even if it is written: the file in a run folder has every key, and starts
+    the run again. `is_launched` says that a launcher such as torchrun has started the ranks.
+    """
+    if is_launched or isinstance(run.cluster, RayClusterConfig) or run.mode not in ("both", "train"):
+        return None
+    found = list(_other_than_default(run))
+    if not found:
+        return None
+    return (
+        f"{' and '.join(found)}: all ranks are processes of this machine, so no node can be lost without the run. "
+        "Start the ranks by torchrun or with cluster: ray, or omit the key; `trainer.elastic: {}` starts new "
+        "processes for lost ranks here, too"
+    )
+
+
+def _other_than_default(run: Run) -> Iterator[str]:
+    engine, elastic = run.trainer.engine, run.trainer.elastic
+    if elastic is not None:
+        for name in ("min_ranks", "wait_seconds"):
+            if getattr(elastic, name) != ElasticConfig.model_fields[name].default:
+                yield f"trainer.elastic.{name}"
+    if not isinstance(engine, LocalEngineConfig):
+        default = RankNetworkConfig.model_fields["node_timeout_seconds"].default
+        if engine.network.node_timeout_seconds != default:
+            yield "trainer.engine.network.node_timeout_seconds"

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strop.config.deepspeed.sections import section_faults
+from strop.config.deepspeed.sections import AUTO, section_faults
 from strop.config.deepspeed.settings import offload_device, read_config
-from strop.config.deepspeed.value_types import AUTO
 from strop.config.schema.algorithm import PpoConfig
-from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.optimizer import AdagradConfig, AdamWConfig, SgdConfig
 from strop.config.schema.run import Run
+from strop.config.schema.training_engine import DeepSpeedEngineConfig
 from strop.errors import ConfigError
 
 _OPTIMIZERS = {"AdamW": "adamw", "Adam": "adamw", "SGD": "sgd", "Adagrad": "adagrad"}

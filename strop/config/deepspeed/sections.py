@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
+
+from strop.config.load.config_tree import is_deeper
+from strop.config.load.yaml_file import MAX_DEPTH, read_bounded
+from strop.config.paths import expand_user
+from strop.config.redact import redacted_repr
 from strop.config.suggest import did_you_mean
+from strop.errors import ConfigError
 
 _OFFLOAD = ("device", "pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "fast_init")
 KEYS: Mapping[str, tuple[str, ...] | None] = {
@@ -161,3 +170,79 @@ def _is_off(value: Any) -> bool:
         switches = [each for each in value.values() if isinstance(each, bool)]
         return value.get("enabled") is False or (not any(switches) and "enabled" not in value)
     return not value
+
+
+AUTO = "auto"
+
+
+def _or_auto(value: Any, validate: Callable[[Any], Any]) -> Any:
+    return value if value == AUTO else validate(value)
+
+
+Value = TypeVar("Value")
+OrAuto = Annotated[Value | None, WrapValidator(_or_auto)]
+
+
+class _Section(BaseModel):
+    """A section; `section_faults` judges its other keys."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class _Precision(_Section):
+    enabled: OrAuto[bool] = None
+
+
+class _Offload(_Section):
+    device: str | None = None
+
+
+class _Zero(_Section):
+    stage: OrAuto[Annotated[int, Field(ge=0, le=3)]] = None
+    offload_optimizer: _Offload | None = None
+    offload_param: _Offload | None = None
+
+
+class _Named(_Section):
+    """An optimizer or a scheduler."""
+
+    type: str | None = None
+    params: dict[str, Any] | None = None
+
+
+class _Configuration(_Section):
+    train_batch_size: OrAuto[int] = None
+    train_micro_batch_size_per_gpu: OrAuto[int] = None
+    gradient_accumulation_steps: OrAuto[int] = None
+    gradient_clipping: OrAuto[float] = None
+    bf16: _Precision | None = None
+    fp16: _Precision | None = None
+    zero_optimization: _Zero | None = None
+    optimizer: _Named | None = None
+    scheduler: _Named | None = None
+
+
+def type_faults(values: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each value of another type than DeepSpeed reads."""
+    try:
+        _Configuration.model_validate(values)
+    except ValidationError as error:
+        for detail in error.errors():
+            path = ".".join(map(str, detail["loc"]))
+            advice = (
+                "write a mapping" if detail["type"] in ("model_type", "dict_type") else detail["msg"].lower()
+            )
+            yield f"{path} is {redacted_repr(detail['input'], path)}; {advice}"
+
+
+def read_deepspeed_file(path: str | Path) -> dict[str, Any]:
+    """The sections of a file. Raises ConfigError unless it is a JSON object."""
+    try:
+        values = json.loads(read_bounded(expand_user(path), regular=True))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}.") from None
+    if is_deeper(values, MAX_DEPTH):
+        raise ConfigError(f"{path} nests more than {MAX_DEPTH} objects or lists.")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} is not a JSON object; write a DeepSpeed configuration.")
+    return values

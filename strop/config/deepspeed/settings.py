@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strop.config.deepspeed.file import read_deepspeed_file
-from strop.config.deepspeed.sections import without_inert
-from strop.config.deepspeed.value_types import AUTO, type_faults
-from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
+from strop.config.deepspeed.sections import AUTO, read_deepspeed_file, type_faults, without_inert
+from strop.config.schema.training_engine import DeepSpeedEngineConfig
 from strop.errors import ConfigError
 
 LOGGING = ("steps_per_print", "wall_clock_breakdown", "dump_state", "memory_breakdown", "log_level")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-from strop.config.checks.images import image_engine_fault
-from strop.config.image_families import read_model_file
+from strop.config.checks.data import image_engine_fault
+from strop.config.model_files import read_model_file
 from strop.config.schema import Run
 
 _PROCESSOR_FILE = "preprocessor_config.json"

@@ -15,11 +15,9 @@ from strop.config.schema.algorithm import (
     demonstrations_field,
     trains_on_pairs,
 )
-from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.data import TasksetConfig
-from strop.config.schema.preference import UnpairedConfig
-from strop.config.schema.reward_modeling import RewardModelingConfig
+from strop.config.schema.preference import RewardModelingConfig, UnpairedConfig
 from strop.config.schema.synchronizer import (
     BoundedStyleConfig,
     DistributedSyncConfig,
@@ -28,6 +26,7 @@ from strop.config.schema.synchronizer import (
     OnRequestStyleConfig,
     StyleConfig,
 )
+from strop.config.schema.trainer import WarmupSelectionConfig
 from strop.config.step_arithmetic import to_steps
 from strop.config.units import Amount
 

@@ -6,11 +6,15 @@ import re
 from typing import Any
 
 from strop.config.environment_values import may_have_secret, remember_environment
-from strop.config.load.config_tree import ConfigTree, KeyPath, Locate, iter_values, split_key
-from strop.config.load.value_limits import (
+from strop.config.load.config_tree import (
+    ConfigTree,
+    KeyPath,
+    Locate,
     check_interpolations,
     check_values,
+    iter_values,
     references,
+    split_key,
     value_at,
 )
 from strop.errors import ConfigError

@@ -1,28 +1,31 @@
-"""Loading of a run file, overrides or Python values to a validated `Run`, each value with its source."""
+"""Loading of a run file, its stages, overrides or Python values to a validated `Run`, each value with its source."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pydantic import ValidationError
+
+from strop.config.checks.run import run_faults
 from strop.config.load.config_tree import (
     ConfigTree,
     KeyPath,
     Locate,
     Source,
     iter_values,
+    references,
     split_key,
     to_plain,
+    value_at,
 )
-from strop.config.load.deprecated_names import (
-    replace_deprecated,
-    replace_in_override,
-    replace_resolved_types,
-)
+from strop.config.load.deprecated_names import replace_deprecated, replace_in_override, replace_resolved_types
 from strop.config.load.interpolation import UnresolvedError, environment_texts, resolve_interpolations
 from strop.config.load.overrides import apply_override, override_source, parse_valid_overrides
 from strop.config.load.placement import (
@@ -33,19 +36,222 @@ from strop.config.load.placement import (
     placement_error,
 )
 from strop.config.load.run_folder import is_run_folder, read_run_folder
-from strop.config.load.schema_faults import KeyOwner, similar_key, unknown_key, unknown_owner
-from strop.config.load.stages import STAGES_KEY, set_initial_model, split_stages
-from strop.config.load.validation import validate
-from strop.config.load.value_limits import references, value_at
+from strop.config.load.schema_faults import (
+    KeyOwner,
+    SchemaFault,
+    schema_faults,
+    sentence,
+    similar_key,
+    unknown_key,
+    unknown_owner,
+    users_words,
+)
 from strop.config.load.yaml_file import read_yaml
+from strop.config.names import check_file_name
 from strop.config.paths import expand_user
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.data import expand_train_list
 from strop.config.schema.reward import expand_reward
+from strop.config.schema.run import StageConfig
 from strop.config.schema.walk import field_at, leaves, section_types
-from strop.errors import ConfigError, Fault, config_error
+from strop.config.suggest import closest, did_you_mean
+from strop.errors import ConfigError, Fault, FaultKind, config_error
 from strop.python_rewards import PythonReward
+
+STAGES_KEY = "stages"
+
+
+@dataclass(frozen=True, slots=True)
+class StageConfigTree:
+    """Stage with the configuration tree of its run."""
+
+    name: str
+    tree: ConfigTree
+    sets_model: bool
+    """Whether the stage has its own `model.path`."""
+
+
+def split_stages(tree: ConfigTree) -> list[StageConfigTree]:
+    """Return the stages in order; none for a file without stages. An unknown key of a stage is a fault of its
+    tree. Raises ConfigError for a stage without a valid name."""
+    return [_stage(tree, index, written) for index, written in enumerate(_written(tree))]
+
+
+def set_initial_model(stage: StageConfigTree, before: str, model: Path) -> None:
+    """Set the stage's model to that of the previous stage, unless the stage has its own."""
+    if not stage.sets_model:
+        stage.tree.set(("model", "path"), str(model), Source("stage", f"the model of stage {before}"))
+
+
+def _written(tree: ConfigTree) -> list[Any]:
+    stages = tree.values.get(STAGES_KEY) or []
+    where = tree.source((STAGES_KEY,)) or tree.sources.get((STAGES_KEY,))
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise ConfigError(f"{where}: {STAGES_KEY}: expected a list of stages, each with a `name`.")
+    names = [stage.get("name") for stage in stages]
+    for index, (stage, name) in enumerate(zip(stages, names, strict=True)):
+        here = f"{tree.sources[(STAGES_KEY, str(index))]}: {STAGES_KEY}.{index}"
+        try:
+            check_file_name(name)
+        except ValueError as error:
+            raise config_error([*tree.faults, *ConfigError(f"{here}.name: {error}.").faults]) from None
+        if name in names[:index]:
+            tree.add_fault(
+                FaultKind.UNSUPPORTED,
+                f"{here}.name: {name!r} is the name of another stage too; write another name.",
+            )
+        for key in stage:
+            if key not in StageConfig.model_fields:
+                where = tree.sources[(STAGES_KEY, str(index), key)]
+                message = f"{where}: {STAGES_KEY}.{index}.{key}: {_unknown(key)}"
+                tree.add_fault(FaultKind.UNKNOWN_KEY, message)
+    return [{key: stage[key] for key in stage if key in StageConfig.model_fields} for stage in stages]
+
+
+def _unknown(key: str) -> str:
+    if key in Run.model_fields:
+        return "a stage cannot set this key, which applies to the whole file; write it outside of `stages`."
+    near = closest(key, list(StageConfig.model_fields))
+    return f"unknown key{did_you_mean(key, [near])}" if near else "unknown key."
+
+
+def _stage(tree: ConfigTree, index: int, written: dict[str, Any]) -> StageConfigTree:
+    above = (STAGES_KEY, str(index))
+    rest = {key: value for key, value in tree.values.items() if key != STAGES_KEY}
+    own = ConfigTree(
+        to_plain(rest),
+        {keys: source for keys, source in tree.sources.items() if keys[:1] != (STAGES_KEY,)},
+        list(tree.faults),
+        set(tree.faulty),
+    )
+    for key, value in written.items():
+        if value is None and own.has((key,)):
+            own.delete((key,))
+        elif key != "name" and value is not None:
+            own.merge((key,), to_plain(value), tree.sources[(*above, key)])
+    for keys, source in _inside(tree, above):
+        if keys != ("name",) and own.has(keys):
+            own.sources[keys] = source
+    name, source = str(written["name"]), tree.sources[(*above, "name")]
+    own.set(("name",), f"{own.get(('name',)) or Run.model_fields['name'].default}-{name}", source)
+    if own.get(("folder",)) is not None:
+        own.set(("folder",), f"{own.get(('folder',))}/{name}", source)
+    return StageConfigTree(name, own, sets_model=_sets_model(written))
+
+
+def _inside(tree: ConfigTree, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Source]]:
+    for keys, source in tree.sources.items():
+        if keys[:2] == above and len(keys) > 2:
+            yield keys[2:], source
+
+
+def _sets_model(written: dict[str, Any]) -> bool:
+    model = written.get("model")
+    return isinstance(model, dict) and "path" in model
+
+
+_MAX_ROUNDS = 10
+"""Maximum number of times that the rest of a configuration with faults is checked."""
+_PLACEHOLDER = "value"
+
+
+def no_faults(run: Run) -> Sequence[Fault]:
+    """The further checks of a run that has none."""
+    return ()
+
+
+def validate(
+    values: dict[str, Any],
+    tree: ConfigTree,
+    origin: str,
+    key_owner: KeyOwner = unknown_owner,
+    further: Callable[[Run], Sequence[Fault]] = no_faults,
+) -> Run:
+    """Check resolved values; `tree` has the source of each, and the faults that are known already. `further`
+    returns the faults that only the caller knows.
+
+    Raises ConfigError with all faults. The rest of a configuration is checked without the values that have
+    a fault; what may only follow from their absence is left out.
+    """
+    faults, faulty = list(tree.faults), set(tree.faulty)
+    run: Run | None = None
+    for _ in range(_MAX_ROUNDS):
+        try:
+            run = Run.model_validate(values)
+            break
+        except ValidationError as error:
+            found = schema_faults(error, values, tree, origin, key_owner)
+        meant = {each.meant for each in found if each.meant is not None}
+        faults += [each.fault for each in found if not _may_follow(each, faulty | meant)]
+        places = list(dict.fromkeys(place for each in found for place in _places(each, values)))
+        faulty |= meant | set(places)
+        values = copy.deepcopy(values)
+        # The last item of a list is replaced first.
+        if not all(_replace(values, keys) for keys in reversed(places)):
+            break
+    if run is not None:
+        faults += _faults_between_sections(run, tree, origin, faulty)
+        faults += further(run)
+    if faults:
+        raise config_error(faults)
+    assert run is not None
+    return run
+
+
+def _faults_between_sections(run: Run, tree: ConfigTree, origin: str, faulty: set[KeyPath]) -> list[Fault]:
+    file = tree.locator(origin)(())
+    return [
+        Fault(
+            FaultKind.UNSUPPORTED,
+            f"{tree.source_named_in(reason) or file}: {sentence(users_words(reason, tree))}",
+        )
+        for reason in run_faults(run)
+        if not _names_one(reason, faulty)
+    ]
+
+
+def _may_follow(found: SchemaFault, faulty: set[KeyPath]) -> bool:
+    """Whether a fault may follow from another one, at the same place or named in its reason."""
+    if found.between_fields:
+        return _names_one(found.reason, faulty)
+    return any(keys[: len(found.keys)] == found.keys or found.keys[: len(keys)] == keys for keys in faulty)
+
+
+def _names_one(reason: str, faulty: set[KeyPath]) -> bool:
+    """Whether a sentence names one of the keys, by its last name."""
+    words = set(re.findall(r"\w+", reason))
+    names = ([name for name in keys if not name.isdigit()] for keys in faulty)
+    return any(named[-1] in words for named in names if named)
+
+
+def _places(found: SchemaFault, values: Any) -> list[KeyPath]:
+    """The values to replace: those that a fault between fields names, or else the section or the value."""
+    section = value_at(values, found.keys)
+    if not found.between_fields or not isinstance(section, dict):
+        return [found.keys]
+    named = [(*found.keys, name) for name in re.findall(r"\w+", found.reason) if name in section]
+    return list(dict.fromkeys(named)) or [found.keys]
+
+
+def _replace(values: Any, keys: KeyPath) -> bool:
+    """Delete a value, so that its default counts; one that is missing becomes a placeholder. Returns whether
+    the path is one of a value."""
+    container = value_at(values, keys[:-1])
+    if isinstance(container, list):
+        if not isinstance(value_at(values, keys), dict):
+            return _replace(values, keys[:-1])
+        container.pop(int(keys[-1]))
+    elif not keys or not isinstance(container, dict):
+        return False
+    elif keys[-1] in container:
+        del container[keys[-1]]
+    else:
+        field = field_at(keys, values)
+        is_section = field is not None and section_types(field.annotation)
+        container[keys[-1]] = {} if is_section else _PLACEHOLDER
+    return True
+
 
 _Replacements = dict[KeyPath, tuple[OverriddenKey, Any]]
 """Overridden placement keys, with the values that replace them."""

@@ -16,7 +16,7 @@ from strop.config.effective_reward import configured_rewards, lacks_reward
 from strop.config.load.config_tree import Source
 from strop.config.load.library_arguments import argument_names
 from strop.config.load.loader import LoadedRun
-from strop.config.model_folder import labels_fault, model_file_faults
+from strop.config.model_files import labels_fault, model_file_faults
 from strop.config.paths import existing_path, gguf_file, is_local
 from strop.config.peft_adapter import adapter_in_model_folder, adapter_options
 from strop.config.plan.machine import described_machine
@@ -30,9 +30,9 @@ from strop.config.schema.inference_engine import (
     ServingEngineConfig,
 )
 from strop.config.schema.model import LoraConfig, ModelConfig
+from strop.config.schema.record import TRACKING_SERVICES
 from strop.config.schema.reward import RewardConfig
-from strop.config.schema.tracking import TRACKING_SERVICES
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
 from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError, ModelError
 from strop.python_rewards import PythonRewards, list_rewards

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from strop.config.plan.bundles import fitting_group
 from strop.config.plan.machine import GIB, Machine, Node
-from strop.config.plan.request import PlacementRequest, ProcessRequest
+from strop.config.plan.request import PlacementRequest, ProcessRequest, fitting_group
 from strop.errors import PlacementError
 
 

@@ -1,23 +1,21 @@
-"""Request of a run to a machine: its processes, the GPUs of each, and their memory."""
+"""Request of a run to a machine: its processes, the GPUs of each, their memory and bundles, and bfloat16."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 from strop.config.deepspeed.settings import read_config, zero_settings
 from strop.config.effective_reward import configured_rewards
-from strop.config.image_families import folder_takes_images
+from strop.config.model_files import folder_takes_images
 from strop.config.plan import memory
-from strop.config.plan.bundles import ranks_per_group
 from strop.config.plan.machine import Machine, described_machine
-from strop.config.plan.memory import MemoryNeed
-from strop.config.plan.model_size import ModelSize, read_model_size
+from strop.config.plan.memory import MemoryNeed, ModelSize, read_model_size
 from strop.config.schema.algorithm import CustomConfig, OfflineAlgorithmConfig, PpoConfig, PrimeConfig
 from strop.config.schema.cluster import RayClusterConfig
-from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.inference_engine import (
     AutoEngineConfig,
     NativeEngineConfig,
@@ -28,8 +26,91 @@ from strop.config.schema.model import ModelConfig
 from strop.config.schema.preference import DpoConfig, KtoConfig
 from strop.config.schema.rollout import AuxiliaryModelConfig
 from strop.config.schema.run import Run
+from strop.config.schema.training_engine import (
+    DeepSpeedEngineConfig,
+    Fsdp2EngineConfig,
+    LocalEngineConfig,
+    TrainingEngineConfig,
+)
 from strop.config.units import Amount
-from strop.errors import PlacementError
+from strop.errors import PlacementError, see_troubleshooting
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResources:
+    """Resources of one node of a cluster, all or those that are free."""
+
+    name: str
+    cpus: float
+    gpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Resources on one node for some processes of equal size."""
+
+    processes: int
+    """Number of processes, each with one CPU."""
+    gpus: float
+    """GPUs of all of them."""
+
+    @property
+    def cpus(self) -> int:
+        """CPUs of all of them."""
+        return self.processes
+
+
+def ranks_per_group(engine: TrainingEngineConfig) -> int:
+    """Number of adjacent ranks that divide the tokens or the layers of one micro-batch."""
+    if isinstance(engine, LocalEngineConfig):
+        return 1
+    tensor_parallel = engine.tensor_parallel if isinstance(engine, Fsdp2EngineConfig) else 1
+    return engine.sequence_parallel * tensor_parallel
+
+
+def fitting_group(group: int, largest: int) -> int:
+    """The part of a group that is kept on one node: all of it, or if no node has places for that many (`largest`), the
+    largest equal part that fits."""
+    return max(size for size in range(1, group + 1) if group % size == 0 and size <= max(largest, 1))
+
+
+def rank_bundles(ranks: int, group: int, gpus: float, nodes: Sequence[NodeResources]) -> tuple[Bundle, ...]:
+    """The bundles of a trainer's ranks, each of which has a CPU and `gpus` GPUs, on a cluster of these nodes."""
+    places = [int(min(node.cpus, node.gpus / gpus if gpus else node.cpus)) for node in nodes]
+    size = fitting_group(group, max(places, default=1))
+    return (Bundle(size, size * gpus),) * (ranks // size)
+
+
+def order_ranks(own: int, size: int, nodes: Mapping[int, str]) -> tuple[int, ...]:
+    """The bundle of each rank, by rank: first those of the bundle `own`, which has the first rank, then those of other
+    bundles on its node, then node by node.
+
+    `nodes` has the node of each bundle that can be used; `size` is the number of ranks in a bundle.
+    """
+    home = nodes[own]
+    ordered = sorted(nodes, key=lambda index: (index != own, nodes[index] != home, nodes[index], index))
+    return tuple(index for index in ordered for _ in range(size))
+
+
+def describe_bundles(bundles: Sequence[Bundle]) -> str:
+    """The bundles as a part of a sentence, such as `2 times 2 CPUs and 4 GPUs of one node, and 1 CPU`."""
+    counts = {bundle: sum(each == bundle for each in bundles) for bundle in dict.fromkeys(bundles)}
+    return ", and ".join(f"{count} times {_resources(bundle)}" for bundle, count in counts.items())
+
+
+def describe_nodes(free: Sequence[NodeResources], total: Sequence[NodeResources]) -> str:
+    """The free resources of each node, of all that it has."""
+    return "; ".join(
+        f"{node.name} has {have.cpus:g} of {node.cpus:g} CPUs and {have.gpus:g} of {node.gpus:g} GPUs free"
+        for node, have in zip(total, free, strict=True)
+    )
+
+
+def _resources(bundle: Bundle) -> str:
+    gpus = f" and {bundle.gpus:g} GPUs" if bundle.gpus else ""
+    one = " of one node" if bundle.processes > 1 or bundle.gpus > 1 else ""
+    return f"{bundle.cpus} CPUs{gpus}{one}"
+
 
 Role = Literal["trainer", "engine", "explorer"]
 _PlannedEngine = NativeEngineConfig | ServingEngineConfig | ServerConnectionConfig
@@ -270,3 +351,45 @@ def _auxiliary_need(auxiliary: AuxiliaryModelConfig, size: ModelSize) -> MemoryN
 def _total(needs: list[MemoryNeed | None]) -> MemoryNeed | None:
     known = [need for need in needs if need is not None]
     return memory.total(known) if known and len(known) == len(needs) else None
+
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_FAST_INSTRUCTIONS = "amx_bf16"
+"""CPU flag of products of tiles in bfloat16. The older `avx512_bf16` made no step faster (docs/lab-log.md)."""
+_KERNEL_INSTRUCTIONS = frozenset({"avx512bw", "bf16"})
+"""CPU flags, of x86 and of ARM, without which torch has no optimized products in bfloat16, only plain loops."""
+_GPUS_WITHOUT = frozenset({"T4", "V100", "P100", "P40", "K80", "M60"})
+"""GPUs before Ampere, which have no instructions for it."""
+
+
+def has_fast_bfloat16(machine: Machine) -> bool:
+    """Whether the machine's GPUs, or else this machine's CPU, have instructions for products in bfloat16."""
+    if machine.gpus:
+        return machine.gpu_name.upper() not in _GPUS_WITHOUT
+    return _FAST_INSTRUCTIONS in _cpu_flags()
+
+
+def slow_bfloat16(run: Run, machine: Machine) -> Iterator[str]:
+    """Yield a warning if a run computes in bfloat16 on this machine's CPU, and torch has no optimized products for it.
+
+    Yields nothing on systems other than Linux, which do not tell what their CPU has.
+    """
+    dtypes: dict[str, str] = {"model.compute_dtype": run.model.compute_dtype or run.model.dtype}
+    if isinstance(run.rollout.engine, NativeEngineConfig):
+        dtypes["rollout.engine.dtype"] = run.rollout.engine.dtype
+    keys = [key for key, dtype in dtypes.items() if dtype == "bfloat16"]
+    flags = _cpu_flags()
+    if keys and shares_host_memory(run, machine) and flags and not flags & _KERNEL_INSTRUCTIONS:
+        yield (
+            f"warning: {' and '.join(keys)}: bfloat16, for which this machine's CPU has no instructions. Matrix "
+            f"products take tens of times as long as in float32; use that here. {see_troubleshooting('it-is-slow')}"
+        )
+
+
+def _cpu_flags() -> frozenset[str]:
+    """The instruction sets of this machine's CPU; empty on other systems than Linux."""
+    try:
+        lines = _CPU_INFO.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())

@@ -1,4 +1,4 @@
-"""Fields of every algorithm that learns from sampled rollouts: penalties, corrections, loss and aggregation."""
+"""Fields of every algorithm that learns from sampled rollouts, PPO's critic, and PRIME's process reward model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,21 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.distillation import DistillationConfig
-from strop.config.schema.off_policy import ImportanceCorrectionConfig, RejectionRuleConfig
-from strop.config.schema.policy_loss import ClippedLossConfig, PolicyLossConfig
+from strop.config.schema.model import ModelConfig
+from strop.config.schema.optimizer import (
+    AdamWConfig,
+    ConstantScheduleConfig,
+    MetricFreeScheduleConfig,
+    OptimizerConfig,
+    clipping_faults,
+)
+from strop.config.schema.policy_loss import (
+    ClippedLossConfig,
+    ImportanceCorrectionConfig,
+    PolicyLossConfig,
+    RejectionRuleConfig,
+)
+from strop.config.units import MicroBatchSize
 
 SampledKl = Literal["k1", "abs", "k2", "k3"]
 K2GradientKl = Literal["k1+", "abs+", "k3+"]
@@ -176,3 +189,94 @@ class GroupBaselineConfig(PolicyGradientConfig):
                 "more, or use reinforce_plus_plus or remax, which support one response per task"
             )
         return rollouts
+
+
+HeadInit = Literal["zero", "normal", "score"]
+"""Initial weights of a head of one output: new ones, or those of the head `score` of a reward model."""
+
+
+class CriticConfig(Section):
+    """Value model, a separate model that predicts the return of a state, and its training."""
+
+    model: ModelConfig | None = None
+    """Model that the critic starts from, with a head of one output; the policy's `model` if omitted."""
+    head: HeadInit = "zero"
+    """Initial weights of the head: `zero`, so that the first values are 0; `normal`, a normal distribution with the
+    model's `initializer_range` as standard deviation, as in transformers; or `score`, the head of the reward model in
+    `model.path`."""
+    value_clip: float | None = Field(0.5, gt=0)
+    """Maximum change of a value, relative to the start of the step, that the value loss counts; null for no
+    limit."""
+    aggregation: Aggregation = "token-mean"
+    """Aggregation of the value loss over the targets of an update. `token-mean` gives every target the same weight; the
+    others weigh sequences as in `algorithm.aggregation`."""
+    warmup_steps: int = Field(0, ge=0)
+    """Number of first steps in which only the critic is trained."""
+    tasks_per_update: int | None = Field(None, gt=0)
+    """Tasks whose rollouts make one update of the critic; the policy's value if omitted."""
+    epochs_per_step: int | None = Field(None, gt=0)
+    """Epochs of the critic over a step's rollouts; the policy's value if omitted."""
+    microbatch: MicroBatchSize | None = None
+    """Size of a micro-batch, in `tokens` or `sequences`; the policy's value if omitted."""
+    optimizer: Annotated[OptimizerConfig, type_shorthand("adamw")] = AdamWConfig(lr=1e-5)
+    """Optimizer of the critic."""
+    schedule: Annotated[MetricFreeScheduleConfig, type_shorthand("constant")] = ConstantScheduleConfig()
+    """Learning rate schedule of the critic."""
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    """Maximum norm of the gradient; larger gradients are scaled down to it. Null for no limit."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        yield from clipping_faults(self.optimizer, self.max_grad_norm)
+        if self.model is not None and self.model.lora is not None and self.model.lora.adapter is not None:
+            yield (
+                "model.lora.adapter is of a policy, and the critic's adapter starts new; remove it, or write a model "
+                "with the adapter merged as model.path"
+            )
+
+
+class ProcessRewardConfig(Section):
+    """Language model that is trained to tell right from wrong responses, and rewards each token (implicit process
+    reward model, arXiv 2412.01981)."""
+
+    model: ModelConfig | None = None
+    """Model that the process reward model starts from, which is also its reference; the policy's `model` if omitted."""
+    beta: float = Field(0.05, gt=0)
+    """Factor between the log-ratio to the reference and the reward."""
+    normalize: bool = True
+    """Divide the rewards of a step by the largest absolute reward-to-go of its tokens."""
+    update_first: bool = True
+    """Train the model on the step's rollouts before it rewards them; false rewards them first."""
+    tasks_per_update: int | None = Field(None, gt=0)
+    """Tasks whose rollouts make one update of the model; the policy's value if omitted."""
+    optimizer: Annotated[OptimizerConfig, type_shorthand("adamw")] = AdamWConfig(lr=1e-6)
+    """Optimizer of the model."""
+    schedule: Annotated[MetricFreeScheduleConfig, type_shorthand("constant")] = ConstantScheduleConfig()
+    """Learning rate schedule of the model."""
+    max_grad_norm: float | None = Field(10.0, gt=0)
+    """Maximum norm of the gradient; larger gradients are scaled down to it. Null for no limit."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        yield from clipping_faults(self.optimizer, self.max_grad_norm)
+
+
+class OversamplingConfig(Section):
+    """More tasks than a step trains on: groups of a medium mean reward are preferred (PRIME, arXiv 2502.01456)."""
+
+    factor: int = Field(4, ge=2)
+    """Number of sampled tasks for each task that is trained on."""
+    min_mean_reward: float = 0.2
+    """Minimum mean reward of a preferred group."""
+    max_mean_reward: float = 0.8
+    """Maximum mean reward of a preferred group."""
+    prefer_complete: bool = True
+    """Whether a group with a response that was cut off at a limit is not preferred."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.min_mean_reward > self.max_mean_reward:
+            yield (
+                f"min_mean_reward ({self.min_mean_reward}) is above max_mean_reward ({self.max_mean_reward}), so that "
+                "no group is preferred; write a smaller min_mean_reward"
+            )

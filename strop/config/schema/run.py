@@ -1,4 +1,4 @@
-"""The run file: its top level, the defaults that depend on several sections, and questions about a run."""
+"""The run file: its top level with stages and `bench`, the defaults that depend on several sections, and questions."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from pydantic import Field, PrivateAttr
 
 from strop.config.names import FileName
 from strop.config.paths import expand_user
-from strop.config.schema.algorithm import AlgorithmConfig, OfflineAlgorithmConfig, PrimeConfig
+from strop.config.schema.algorithm import AlgorithmConfig, GrpoConfig, OfflineAlgorithmConfig, PrimeConfig
 from strop.config.schema.base import Section, type_shorthand
-from strop.config.schema.bench import BenchConfig
 from strop.config.schema.buffer import BufferConfig, PriorityBufferConfig, QueueBufferConfig, SqlBufferConfig
 from strop.config.schema.checkpoint import CheckpointConfig, ExportConfig
 from strop.config.schema.cluster import ClusterConfig, LocalClusterConfig, RayClusterConfig
 from strop.config.schema.data import DataConfig
-from strop.config.schema.group_baselines import GrpoConfig
 from strop.config.schema.inference_engine import ServerConnectionConfig
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.process_reward import OversamplingConfig
+from strop.config.schema.policy_gradient import OversamplingConfig
 from strop.config.schema.record import EvaluateConfig, RecordConfig
 from strop.config.schema.reward import RewardConfig, RewardConfigOrShorthand
 from strop.config.schema.rollout import RolloutConfig
-from strop.config.schema.stage import StageConfig
 from strop.config.schema.synchronizer import (
     CheckpointSyncConfig,
     DistributedSyncConfig,
@@ -33,6 +30,56 @@ from strop.config.schema.synchronizer import (
     SynchronizerConfig,
 )
 from strop.config.schema.trainer import TrainerConfig
+
+SectionOverride = dict[str, Any] | str | None
+
+
+class StageConfig(Section):
+    """One run of a sequence. Its sections override the rest of the file key by key; null removes a
+    section."""
+
+    name: FileName
+    """Name of the stage, unique in the file; the stage's run is named `<name>-<stage>`, and its folder is
+    `<folder>/<stage>` if the file has a `folder`."""
+    mode: str | None = None
+    """Override of `mode`."""
+    seed: int | None = None
+    """Override of `seed`."""
+    model: SectionOverride = None
+    """Override of `model`; without a `path` the stage starts with the model of the previous stage."""
+    data: SectionOverride = None
+    """Override of `data`."""
+    reward: SectionOverride = None
+    """Override of `reward`."""
+    algorithm: SectionOverride = None
+    """Override of `algorithm`; a different `type` replaces the section, here and in all sections below."""
+    rollout: SectionOverride = None
+    """Override of `rollout`."""
+    synchronizer: SectionOverride = None
+    """Override of `synchronizer`."""
+    buffer: SectionOverride = None
+    """Override of `buffer`."""
+    trainer: SectionOverride = None
+    """Override of `trainer`."""
+    checkpoint: SectionOverride = None
+    """Override of `checkpoint`."""
+    evaluate: SectionOverride = None
+    """Override of `evaluate`."""
+    record: SectionOverride = None
+    """Override of `record`."""
+    bench: SectionOverride = None
+    """Override of `bench`."""
+
+
+class BenchConfig(Section):
+    """Weights that mode `bench` evaluates on the eval tasksets."""
+
+    checkpoints: tuple[str, ...] = ()
+    """Checkpoint folders, or run folders for all checkpoints in them; empty for all checkpoints of this
+    run."""
+    initial_model: bool = True
+    """Evaluate the initial model too, before the checkpoints."""
+
 
 SINGLE_ROLE_MODES = ("train", "explore")
 """Modes that run one role, explorer or trainer; the other role is another process."""

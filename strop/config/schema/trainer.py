@@ -1,33 +1,78 @@
-"""`trainer`: training on experiences, from the number of steps to the optimizer."""
+"""`trainer`: training on experiences, from the number of steps and the choice of experiences to router losses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from strop.config.schema.base import Section, type_shorthand
-from strop.config.schema.batch_selection import (
-    BatchSelectionConfig,
-    DefaultSelectionConfig,
-    WarmupSelectionConfig,
-)
-from strop.config.schema.elastic import ElasticConfig
 from strop.config.schema.optimizer import (
     AdamWConfig,
+    ConstantScheduleConfig,
     OptimizerConfig,
+    ScheduleConfig,
     WeightDecayIncreaseConfig,
     clipping_faults,
     sharding_faults,
 )
-from strop.config.schema.router_loss import RouterLossConfig
-from strop.config.schema.schedule import ConstantScheduleConfig, ScheduleConfig
-from strop.config.schema.training_engine import (
-    LocalEngineConfig,
-    TrainingEngineConfig,
-)
-from strop.config.units import Amount, Duration, MicroBatchSize, RunLimit
+from strop.config.schema.training_engine import ElasticConfig, LocalEngineConfig, TrainingEngineConfig
+from strop.config.units import Amount, Duration, MicroBatchSize, NonNegativeSteps, RunLimit, Steps
+
+
+class DefaultSelectionConfig(Section):
+    """Groups in the order in which the buffer returns them."""
+
+    type: Literal["default"] = "default"
+
+
+class WarmupSelectionConfig(Section):
+    """Supervised warm-up: the first steps train on demonstrations with the SFT loss; sampling starts after
+    them."""
+
+    type: Literal["warmup"] = "warmup"
+    steps: Steps
+    """Number of first steps that train on demonstrations, with as many updates each as any other step."""
+    demonstrations: str | None = None
+    """Name of the set in `data.demonstrations`; the only set if omitted."""
+    demonstrations_per_update: int | None = Field(None, gt=0)
+    """Number of demonstrations per update; the number of rollouts per update if omitted."""
+
+
+class StalenessSelectionConfig(Section):
+    """Groups in the order in which the buffer returns them, without those above a maximum staleness, which
+    are dropped."""
+
+    type: Literal["staleness"] = "staleness"
+    max_staleness: NonNegativeSteps = Amount(2, "steps")
+    """Maximum number of steps between the weights that sampled a group and those that train on it."""
+
+
+BatchSelectionConfig = Annotated[
+    Annotated[
+        DefaultSelectionConfig | WarmupSelectionConfig | StalenessSelectionConfig, Field(discriminator="type")
+    ],
+    type_shorthand("default"),
+]
+
+
+class RouterLossConfig(Section):
+    """Losses on the routers of a mixture of experts, added to the algorithm's loss."""
+
+    balance_coef: float = Field(0.0, ge=0)
+    """Coefficient of the load-balancing loss (Switch Transformer, arXiv 2101.03961, equations 4 to 6); 0 for none.
+    Above 0, each update has an additional forward pass, which measures the load of the experts over the update."""
+    balance_over: Literal["layer", "model"] = "layer"
+    """Router outputs that one load is computed of: those of each layer, with the sum over layers as the loss, as in
+    Megatron; or those of all layers together, as in transformers."""
+    z_coef: float = Field(0.0, ge=0)
+    """Coefficient of the router z-loss, summed over layers (ST-MoE, arXiv 2202.08906, equation 5); 0 for none."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.balance_coef == self.z_coef == 0:
+            yield "balance_coef and z_coef are 0, so there is no loss; write one of them, or remove router_loss"
 
 
 class TrainerConfig(Section):

@@ -1,16 +1,72 @@
-"""`trainer.engine`: processes that train the model, and how they divide it."""
+"""`trainer.engine`: processes that train the model, their network, and their continuation after a lost node."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from strop.config.schema.base import Section
-from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
-from strop.config.schema.rank_network import RankNetworkConfig
 from strop.config.units import MAX_SECONDS
+
+
+class RankNetworkConfig(Section):
+    """Network between the ranks, and the time limits of their rendezvous."""
+
+    interface: str | None = None
+    """Network interface for the traffic between ranks (gloo and NCCL) and for their rendezvous, such as `eth0`; null
+    is the one that leads to the first rank."""
+    join_timeout_seconds: float = Field(1800.0, gt=0, le=MAX_SECONDS)
+    """Maximum time in which all ranks start and connect to each other."""
+    node_timeout_seconds: float = Field(20.0, gt=0, le=MAX_SECONDS)
+    """Maximum time for which another node may give no sign of life, under torchrun or on Ray; then it counts as
+    lost."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables that each rank sets before it joins the others, such as `NCCL_IB_HCA: mlx5`."""
+
+
+class DeepSpeedEngineConfig(Section):
+    """Several processes (ranks) that divide the training state of the model between them (DeepSpeed's ZeRO, arXiv
+    1910.02054)."""
+
+    type: Literal["deepspeed"] = "deepspeed"
+    ranks: int = Field(2, gt=0)
+    """Number of processes, including the run's own; on GPUs each process has its own GPU."""
+    sequence_parallel: int = Field(1, gt=0)
+    """Number of ranks that divide the tokens of a micro-batch (Ulysses): activations of one rank shrink by that factor.
+    `microbatch` counts the tokens of all of them; the model's attention heads must be a multiple."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the ranks; `auto` is one GPU per rank if there are GPUs, otherwise the CPU."""
+    zero_stage: Literal[1, 2, 3] | None = None
+    """State of which each rank holds a part: 1 is the optimizer's, 2 also gradients, 3 also parameters. Null is the
+    stage of `config`, or 3 without `config`."""
+    offload_optimizer: bool | None = None
+    """Keep the optimizer's state and its update in the CPU's memory. Null is the setting of `config`, or false."""
+    offload_parameters: bool | None = None
+    """Keep parameters of stage 3 in the CPU's memory between their uses. Null is the setting of `config`, or false."""
+    config: str | dict[str, Any] | None = None
+    """DeepSpeed configuration: a JSON file, or its sections. `auto` values come from the run file, and other values
+    must agree with it."""
+    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    """Maximum time, in seconds, for which the other ranks wait for a rank that is stopped or makes no progress; then
+    the run ends with exit code 75, or restarts its trainer. It is also the timeout of collective operations (gloo and
+    NCCL)."""
+    network: RankNetworkConfig = RankNetworkConfig()
+    """Network between the ranks."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.ranks % self.sequence_parallel:
+            yield (
+                f"ranks ({self.ranks}) is not a multiple of sequence_parallel ({self.sequence_parallel}); write a "
+                "sequence_parallel that divides the ranks"
+            )
+        if self.offload_parameters and self.zero_stage not in (None, 3):
+            yield (
+                f"offload_parameters is true, and with zero_stage {self.zero_stage} each rank holds all parameters; "
+                "write zero_stage: 3, or offload_parameters: false"
+            )
 
 
 class LocalEngineConfig(Section):
@@ -94,3 +150,16 @@ class Fsdp2EngineConfig(Section):
 TrainingEngineConfig = Annotated[
     LocalEngineConfig | Fsdp2EngineConfig | DeepSpeedEngineConfig, Field(discriminator="type")
 ]
+
+
+class ElasticConfig(Section):
+    """After the loss of ranks the run continues from its last checkpoint: under torchrun and on a Ray cluster with the
+    ranks that are left, otherwise with new processes for all of them."""
+
+    min_ranks: int = Field(1, gt=0)
+    """Minimum number of ranks under torchrun or on Ray, including the first one; with fewer the run ends."""
+    wait_seconds: float = Field(30.0, ge=0, le=MAX_SECONDS)
+    """Time under torchrun or on Ray for which lost ranks may come back before the run continues without them."""
+    max_restarts: int = Field(3, ge=0)
+    """Maximum number of continuations of a run in one process; a separate trainer has
+    `synchronizer.max_restarts`."""

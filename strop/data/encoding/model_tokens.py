@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from strop.config.image_families import read_model_file
-from strop.config.model_files import check_model_files
+from strop.config.model_files import check_model_files, read_model_file
 from strop.config.paths import existing_path
 from strop.errors import DataError
 from strop.types import IntArray

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from strop.config.load.value_limits import is_deeper
+from strop.config.load.config_tree import is_deeper
 from strop.data.sources.columns import TableRow, top_level_columns
 from strop.errors import DataError
 

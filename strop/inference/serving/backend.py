@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from PIL import Image
 from transformers import PretrainedConfig
 
-from strop.config.image_families import GRID_FAMILIES
+from strop.config.model_files import GRID_FAMILIES
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.inference_engine import ServingEngineConfig
 from strop.config.schema.model import ModelConfig

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from strop.config.image_families import IMAGE_FAMILIES
+from strop.config.model_files import IMAGE_FAMILIES
 from strop.errors import ModelError
 from strop.models.vision.tower_plans import (
     grid_arguments,

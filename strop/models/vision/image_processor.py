@@ -13,7 +13,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from strop.config.image_families import GRID_FAMILIES, IMAGE_FAMILIES
+from strop.config.model_files import GRID_FAMILIES, IMAGE_FAMILIES
 from strop.errors import DataError, ModelError
 from strop.models.vision.mrope import mrope_positions
 from strop.models.vision.pixels import ProcessedImages, concatenate_inputs, decode_image

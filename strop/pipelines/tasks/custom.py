@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strop.config.schema.task_operators import CustomTaskOperatorConfig
+from strop.config.schema.task_pipeline import CustomTaskOperatorConfig
 from strop.config.user_code import ImportPath, construct
 from strop.errors import ConfigError, DataError, StropError
 from strop.pipelines.tasks.columns import to_table

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strop.config.schema.task_operators import DataJuicerTasksConfig
+from strop.config.schema.task_pipeline import DataJuicerTasksConfig
 from strop.errors import DataError
 from strop.pipelines.juicer.client import JuicerClient, ServiceError
 from strop.pipelines.juicer.service import EFFECTS, INDEX

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strop.config.schema.task_filters import DeduplicateConfig
+from strop.config.schema.task_pipeline import DeduplicateConfig
 from strop.errors import MissingExtraError
 from strop.pipelines.tasks.columns import as_text, column
 from strop.pipelines.tasks.parts import Parts

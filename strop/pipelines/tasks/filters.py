@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strop.config.schema.task_filters import LanguageFilterConfig, LengthFilterConfig, RangeFilterConfig
+from strop.config.schema.task_pipeline import LanguageFilterConfig, LengthFilterConfig, RangeFilterConfig
 from strop.errors import MissingExtraError
 from strop.pipelines.tasks.columns import column, texts, with_column
 from strop.pipelines.tasks.protocol import PipelineServices, Processed, Removal, RowError, Scores, kept

@@ -13,11 +13,11 @@ from strop.config.paths import existing_path
 from strop.config.schema.base import Section
 from strop.config.schema.data import DataConfig
 from strop.config.schema.language_model import EndpointModelConfig, EngineModelConfig
-from strop.config.schema.task_filters import PassRateConfig
-from strop.config.schema.task_operators import (
+from strop.config.schema.task_pipeline import (
     CustomTaskOperatorConfig,
     DataJuicerTasksConfig,
     MixtureConfig,
+    PassRateConfig,
     TemplateConfig,
 )
 from strop.data.sources.content import content_digest, file_digest, files_digest

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strop.config.schema.data import TasksetConfig
-from strop.config.schema.task_operators import MixtureConfig, MixtureInputConfig, OrderConfig, SampleConfig
+from strop.config.schema.task_pipeline import MixtureConfig, MixtureInputConfig, OrderConfig, SampleConfig
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
 from strop.errors import DataError

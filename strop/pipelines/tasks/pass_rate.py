@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strop.config.schema.task_filters import PassRateConfig
+from strop.config.schema.task_pipeline import PassRateConfig
 from strop.errors import DataError
 from strop.pipelines.tasks.columns import as_text, with_column
 from strop.pipelines.tasks.filters import outside

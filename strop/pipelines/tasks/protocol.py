@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strop.config.schema.language_model import EngineModelConfig
-from strop.config.schema.task_filters import PassRateConfig
+from strop.config.schema.task_pipeline import PassRateConfig
 from strop.errors import DataError
 
 if TYPE_CHECKING:

@@ -9,25 +9,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strop.config.schema.base import Section
-from strop.config.schema.task_filters import (
+from strop.config.schema.task_pipeline import (
+    CustomTaskOperatorConfig,
+    DataJuicerTasksConfig,
     DeduplicateConfig,
     LanguageFilterConfig,
     LengthFilterConfig,
-    LlmScoreConfig,
-    PassRateConfig,
-    RangeFilterConfig,
-)
-from strop.config.schema.task_operators import (
-    CustomTaskOperatorConfig,
-    DataJuicerTasksConfig,
     LlmMapConfig,
+    LlmScoreConfig,
     MixtureConfig,
     OrderConfig,
+    PassRateConfig,
+    RangeFilterConfig,
     SampleConfig,
     SynthesizeConfig,
+    TaskOperatorConfig,
     TemplateConfig,
 )
-from strop.config.schema.task_pipeline import TaskOperatorConfig
 from strop.pipelines.tasks.custom import CustomTaskOperator
 from strop.pipelines.tasks.data_juicer import DataJuicerTasks
 from strop.pipelines.tasks.duplicates import Deduplicate

@@ -12,7 +12,7 @@ import pyarrow as pa
 from jinja2 import StrictUndefined, TemplateError, meta
 from jinja2.sandbox import SandboxedEnvironment
 
-from strop.config.schema.task_operators import TemplateConfig
+from strop.config.schema.task_pipeline import TemplateConfig
 from strop.errors import ConfigError
 from strop.pipelines.tasks.columns import with_column
 from strop.pipelines.tasks.parts import ROW_ID

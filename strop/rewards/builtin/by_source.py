@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any
 
-from strop.config.schema.sandbox import SandboxConfig
+from strop.config.schema.reward import SandboxConfig
 from strop.rewards.builtin.code import DEFAULT_SANDBOX, code_reward
 from strop.rewards.registry import REWARD_BY_SOURCE
 from strop.rewards.resolve import load_reward_function

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from strop.config.schema.sandbox import LocalSandboxConfig, SandboxConfig
+from strop.config.schema.reward import LocalSandboxConfig, SandboxConfig
 from strop.rewards.code.cases import CodeTest, code_tests
 from strop.rewards.code.extraction import complete_program, extract_program, prompt_beginning
 from strop.sandbox.protocol import Sandbox

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.config.environment_values import read_secret
-from strop.config.schema.judge import JudgeCallsConfig, JudgeConfig
+from strop.config.schema.reward import JudgeCallsConfig, JudgeConfig
 from strop.errors import RewardError
 from strop.rewards.judges.chat_client import ChatCompletionsClient, RequestRejectedError
 from strop.rewards.judges.judge_cache import JudgeCache, cache_key

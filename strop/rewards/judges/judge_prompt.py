@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template, TemplateError
 
-from strop.config.schema.judge import JudgeConfig
+from strop.config.schema.reward import JudgeConfig
 from strop.data.images.messages import content_text
 from strop.errors import RewardError
 from strop.types import Rollout, Task

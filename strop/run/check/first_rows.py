@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from strop.config.image_families import folder_takes_images
+from strop.config.model_files import folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.config.schema.algorithm import reward_modeling

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from strop.config.image_families import folder_takes_images
+from strop.config.model_files import folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.config.schema.algorithm import OfflineAlgorithmConfig, PrimeConfig

@@ -19,14 +19,14 @@ from multiprocessing.connection import Pipe
 
 from strop.config.effective_reward import configured_rewards
 from strop.config.environment_values import set_environment
-from strop.config.image_families import folder_takes_images
+from strop.config.model_files import folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, OfflineAlgorithmConfig, reward_modeling
+from strop.config.schema.buffer import CustomOperatorConfig
 from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
-from strop.config.schema.pipeline import CustomOperatorConfig
-from strop.config.schema.task_operators import CustomTaskOperatorConfig
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import WorkflowConfig
+from strop.config.schema.task_pipeline import CustomTaskOperatorConfig
 from strop.errors import ConfigError, ModelError, RewardError, StropError
 from strop.extensions import extension
 from strop.python_rewards import PythonRewards

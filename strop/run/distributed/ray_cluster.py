@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from uuid import uuid4
 
-from strop.config.plan.bundles import (
+from strop.config.plan.request import (
     Bundle,
     NodeResources,
     describe_bundles,
@@ -23,7 +23,7 @@ from strop.config.plan.bundles import (
 )
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayClusterConfig
-from strop.config.schema.elastic import ElasticConfig
+from strop.config.schema.training_engine import ElasticConfig
 from strop.errors import MissingExtraError, PlacementError
 from strop.run.distributed.placement import (
     ROLE_CPUS,

@@ -15,8 +15,7 @@ from strop.algorithms.loss_spec import LossSpec
 from strop.algorithms.losses.reward_modeling import held_out_pairs, held_out_scores
 from strop.config.schema import Run
 from strop.config.schema.algorithm import reward_modeling
-from strop.config.schema.preference import DpoConfig, ReferencedConfig, UnpairedConfig
-from strop.config.schema.reward_modeling import RewardModelingConfig
+from strop.config.schema.preference import DpoConfig, ReferencedConfig, RewardModelingConfig, UnpairedConfig
 from strop.data.offline_dataset import OfflineDataset, is_offline_taskset, load_offline_dataset
 from strop.protocols import TrainingEngine
 from strop.python_rewards import PythonRewards

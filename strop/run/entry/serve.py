@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from strop.config.image_families import IMAGE_FAMILIES
+from strop.config.model_files import IMAGE_FAMILIES
 from strop.config.peft_adapter import adapter_folder
 from strop.config.schema.inference_engine import (
     AuxiliaryEngineConfig,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from strop.config.checks.engine import fixed_weights_fault
-from strop.config.checks.nodes import one_node_fault
+from strop.config.checks.topology import one_node_fault
 from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_files
 from strop.config.plan.fit import with_default_microbatch

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from strop.algorithms.custom import check_custom_functions
 from strop.algorithms.loss_spec import LossSpec
 from strop.buffer.factory import clear_buffer, open_buffer
-from strop.config.checks.advice import unusual_values
+from strop.config.checks.run import unusual_values
 from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
-from strop.config.plan.bfloat16 import slow_bfloat16
+from strop.config.plan.request import slow_bfloat16
 from strop.config.plan.table import machine_of
 from strop.config.save import save_resolved
 from strop.config.schema import Run
@@ -30,10 +30,10 @@ from strop.config.schema.algorithm import (
     demonstrations_field,
     reward_modeling,
 )
-from strop.config.schema.batch_selection import WarmupSelectionConfig
+from strop.config.schema.data import ColumnOrderConfig
 from strop.config.schema.preference import DpoConfig, UnpairedConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
-from strop.config.schema.task_order import ColumnOrderConfig
+from strop.config.schema.trainer import WarmupSelectionConfig
 from strop.data.mixture import run_mixture_order
 from strop.data.offline_dataset import load_offline_dataset, mixed_dataset
 from strop.errors import Interrupted

@@ -15,10 +15,10 @@ from strop.algorithms.resampling import resampling_weights
 from strop.config.schema import Run
 from strop.config.schema.algorithm import (
     DistillationOnlyConfig,
+    MixConfig,
     RewardResamplingConfig,
     RolloutAlgorithmConfig,
 )
-from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig, M2poLossConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.data.offline_dataset import OfflineDataset

@@ -10,8 +10,7 @@ from strop.algorithms.loss_spec import LossSpec
 from strop.algorithms.plateau import PlateauState, update_plateau
 from strop.algorithms.schedules import lr_at, weight_decay_at
 from strop.config.schema.data import EvalTasksetConfig
-from strop.config.schema.optimizer import OptimizerConfig
-from strop.config.schema.schedule import ReduceOnPlateauScheduleConfig, ScheduleConfig
+from strop.config.schema.optimizer import OptimizerConfig, ReduceOnPlateauScheduleConfig, ScheduleConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.protocols import TrainingEngine
 from strop.run.state.horizon import Horizon

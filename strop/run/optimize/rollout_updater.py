@@ -15,12 +15,13 @@ from strop.algorithms.losses.policy_objective import weighs_current_policy
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import logit_gradient_norms
 from strop.algorithms.token_filters import clip_b, clip_v
-from strop.config.schema.algorithm import PpoConfig, RolloutAlgorithmConfig
-from strop.config.schema.group_baselines import (
+from strop.config.schema.algorithm import (
     GdpoConfig,
     GigpoConfig,
     GrpoConfig,
     OptimalTokenBaselineConfig,
+    PpoConfig,
+    RolloutAlgorithmConfig,
 )
 from strop.config.schema.policy_gradient import KlEstimator
 from strop.config.schema.trainer import TrainerConfig

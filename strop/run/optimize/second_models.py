@@ -18,10 +18,9 @@ from strop.algorithms.process_rewards import implicit_rewards
 from strop.algorithms.reference_point import RunningMean, kl_estimate, log_ratios, mismatched_pairs
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig, PrimeConfig, RolloutAlgorithmConfig
-from strop.config.schema.critic import CriticConfig
+from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
 from strop.config.schema.policy_loss import GvpoLossConfig
 from strop.config.schema.preference import BcoConfig, KtoConfig, UnpairedConfig
-from strop.config.schema.process_reward import ProcessRewardConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.errors import DataError, RewardError
 from strop.protocols import CriticEngine, EngineSnapshot, TrainingEngine

@@ -9,8 +9,7 @@ from strop.algorithms.groups import has_reward_variance
 from strop.algorithms.requirements import needs_greedy_baseline
 from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
-from strop.config.schema.policy_gradient import DynamicSamplingConfig
-from strop.config.schema.process_reward import OversamplingConfig
+from strop.config.schema.policy_gradient import DynamicSamplingConfig, OversamplingConfig
 from strop.errors import RewardError
 from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipeline
 from strop.pipelines.services import ExperienceServices

@@ -12,8 +12,7 @@ from strop.config.environment_values import set_environment
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.reward import RewardConfig
-from strop.config.schema.rollout import EnginePoolConfig, SamplingConfig
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.rollout import EnginePoolConfig, SamplingConfig, WorkflowConfig
 from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.inference.endpoint.server import EndpointOptions, EndpointServer

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from strop.config.resume_compatibility import recorded_differences
 from strop.config.schema import Run
+from strop.config.semantic_diff import recorded_differences
 from strop.data.sources.data_path import DataPath, first_line, resolve_path
 from strop.errors import CheckpointError, StropError
 from strop.runs.folder import RunFolder, reporting_write_errors

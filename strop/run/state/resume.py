@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strop.config.redact import redact
-from strop.config.resume_compatibility import recorded_differences
 from strop.config.schema import Run
 from strop.config.schema.walk import leaves
+from strop.config.semantic_diff import recorded_differences
 from strop.errors import CheckpointError, ConfigError, RunFolderError, see_troubleshooting
 from strop.run.state.checkpoint_mirror import CheckpointMirror
 from strop.run.state.identity import Identity, identity_differences, is_learned_from, read_identity

@@ -18,8 +18,8 @@ from starlette.routing import Route
 from strop.compat.convert import convert as convert_job
 from strop.config.first_run import FirstRun
 from strop.config.load.config_tree import split_key
-from strop.config.plan.bfloat16 import has_fast_bfloat16
 from strop.config.plan.machine import this_machine
+from strop.config.plan.request import has_fast_bfloat16
 from strop.config.redact import safe_text
 from strop.config.save import folder_mode, yaml_text
 from strop.errors import ConfigError

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from strop.config.deepspeed.settings import read_config, resolved, zero_settings
 from strop.config.schema import Run
-from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
+from strop.config.schema.training_engine import DeepSpeedEngineConfig
 from strop.errors import PlacementError
 from strop.training.backends.fsdp2 import Fsdp2Backend
 from strop.training.device import find_rank_device_type

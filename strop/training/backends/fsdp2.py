@@ -17,8 +17,7 @@ from torch import Tensor
 from strop.algorithms.loss_spec import AnyLossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.config.schema import Run
-from strop.config.schema.critic import CriticConfig
-from strop.config.schema.process_reward import ProcessRewardConfig
+from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.config.units import Amount
 from strop.data.packing import MicroBatchPlan

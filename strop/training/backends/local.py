@@ -11,8 +11,7 @@ from torch import Tensor
 from strop.algorithms.loss_spec import AnyLossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.config.schema import Run
-from strop.config.schema.critic import CriticConfig
-from strop.config.schema.process_reward import ProcessRewardConfig
+from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
 from strop.data.packing import build_micro_batch, pack, plan_micro_batches, unpack
 from strop.protocols import CriticEngine, EngineSnapshot, SharedWeights, TrainingEngine
 from strop.training.critic_model import CriticModel

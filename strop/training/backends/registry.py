@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from strop.config.schema import Run
-from strop.config.schema.critic import CriticConfig
-from strop.config.schema.process_reward import ProcessRewardConfig
+from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
 from strop.protocols import CriticEngine, TrainingEngine
 from strop.training.backends.deepspeed import open_deepspeed
 from strop.training.backends.fsdp2 import open_fsdp2

@@ -25,8 +25,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from strop.config.schema.critic import HeadInit
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.policy_gradient import HeadInit
 from strop.config.schema.training_engine import Fsdp2EngineConfig, WrapPolicyConfig
 from strop.errors import ModelError
 from strop.models.compiled_layers import compile_layers

@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from strop.config.schema.critic import HeadInit
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.policy_gradient import HeadInit
 from strop.models.compiled_layers import compile_layers
 from strop.models.loading import load_model, load_trained
 from strop.models.lora import add_lora, load_adapter

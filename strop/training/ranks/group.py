@@ -11,9 +11,7 @@ from typing import Any, Literal, assert_never
 import torch
 from torch import distributed
 
-from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
-from strop.config.schema.rank_network import RankNetworkConfig
-from strop.config.schema.training_engine import Fsdp2EngineConfig
+from strop.config.schema.training_engine import DeepSpeedEngineConfig, Fsdp2EngineConfig, RankNetworkConfig
 from strop.errors import TrainingError
 from strop.models.dtensor import forget_meshes
 from strop.protocols import FileChecksum

@@ -18,7 +18,7 @@ from torch import Tensor, distributed
 
 from strop.algorithms.loss_spec import AnyLossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
-from strop.config.schema.rank_network import RankNetworkConfig
+from strop.config.schema.training_engine import RankNetworkConfig
 from strop.models.formats.huggingface import join_export
 from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, rng_file_name, set_rng_state
 from strop.training.critic_model import CriticModel

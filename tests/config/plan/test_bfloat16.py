@@ -10,9 +10,9 @@ import torch
 
 from strop.config.first_run import FirstRun
 from strop.config.load.loader import load_run, load_values
-from strop.config.plan import bfloat16
-from strop.config.plan.bfloat16 import has_fast_bfloat16, slow_bfloat16
+from strop.config.plan import request
 from strop.config.plan.machine import parse_machine
+from strop.config.plan.request import has_fast_bfloat16, slow_bfloat16
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from strop.config.plan.machine import parse_machine
 def test_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, flags: str, fast: bool
 ) -> None:
-    monkeypatch.setattr(bfloat16, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(request, "_CPU_INFO", tmp_path / "cpuinfo")
     assert has_fast_bfloat16(parse_machine(machine)) == (fast and "x" in machine)
     (tmp_path / "cpuinfo").write_text(flags)
     assert has_fast_bfloat16(parse_machine(machine)) == fast
@@ -70,7 +70,7 @@ def warnings_of(machine: str = "cpu", rollout: dict | None = None, **model: str)
 def test_a_run_in_bfloat16_warns_on_a_cpu_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, flags: str, dtypes: dict, warned: bool
 ) -> None:
-    monkeypatch.setattr(bfloat16, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(request, "_CPU_INFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(flags)
     starts = [warning.partition(": bfloat16")[0] for warning in warnings_of(machine, **dtypes)]
     assert starts == ["warning: model.compute_dtype"] * warned

@@ -10,10 +10,9 @@ from typer.testing import CliRunner
 
 from strop.cli.main import app
 from strop.config.plan import memory
-from strop.config.plan.budget import fits, memory_rows, needed_memory, propose, step_lines
-from strop.config.plan.fit import memory_fit
+from strop.config.plan.fit import fits, memory_fit, memory_rows, needed_memory, propose, step_lines
 from strop.config.plan.machine import GIB, on_machine, parse_machine
-from strop.config.plan.model_size import ModelSize
+from strop.config.plan.memory import ModelSize
 from strop.config.schema import Run
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.config.plan.bundles import (
+from strop.config.plan.request import (
     Bundle,
     NodeResources,
     describe_bundles,

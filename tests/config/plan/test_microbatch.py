@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from strop.config.plan.fit import with_fitting_microbatch
 from strop.config.plan.machine import GIB, parse_machine
-from strop.config.plan.microbatch import with_fitting_microbatch
 from strop.config.schema import Run
 
 from .headers import write_header

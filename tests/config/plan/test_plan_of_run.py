@@ -15,7 +15,7 @@ from strop.cli.main import app
 from strop.config.deepspeed.settings import ZeroSettings
 from strop.config.plan import memory
 from strop.config.plan.machine import GIB, Node, on_machine, parse_machine
-from strop.config.plan.model_size import ModelSize, read_model_size
+from strop.config.plan.memory import ModelSize, read_model_size
 from strop.config.plan.table import describe_plan, plan_run
 from strop.config.schema import Run
 from strop.config.schema.model import ModelConfig

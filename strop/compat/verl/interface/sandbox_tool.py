@@ -7,7 +7,7 @@ from typing import Any
 
 from strop.compat.verl.interface.base_tool import BaseTool
 from strop.compat.verl.interface.schemas import OpenAIFunctionToolSchema, ToolResponse
-from strop.config.schema.sandbox import LocalSandboxConfig, SandboxConfig, SandboxFusionConfig
+from strop.config.schema.reward import LocalSandboxConfig, SandboxConfig, SandboxFusionConfig
 from strop.sandbox.protocol import Program
 from strop.sandbox.registry import open_sandbox
 from strop.workflows.threads import run_in_thread

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from strop.compat.verl.extension import REWARD_BY_SOURCE
 from strop.compat.verl.scorers.code import verl_code_reward
 from strop.compat.verl.scorers.math import verl_gsm8k_reward, verl_math_dapo_reward
-from strop.config.schema.sandbox import SandboxConfig
+from strop.config.schema.reward import SandboxConfig
 from strop.rewards.builtin.code import DEFAULT_SANDBOX
 from strop.rewards.resolve import load_reward_function
 

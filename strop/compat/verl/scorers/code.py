@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strop.config.schema.sandbox import SandboxConfig, SandboxFusionConfig
+from strop.config.schema.reward import SandboxConfig, SandboxFusionConfig
 from strop.rewards.builtin.code import DEFAULT_SANDBOX, run_tests
 from strop.rewards.code.cases import CodeTest, code_tests
 from strop.sandbox.protocol import Program, ProgramResult
