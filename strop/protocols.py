@@ -23,7 +23,7 @@ from strop.types import (
     TrainingBatch,
     VisionInputs,
 )
-from strop.workers.address import Address
+from strop.workers.connection import Address
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from strop.algorithms.advantages import preferred, raft
-from strop.algorithms.groups import has_reward_variance
+from strop.algorithms.advantages import has_reward_variance, preferred, raft
 from strop.algorithms.resampling import resampling_weights
 from strop.config.schema.algorithm import RewardResamplingConfig
 from strop.reward_comparison import are_equal, exceeds, reaches

@@ -10,8 +10,7 @@ from batches import MAX_RESPONSE_TOKENS, Batch
 from pydantic import Field, TypeAdapter
 
 from strop.algorithms import registry
-from strop.algorithms.losses.preference_losses import PreferenceLoss
-from strop.algorithms.losses.unpaired_losses import UnpairedLoss
+from strop.algorithms.losses.preference_losses import PreferenceLoss, UnpairedLoss
 from strop.algorithms.losses.value_losses import value_loss_terms
 from strop.config.schema.algorithm import CriticFreeConfig, GrpoConfig
 from strop.config.schema.preference import PreferenceConfig, UnpairedConfig

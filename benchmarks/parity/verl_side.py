@@ -15,11 +15,11 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
+from strop.algorithms.advantages import gae, whiten
 from strop.algorithms.kl import AdaptiveKlController, estimate_kl
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.importance import compute_importance_weights
 from strop.algorithms.resampling import resampling_weights
-from strop.algorithms.token_advantages import gae, whiten
 from strop.config.schema.algorithm import RewardResamplingConfig
 from strop.config.schema.policy_loss import ImportanceCorrectionConfig
 

@@ -1,20 +1,72 @@
-"""Advantage estimators with one value per rollout, relative to the other rollouts of its group.
+"""Advantage estimators: one value per rollout, relative to the rollouts of its group, per token, or per turn.
 
 Every function takes rewards [N] and group [N], where equal integers belong to one group, and returns
 [N] float64. Groups can have different sizes, in any order. A rollout that is alone in its group has the
 advantage 0 (verl and Trinity-RFT use its reward). Where all rewards of a group are equal, all advantages
 in it are exactly 0.
+
+Those with one value per token (REINFORCE++, GDPO, ReMax, GAE) take the K targets of N rollouts concatenated;
+`tokens` [N] is the number of targets of each rollout.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from strop.algorithms.groups import GroupIndex
+from strop.algorithms.rollout_batch import RolloutBatch
 from strop.reward_comparison import are_equal, reaches
+
+
+@dataclass(frozen=True, slots=True)
+class GroupIndex:
+    """Group membership of N rollouts, with sums, means and deviations over groups.
+
+    Statistics are float64, in which the sum of equal float32 numbers is exact, and so is their mean: equal
+    rewards give advantages of exactly 0, where float32 would leave rounding errors.
+    """
+
+    group_number: torch.Tensor
+    """[N] int64: group number of each rollout, from 0."""
+    size: torch.Tensor
+    """[N] float64: number of rollouts in each rollout's group."""
+
+    @classmethod
+    def of(cls, group: torch.Tensor) -> GroupIndex:
+        """The index of `group` [N], where equal integers belong to one group."""
+        _, member, size = group.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
+        return cls(member, size.double()[member])
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """[N] of [N] float64: for each rollout, the sum over its group."""
+        return torch.zeros_like(values).index_add(0, self.group_number, values)[self.group_number]
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """[N] of [N] float64: for each rollout, the mean over its group."""
+        return self.total(values) / self.size
+
+    def highest(self, values: torch.Tensor) -> torch.Tensor:
+        """[N] of [N] float64: for each rollout, the highest in its group."""
+        return values.scatter_reduce(0, self.group_number, values, "amax", include_self=False)[
+            self.group_number
+        ]
+
+    def std(self, values: torch.Tensor) -> torch.Tensor:
+        """[N] of [N] float64: the unbiased standard deviation (divided by n - 1); 0 in a group of one."""
+        squares = self.total((values - self.mean(values)).square())
+        return (squares / (self.size - 1).clamp(min=1)).sqrt()
+
+
+def has_reward_variance(rewards: Sequence[float]) -> bool:
+    """Whether the rewards of a group differ, so that it has a gradient (DAPO, arXiv 2503.14476, equation 11).
+
+    False for a group of one or none. (verl's DAPO keeps groups of one.)
+    """
+    return not are_equal(rewards)
 
 
 def grpo(
@@ -170,3 +222,222 @@ def preferred(
         advantages[mine[chosen]] = beta * len(mine) / 2
         advantages[mine[rejected]] = -beta * len(mine) / 2
     return advantages
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageEstimate:
+    """Result of generalized advantage estimation."""
+
+    advantages: torch.Tensor
+    """[K] Advantages, not whitened."""
+    returns: torch.Tensor
+    """[K] Targets of the critic."""
+
+
+def rewards_to_go(rewards: torch.Tensor, tokens: torch.Tensor, *, gamma: float) -> torch.Tensor:
+    """[K] from [K]: sum of each target's reward and later ones of its rollout, discounted by `gamma`."""
+    padded, real = _pad(rewards, tokens)
+    return _discounted(padded, gamma)[real]
+
+
+def whiten(values: torch.Tensor, epsilon: float = 1e-8) -> torch.Tensor:
+    """[K] from [K] float64: values with mean 0 and standard deviation 1.
+
+        (x - mean) / sqrt(variance + epsilon)
+
+    with the unbiased variance (divided by K - 1), as in OpenAI's lm-human-preferences, TRL, verl and
+    Trinity-RFT. A single value becomes 0.
+    """
+    centered = values - values.mean()
+    variance = centered.square().sum() / max(len(values) - 1, 1)
+    return centered * torch.rsqrt(variance + epsilon)
+
+
+def reinforce_plus_plus(scored: RolloutBatch, *, gamma: float) -> torch.Tensor:
+    """[K] REINFORCE++ (Hu et al., arXiv 2501.03262): whitened returns.
+
+    A target's return is the reward at the rollout's end minus the KL penalties of this and later targets.
+    Mean and standard deviation are taken over all targets of the step.
+    """
+    return whiten(rewards_to_go(scored.token_rewards(), scored.tokens, gamma=gamma))
+
+
+def reinforce_plus_plus_baseline(scored: RolloutBatch) -> torch.Tensor:
+    """[K] REINFORCE++ with a baseline (arXiv 2501.03262): whitened (r_i - mean(group)).
+
+    Mean and standard deviation are taken over all targets of the step, so that long responses count more. A
+    rollout that is alone in its group has the value 0 before whitening.
+    """
+    scores = scored.penalized_rewards()
+    return whiten(scored.expand_to_tokens(scores - GroupIndex.of(scored.group).mean(scores)))
+
+
+def gdpo(
+    scored: RolloutBatch,
+    *,
+    weights: Sequence[float] | None,
+    divide_by_std: bool = True,
+    epsilon: float = 1e-6,
+) -> torch.Tensor:
+    """[K] GDPO (Liu et al., arXiv 2601.05242): whitened sum of each part's group-relative advantage.
+
+        A_i = whiten(sum over k of w_k (r_ik - mean(group)) / (std(group) + epsilon))
+
+    Each part of the reward is compared within the group on its own, so that a part of a large range does not hide
+    the others; a rollout without a part (NaN) does not count in its statistics, and has the advantage 0 for it. Mean
+    and standard deviation of the whitening are taken over all targets of the step, as in verl.
+    `weights` [P] are those of the parts; None is 1. Raises ValueError where `RolloutBatch.reward_parts` is missing.
+    """
+    if scored.reward_parts is None:
+        raise ValueError("gdpo needs the parts of the reward (RolloutBatch.reward_parts); they are missing")
+    parts = scored.reward_parts.unbind(1)
+    advantages = torch.zeros(len(scored.rewards), dtype=torch.float64)
+    for weight, part in zip(weights or [1.0] * len(parts), parts, strict=True):
+        has_part = ~part.isnan()
+        if has_part.any():
+            compared = grpo(
+                part[has_part], scored.group[has_part], divide_by_std=divide_by_std, epsilon=epsilon
+            )
+            advantages[has_part] += weight * compared
+    return whiten(scored.expand_to_tokens(advantages))
+
+
+def logit_gradient_norms(
+    logprobs: torch.Tensor, squared_probabilities: torch.Tensor, weights: torch.Tensor | None
+) -> torch.Tensor:
+    """[K] squared norm of the gradient of a target's log-prob with respect to its logits, times the squared importance
+    weight where there are weights: 1 - 2 p + (sum over the vocabulary of p^2)."""
+    norms = 1 - 2 * logprobs.exp() + squared_probabilities
+    return norms if weights is None else norms * weights.square()
+
+
+def optimal_token_baseline(scored: RolloutBatch) -> torch.Tensor:
+    """[K] Returns minus the optimal token baseline (arXiv 2602.07078), as in verl.
+
+        B_t = (sum over the group of G_t W_t) / (sum of W_t),   W_t = sum of the gradient norms up to target t
+
+    over the rollouts of the group that have a target t, where targets are counted within a rollout. G_t is the sum of
+    the rewards from target t on. Where a rollout is the only one that is long enough, its baseline is 0. Raises
+    ValueError where `RolloutBatch.gradient_norms` is missing.
+    """
+    if scored.gradient_norms is None:
+        raise ValueError(
+            "optimal_token_baseline needs RolloutBatch.gradient_norms, the norm of each target's gradient; "
+            "they are missing"
+        )
+    groups = GroupIndex.of(scored.group)
+    returns, real = _pad(rewards_to_go(scored.token_rewards(), scored.tokens, gamma=1.0), scored.tokens)
+    energy = _pad(scored.gradient_norms.double(), scored.tokens)[0].cumsum(1) * real
+    baseline = groups.total(returns * energy) / (groups.total(energy) + 1e-8)
+    compared = groups.total(real.double()) > 1
+    return (returns - baseline * compared)[real]
+
+
+def remax(scored: RolloutBatch) -> torch.Tensor:
+    """[K] ReMax (Li et al., arXiv 2310.10505): returns minus the reward of the task's greedy response.
+
+    Raises ValueError where the rewards of greedy responses are missing.
+    """
+    if scored.baselines is None:
+        raise ValueError(
+            "remax needs the rewards of greedy responses (RolloutBatch.baselines); they are missing"
+        )
+    returns = rewards_to_go(scored.token_rewards(), scored.tokens, gamma=1.0)
+    return returns - scored.expand_to_tokens(scored.baselines.double())
+
+
+def gae(scored: RolloutBatch, values: torch.Tensor, *, gamma: float, lam: float) -> AdvantageEstimate:
+    """Generalized advantage estimation (Schulman et al., arXiv 1506.02438, equation 16).
+
+        A_t = delta_t + gamma lam A_(t+1),  delta_t = r_t + gamma V_(t+1) - V_t
+
+    with V and A 0 after the last target; returns are A + V. Advantages are not whitened: PPO applies
+    `whiten` to them afterwards, and returns are computed before it.
+
+    Args:
+        values: [K] the critic's estimates of the return from each target's state.
+    """
+    rewards, real = _pad(scored.token_rewards(), scored.tokens)
+    expected, _ = _pad(values.double(), scored.tokens)
+    after = torch.nn.functional.pad(expected[:, 1:], (0, 1))
+    advantages = _discounted(rewards + gamma * after - expected, gamma * lam)[real]
+    return AdvantageEstimate(advantages, advantages + values.double())
+
+
+def _pad(values: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N, longest] from [K], padded with zeros; and a mask of real values."""
+    real = torch.arange(int(tokens.max()), device=tokens.device) < tokens[:, None]
+    padded = values.new_zeros(real.shape)
+    padded[real] = values
+    return padded, real
+
+
+def _discounted(values: torch.Tensor, factor: float) -> torch.Tensor:
+    """[N, L] from [N, L]: y_t = x_t + factor y_(t+1)."""
+    sums = torch.empty_like(values)
+    following = values.new_zeros(len(values))
+    for t in range(values.shape[1] - 1, -1, -1):
+        following = values[:, t] + factor * following
+        sums[:, t] = following
+    return sums
+
+
+def gigpo(
+    scored: RolloutBatch,
+    *,
+    turn_weight: float,
+    gamma: float,
+    divide_by_std: bool,
+    epsilon: float = 1e-6,
+    states_over: Literal["group", "step"] = "group",
+) -> torch.Tensor:
+    """[K] Group-in-group advantages (Feng et al., arXiv 2505.10978).
+
+        A_t = A(rollout) + turn_weight A(turn)
+
+    A(rollout) is GRPO's. A(turn) compares a turn's return, the sum of its reward and later ones of the rollout,
+    discounted by `gamma` per turn, with the returns of all turns of the group (`states_over="step"`: of the step)
+    that begin in the same state, in the same way; it is 0 for a turn that is alone in its state.
+
+    Raises ValueError without states.
+    """
+    if scored.turns is None or scored.turn_states is None:
+        raise ValueError("gigpo needs RolloutBatch.turns and turn_states, which are missing")
+    count, device = len(scored.turn_states), scored.rewards.device
+    rewards = torch.zeros(count, dtype=torch.float64, device=device)
+    rewards.index_add_(0, scored.turns, scored.token_rewards())
+    group = torch.zeros(count, dtype=torch.int64, device=device)
+    rollout = torch.zeros(count, dtype=torch.int64, device=device)
+    group[scored.turns] = scored.expand_to_tokens(scored.group)
+    rollout[scored.turns] = scored.expand_to_tokens(torch.arange(len(scored.tokens), device=device))
+    returns = _returns(rewards.tolist(), rollout.tolist(), gamma)
+    compared = torch.zeros_like(group) if states_over == "step" else group
+    _, same = torch.stack([compared, scored.turn_states]).unique(dim=1, return_inverse=True)  # type: ignore[no-untyped-call]
+    of_rollouts = grpo(scored.penalized_rewards(), scored.group, divide_by_std=divide_by_std, epsilon=epsilon)
+    of_turns = grpo(torch.tensor(returns, device=device), same, divide_by_std=divide_by_std, epsilon=epsilon)
+    return scored.expand_to_tokens(of_rollouts) + turn_weight * of_turns[scored.turns]
+
+
+def _returns(rewards: list[float], rollout: list[int], gamma: float) -> list[float]:
+    """Sum of each turn's reward and later ones of its rollout, discounted by `gamma`."""
+    returns = list(rewards)
+    for turn in reversed(range(len(rewards) - 1)):
+        if rollout[turn] == rollout[turn + 1]:
+            returns[turn] += gamma * returns[turn + 1]
+    return returns
+
+
+def overlong_penalty(
+    tokens: torch.Tensor, *, max_response_tokens: int, buffer_tokens: int, factor: float
+) -> torch.Tensor:
+    """[N] penalties at most 0: DAPO's soft overlong punishment (arXiv 2503.14476, equation 13).
+
+        0                                               for tokens <= start
+        -factor (tokens - start) / buffer_tokens        above, down to -factor at the limit
+
+    with start = max_response_tokens - buffer_tokens.
+
+    DAPO's factor is 1. A response of several turns that is longer than the limit loses `factor`.
+    """
+    over = tokens.double() - (max_response_tokens - buffer_tokens)
+    return -factor * (over / buffer_tokens).clamp(0, 1)

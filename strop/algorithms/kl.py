@@ -34,8 +34,23 @@ from typing import assert_never
 
 import torch
 
-from strop.algorithms.log_ratios import bound_exponent, bound_log_ratio
 from strop.config.schema.policy_gradient import K2GradientKl, SampledKl
+
+MAX_EXPONENT = 20.0
+"""Bound of a log-ratio whose exponential is used, as in verl. Without it, e^89 overflows float32, and the gradient of
+a clipped loss is 0 * infinity."""
+MAX_LOG_RATIO = 1e4
+"""Bound of a log-ratio that is used as it is. Only infinities and faulty models exceed it."""
+
+
+def bound_exponent(log_ratio: torch.Tensor) -> torch.Tensor:
+    """The log-ratio within +-20. The gradient is 0 outside, and values inside are unchanged."""
+    return log_ratio.clamp(-MAX_EXPONENT, MAX_EXPONENT)
+
+
+def bound_log_ratio(log_ratio: torch.Tensor) -> torch.Tensor:
+    """The log-ratio within +-10,000. The gradient is 0 outside, and values inside are unchanged."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def estimate_kl(

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from strop.algorithms.groups import GroupIndex
+from strop.algorithms.advantages import GroupIndex, rewards_to_go, whiten
 from strop.algorithms.losses.aggregation import TargetTokens, token_weights
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.algorithms.token_advantages import rewards_to_go, whiten
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
 

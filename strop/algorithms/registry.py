@@ -9,37 +9,33 @@ import torch
 
 from strop.algorithms import custom
 from strop.algorithms.advantages import (
+    AdvantageEstimate,
     asymre,
+    gae,
+    gdpo,
+    gigpo,
     gpg,
     grpo,
     grpo_passk,
     opmd_log_avg_exp,
     opo,
+    optimal_token_baseline,
+    overlong_penalty,
     preferred,
     raft,
-    rloo,
-)
-from strop.algorithms.kl import AdaptiveKlController, FixedKlController, KlController
-from strop.algorithms.losses.distilled_mix import DistilledMixLoss
-from strop.algorithms.losses.policy_objective import PolicyObjective
-from strop.algorithms.losses.preference_losses import PreferenceLoss
-from strop.algorithms.losses.reward_modeling import RewardModelLoss
-from strop.algorithms.losses.sft import MixedLoss, SftLoss
-from strop.algorithms.losses.unpaired_losses import UnpairedLoss
-from strop.algorithms.process_rewards import prime
-from strop.algorithms.reward_shaping import overlong_penalty
-from strop.algorithms.rollout_batch import RolloutBatch
-from strop.algorithms.token_advantages import (
-    AdvantageEstimate,
-    gae,
-    gdpo,
-    optimal_token_baseline,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     remax,
+    rloo,
     whiten,
 )
-from strop.algorithms.turn_advantages import gigpo
+from strop.algorithms.kl import AdaptiveKlController, FixedKlController, KlController
+from strop.algorithms.losses.policy_objective import PolicyObjective
+from strop.algorithms.losses.preference_losses import PreferenceLoss, UnpairedLoss
+from strop.algorithms.losses.reward_modeling import RewardModelLoss
+from strop.algorithms.losses.sft import DistilledMixLoss, MixedLoss, SftLoss
+from strop.algorithms.process_rewards import prime
+from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import (
     AlgorithmConfig,
     AsymReConfig,

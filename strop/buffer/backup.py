@@ -18,8 +18,7 @@ from strop.buffer.queue_policy import GroupUse
 from strop.config.schema.buffer import SQLITE_SUFFIXES
 from strop.errors import StoreError
 from strop.types import ExperienceGroup
-from strop.workers.append_file import AppendFile
-from strop.workers.atomic_write import atomic_path
+from strop.workers.files import AppendFile, atomic_path
 
 log = logging.getLogger("strop.buffer")
 

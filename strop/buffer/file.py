@@ -20,8 +20,7 @@ from strop.buffer.queue import warn_if_incomplete
 from strop.errors import BufferExhausted, StoreError
 from strop.protocols import BufferCounts
 from strop.types import ExperienceGroup
-from strop.workers.append_file import AppendFile
-from strop.workers.atomic_write import atomic_path
+from strop.workers.files import AppendFile, atomic_path
 from strop.workers.waiting import StopCheck, TimedWait, never_stop
 
 _NAME = re.compile(r"\.?[0-9]{20}-[0-9a-f]{8}\.(jsonl|parquet)(\.new|(\.[0-9a-f-]+)?\.tmp)?")

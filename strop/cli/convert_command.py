@@ -12,7 +12,7 @@ from strop.cli.arguments import OverridesArgument, RunFileArgument
 from strop.cli.columns import align_columns
 from strop.cli.output import echo
 from strop.errors import ConfigError
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_write
 
 if TYPE_CHECKING:
     from strop.compat.convert import Conversion

@@ -9,7 +9,7 @@ import typer
 
 from strop.cli.output import echo
 from strop.errors import ConfigError
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_write
 
 if TYPE_CHECKING:
     from strop.compat.launch.importer import ImportedCommand

@@ -17,7 +17,7 @@ from strop.config.load.config_tree import iter_values, value_at
 from strop.config.redact import HIDDEN, is_secret, redact, redact_text
 from strop.config.schema import Run
 from strop.config.schema.base import Section
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_write
 
 _FINGERPRINTS = "# Fingerprints of the values from environment variables, which a resume compares: "
 """Begin of a saved run file's last line."""

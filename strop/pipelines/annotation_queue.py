@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strop.errors import DataError
-from strop.workers.atomic_write import atomic_write
-from strop.workers.regular_file import read_regular
+from strop.workers.files import atomic_write, read_regular
 
 Outcome = Literal["answered", "skipped", "timeout"]
 _ID = re.compile(r"[\w-]{1,200}")

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from strop.errors import RunFolderError
 from strop.printable import encodable
 from strop.runs.formatting import format_number, format_time
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_write
 
 
 def render_page(name: str, **values: Any) -> str:

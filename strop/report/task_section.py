@@ -11,7 +11,7 @@ from strop.errors import RunFolderError
 from strop.runs.folder import RunFolder
 from strop.runs.formatting import format_number
 from strop.runs.task_pipeline import Table, operator_table, score_histograms
-from strop.workers.regular_file import read_regular
+from strop.workers.files import read_regular
 
 
 @dataclass(frozen=True, slots=True)

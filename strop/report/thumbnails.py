@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 
-from strop.workers.regular_file import open_regular
+from strop.workers.files import open_regular
 
 _LONGEST_EDGE = 240
 """Pixels."""

@@ -23,9 +23,9 @@ from strop.rewards.limits import LimitExceeded
 from strop.rewards.registry import is_sandboxed
 from strop.sandbox.registry import open_sandbox
 from strop.types import Rollout, RolloutGroup, Task
+from strop.workers.child_process import ProcessLimits
 from strop.workers.cleanup import keep_first_error
-from strop.workers.host_memory import total_memory_bytes
-from strop.workers.process_limits import ProcessLimits
+from strop.workers.memory import total_memory_bytes
 
 _MAX_WORKERS = 4
 _TESTS_FRACTION = 0.8

@@ -10,7 +10,7 @@ from strop.config.schema.data import TasksetConfig
 from strop.errors import DataError
 from strop.pipelines.tasks.result import PipelineResult, read_result
 from strop.runs.folder import RunFolder
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_write
 
 DEFAULT_CACHE = "task_pipelines"
 """Folder of the results, in the folder of all projects."""

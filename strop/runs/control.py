@@ -10,8 +10,8 @@ from strop.errors import RunFolderError
 from strop.runs.folder import EXPLORER_LOCK_FILE, LOCK_FILE, RunFolder
 from strop.runs.lock import current_holder
 from strop.runs.sessions import read_sessions
+from strop.workers.files import is_regular
 from strop.workers.process_birth import signal_process
-from strop.workers.regular_file import is_regular
 
 
 def request_stop(folder: RunFolder) -> list[int]:

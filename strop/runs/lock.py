@@ -32,8 +32,8 @@ from strop.runs.folder import (
     RunFolder,
     reporting_write_errors,
 )
+from strop.workers.files import open_regular, read_regular
 from strop.workers.process_birth import is_running, process_birth
-from strop.workers.regular_file import open_regular, read_regular
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of file systems without locks; the holder that the file names decides then."""

@@ -18,9 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from strop.config.aliases import current_metric
 from strop.config.load.schema_faults import first_fault
 from strop.errors import RunFolderError
-from strop.workers.append_file import AppendFile
-from strop.workers.atomic_write import atomic_path, fsync_path
-from strop.workers.regular_file import read_regular
+from strop.workers.files import AppendFile, atomic_path, fsync_path, read_regular
 
 MetricsRow = dict[str, float | None]
 """Metrics of one step by name; None for a value that was not finite."""

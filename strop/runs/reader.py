@@ -17,7 +17,7 @@ from strop.runs.folder import RunFolder
 from strop.runs.metrics_file import MetricsRow, merge_rows, read_metrics
 from strop.runs.rollout_file import is_readable
 from strop.runs.sessions import read_sessions
-from strop.workers.regular_file import is_regular, read_regular
+from strop.workers.files import is_regular, read_regular
 
 
 class _Part(BaseModel):

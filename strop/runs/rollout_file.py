@@ -17,8 +17,7 @@ from strop.errors import RunFolderError
 from strop.printable import encodable
 from strop.runs.folder import RunFolder
 from strop.types import FloatArray, ImageReference, Message, Rollout, RolloutGroup, Task
-from strop.workers.atomic_write import atomic_path
-from strop.workers.regular_file import is_regular
+from strop.workers.files import atomic_path, is_regular
 
 SCHEMA = pa.schema(
     [

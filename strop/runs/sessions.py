@@ -12,8 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from strop.config.load.schema_faults import first_fault
 from strop.errors import RunFolderError
-from strop.workers.atomic_write import atomic_write
-from strop.workers.regular_file import read_regular
+from strop.workers.files import atomic_write, read_regular
 
 SESSIONS_FILE = "run.json"
 

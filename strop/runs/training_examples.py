@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from strop.config.load.schema_faults import first_fault
 from strop.errors import RunFolderError
-from strop.workers.regular_file import read_regular
+from strop.workers.files import read_regular
 
 
 @dataclass(frozen=True, slots=True)

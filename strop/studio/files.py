@@ -9,7 +9,7 @@ from strop.config.load.yaml_file import read_bounded
 from strop.config.paths import SCRIPT_SUFFIXES, expand_user
 from strop.errors import ConfigError
 from strop.studio.settings import StudioSettings
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_write
 
 
 def refuse_script(name: str) -> None:

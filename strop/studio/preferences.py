@@ -21,8 +21,7 @@ from strop.runs.lock import lock_file
 from strop.runs.rollout_index import RolloutFilter, RolloutIndex
 from strop.studio.files import require_allowed
 from strop.studio.settings import StudioSettings
-from strop.workers.atomic_write import atomic_write
-from strop.workers.regular_file import read_regular
+from strop.workers.files import atomic_write, read_regular
 
 _ATTEMPTS = 60
 """Groups that are looked at for two different responses."""

@@ -21,9 +21,8 @@ from datetime import datetime
 from pathlib import Path
 
 from strop.errors import RunFolderError
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_write, is_regular, open_regular
 from strop.workers.process_birth import is_running, process_birth, signal_process
-from strop.workers.regular_file import is_regular, open_regular
 
 _LOGS = ".studio"
 """Folder in a run folder for the console output."""

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from strop.config.paths import existing_path
 from strop.rewards.registry import builtin_rewards
-from strop.workers.regular_file import open_regular
+from strop.workers.files import open_regular
 
 _DATA = (".jsonl", ".parquet", ".csv", ".tsv", ".json")
 _CONFIGURATIONS = (".yaml", ".yml")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strop.errors import RunFolderError
-from strop.workers.atomic_write import atomic_write
 from strop.workers.cleanup import cleanup
+from strop.workers.files import atomic_write
 
 SyncRole = Literal["explorer", "trainer"]
 _MAX_FIELDS_SHOWN = 8

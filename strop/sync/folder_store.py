@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from strop.errors import CheckpointError
 from strop.sync.transport import FINAL_VERSION, SIGNALS, SignalName, VersionGone
-from strop.workers.atomic_write import atomic_path, atomic_write
+from strop.workers.files import atomic_path, atomic_write
 
 if TYPE_CHECKING:
     from torch import Tensor

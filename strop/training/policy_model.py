@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from strop.algorithms.losses.router_losses import RouterLoss, add_losses, expert_counts
-from strop.algorithms.reference_sync import sync_reference
+from strop.algorithms.reference_point import sync_reference
 from strop.config.schema.distillation import DivergenceConfig
 from strop.errors import ModelError
 from strop.models.chunked_head import Comparison, FrozenStates
@@ -202,7 +202,7 @@ class PolicyModel(OptimizedModel):
         return found
 
     def sync_reference(self, policy_weight: float) -> None:
-        """Move the reference's weights towards the policy's; see `strop.algorithms.reference_sync`."""
+        """Move the reference's weights towards the policy's; see `strop.algorithms.reference_point`."""
         assert self._synced_reference is not None
         self._show_average()
         sync_reference(self._synced_reference, self.master, policy_weight)

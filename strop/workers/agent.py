@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 
 from strop.errors import WorkerDiedError
-from strop.workers.address import Address, connect
 from strop.workers.agent_frames import (
     BEAT_SECONDS,
     AgentHello,
@@ -20,9 +19,9 @@ from strop.workers.agent_frames import (
     receive_frame,
     send_frame,
 )
-from strop.workers.connection import ConnectionLost, SocketConnection
-from strop.workers.local_worker import LocalWorker
+from strop.workers.connection import Address, ConnectionLost, SocketConnection, connect
 from strop.workers.waiting import StopCheck, never_stop
+from strop.workers.worker import LocalWorker
 
 _POLL_SECONDS = 0.2
 

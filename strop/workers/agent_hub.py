@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any
 
 from strop.errors import NodeLostError, WorkerDiedError
-from strop.workers.address import Address
 from strop.workers.agent_frames import (
     BEAT_SECONDS,
     AgentHello,
@@ -20,8 +19,13 @@ from strop.workers.agent_frames import (
     send_frame,
     unpack_seconds,
 )
-from strop.workers.authentication import HANDSHAKE_SECONDS
-from strop.workers.connection import ConnectionLost, Disconnected, SocketConnection
+from strop.workers.connection import (
+    HANDSHAKE_SECONDS,
+    Address,
+    ConnectionLost,
+    Disconnected,
+    SocketConnection,
+)
 from strop.workers.network import shut_down_connections
 from strop.workers.server import SocketServer
 from strop.workers.worker import WorkerTarget

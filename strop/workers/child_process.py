@@ -1,4 +1,4 @@
-"""Child processes on this machine that run one module, and how they ended.
+"""Child processes on this machine that run one module: their start, limits, restarts, and how they ended.
 
 A fork of this process would not survive torch's threads, and a `multiprocessing` child would run the user's script a
 second time; so a child process is a new interpreter, or a fork of the fork server, which equals one.
@@ -12,11 +12,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from multiprocessing import get_context
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from strop.errors import PlacementError
 from strop.workers.fork_server import ForkedProcess, ForkRequest, ForkServer, fork_server
 
 ChildProcess = subprocess.Popen[bytes] | ForkedProcess
@@ -161,3 +165,78 @@ class ErrorReport:
     def close(self) -> None:
         """Delete the file."""
         self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLimits:
+    """Limits that a process applies to itself; None leaves a resource unlimited."""
+
+    memory_bytes: int | None = None
+    """Maximum private memory of one process (`RLIMIT_DATA`; enforced on Linux only)."""
+    file_bytes: int | None = None
+    """Maximum size of a file that a process writes."""
+    processes: int | None = None
+    """Maximum number of processes and threads of this user above the number at the time of `apply`; the
+    kernel exempts root."""
+
+    def apply(self) -> None:
+        """Apply the limits to this process. A hard limit that is already lower stays; no core is dumped."""
+        try:
+            import resource
+        except ImportError:  # no POSIX system
+            return
+        wanted = {
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_DATA: self.memory_bytes,
+            resource.RLIMIT_FSIZE: self.file_bytes,
+            resource.RLIMIT_NPROC: None if self.processes is None else _user_threads() + self.processes,
+        }
+        for kind, limit in wanted.items():
+            if limit is not None:
+                _, hard = resource.getrlimit(kind)
+                limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+                resource.setrlimit(kind, (limit, limit))
+
+
+def _user_threads() -> int:
+    """Number of threads of this user, in all processes that `/proc` shows; 0 on a system without it."""
+    user, count = os.getuid(), 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has ended
+            if folder.stat().st_uid == user:
+                count += sum(1 for _ in (folder / "task").iterdir())
+    return count
+
+
+class RestartBudget:
+    """The restarts that one supervised process has left."""
+
+    def __init__(self, max_restarts: int) -> None:
+        self.max_restarts = max_restarts
+        self.restarts = 0
+        """Restarts so far."""
+
+    def spend(self) -> bool:
+        """Count one restart. Returns False, and counts nothing, when none is left."""
+        if self.restarts >= self.max_restarts:
+            return False
+        self.restarts += 1
+        return True
+
+    def __str__(self) -> str:
+        """`restart 1 of at most 3`"""
+        return f"restart {self.restarts} of at most {self.max_restarts}"
+
+
+def process_pool(
+    workers: int, key: str, start: Callable[..., object] | None = None, arguments: tuple[Any, ...] = ()
+) -> ProcessPoolExecutor:
+    """A pool whose processes call `start` first. Raises PlacementError where this machine has no semaphores for them;
+    `key` is the field with the number of workers."""
+    try:
+        return ProcessPoolExecutor(workers, get_context("spawn"), start, arguments)
+    except (OSError, ImportError) as error:  # the latter: Python was built without them
+        raise PlacementError(
+            f"{key}: processes need semaphores, which this machine does not give ({error}). Mount a tmpfs at /dev/shm "
+            f"that this user may write, or write {key}: 1."
+        ) from error

@@ -15,12 +15,10 @@ from typing import Any
 
 from strop.errors import ConfigError, NodeLostError, PlacementError, WorkerDiedError
 from strop.workers.network import node_address
-from strop.workers.ray_bundles import BundleSlot, set_own_bundle
-from strop.workers.ray_node import NodeWatch, living_nodes, watch_node
+from strop.workers.ray_nodes import BundleSlot, NodeWatch, living_nodes, set_own_bundle, watch_node
 from strop.workers.ray_runtime import describe_free_resources, import_ray
-from strop.workers.silence import SilenceClock
 from strop.workers.waiting import TimedWait
-from strop.workers.worker import WorkerTarget, last_lines
+from strop.workers.worker import SilenceClock, WorkerTarget, last_lines
 
 _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.5

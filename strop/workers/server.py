@@ -17,10 +17,15 @@ import threading
 import time
 from collections.abc import Callable
 
-from strop.workers.address import Address
-from strop.workers.authentication import authenticate_client
-from strop.workers.connection import POLL_SECONDS, ConnectionLost, Disconnected, SocketConnection
-from strop.workers.tls import ServerIdentity
+from strop.workers.connection import (
+    POLL_SECONDS,
+    Address,
+    ConnectionLost,
+    Disconnected,
+    ServerIdentity,
+    SocketConnection,
+    authenticate_client,
+)
 
 log = logging.getLogger("strop.workers")
 

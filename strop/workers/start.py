@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import assert_never
 
 from strop.workers.agent_hub import AgentHub, AgentWorker
-from strop.workers.local_worker import LocalWorker
-from strop.workers.ray_bundles import BundleSlot
+from strop.workers.ray_nodes import BundleSlot
 from strop.workers.ray_worker import ActorLog, RayWorker
-from strop.workers.worker import Worker, WorkerTarget
+from strop.workers.worker import LocalWorker, Worker, WorkerTarget
 
 
 @dataclass(frozen=True, slots=True)

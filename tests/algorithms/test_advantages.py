@@ -21,16 +21,16 @@ from strop.algorithms.advantages import (
     gpg,
     grpo,
     grpo_passk,
+    has_reward_variance,
     opmd_log_avg_exp,
     opo,
+    overlong_penalty,
     preferred,
     raft,
     rloo,
 )
-from strop.algorithms.groups import has_reward_variance
 from strop.algorithms.registry import compute_advantages
 from strop.algorithms.resampling import resampling_weights
-from strop.algorithms.reward_shaping import overlong_penalty
 from strop.config.schema.algorithm import RewardResamplingConfig, SelfPlayConfig
 from tests.algorithms.batches import rollouts
 

@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strop.algorithms.distillation import bound_divergence, distillation_advantages, sampled_divergence
-from strop.algorithms.kl import AdaptiveKlController, FixedKlController, estimate_kl, mean_rollout_kl
-from strop.algorithms.log_ratios import bound_exponent, bound_log_ratio
+from strop.algorithms.kl import (
+    AdaptiveKlController,
+    FixedKlController,
+    bound_exponent,
+    bound_log_ratio,
+    estimate_kl,
+    mean_rollout_kl,
+)
 from strop.algorithms.losses.policy_losses import log_ratio
 from strop.algorithms.registry import make_kl_controller
 from strop.config.schema.algorithm import GrpoConfig

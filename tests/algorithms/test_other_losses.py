@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from strop.algorithms.advantages import AdvantageEstimate
 from strop.algorithms.loss_spec import ProcessRewardLossSpec
 from strop.algorithms.losses.router_losses import RouterLoss, add_losses, expert_counts
 from strop.algorithms.losses.value_losses import ValueLoss, explained_variance, value_loss_terms
 from strop.algorithms.registry import compute_advantages_and_returns
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.algorithms.token_advantages import AdvantageEstimate
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.policy_gradient import OverlongPenaltyConfig
 from strop.config.schema.trainer import RouterLossConfig

@@ -12,10 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.losses.aggregation import TargetTokens, token_weights
-from strop.algorithms.losses.group_variance import mean_implicit_rewards
-from strop.algorithms.losses.loss_terms import PolicyLossTerms
-from strop.algorithms.losses.policy_losses import log_ratio, policy_loss_terms
+from strop.algorithms.losses.aggregation import PolicyLossTerms, TargetTokens, token_weights
+from strop.algorithms.losses.policy_losses import log_ratio, mean_implicit_rewards, policy_loss_terms
 from strop.algorithms.registry import compute_advantages
 from strop.config.schema.algorithm import GrpoConfig, SelfPlayConfig
 from strop.config.schema.policy_loss import GvpoLossConfig, PolicyLossConfig

@@ -11,11 +11,11 @@ import yaml
 from pydantic import ValidationError
 
 from strop.algorithms import advantages as of_answers
+from strop.algorithms import advantages as of_tokens
 from strop.algorithms import registry, requirements
-from strop.algorithms import token_advantages as of_tokens
+from strop.algorithms.advantages import gigpo
 from strop.algorithms.process_rewards import prime
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.algorithms.turn_advantages import gigpo
 from strop.config.load.loader import load_values
 from strop.errors import ConfigError
 from tests.algorithms.objectives import config_of

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from strop.algorithms.plateau import PlateauState, update_plateau
-from strop.algorithms.schedules import imitation_weight, lr_at, weight_decay_at
+from strop.algorithms.schedules import PlateauState, imitation_weight, lr_at, update_plateau, weight_decay_at
 from strop.config.schema.algorithm import ImitationScheduleConfig
 from strop.config.schema.optimizer import (
     ReduceOnPlateauScheduleConfig,

@@ -14,11 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.process_rewards import implicit_rewards, prime
-from strop.algorithms.rollout_batch import RolloutBatch
-from strop.algorithms.token_advantages import (
+from strop.algorithms.advantages import (
     gae,
     gdpo,
+    gigpo,
     logit_gradient_norms,
     optimal_token_baseline,
     reinforce_plus_plus,
@@ -27,7 +26,8 @@ from strop.algorithms.token_advantages import (
     rewards_to_go,
     whiten,
 )
-from strop.algorithms.turn_advantages import gigpo
+from strop.algorithms.process_rewards import implicit_rewards, prime
+from strop.algorithms.rollout_batch import RolloutBatch
 from strop.run.optimize.advantage_inputs import make_rollout_batch
 from tests.algorithms.batches import make_rollouts, rollouts
 from tests.models.models import experience

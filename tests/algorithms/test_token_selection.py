@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from strop.algorithms.losses.covariance_losses import select_tokens
-from strop.algorithms.losses.second_moment import excess_tokens
+from strop.algorithms.losses.policy_losses import excess_tokens, select_tokens
 from strop.algorithms.token_filters import clip_b, clip_v
 from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig
 

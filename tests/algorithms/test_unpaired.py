@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from strop.algorithms.losses.unpaired_losses import UnpairedLoss
+from strop.algorithms.losses.preference_losses import UnpairedLoss
 from strop.algorithms.reference_point import RunningMean, kl_estimate, log_ratios, mismatched_pairs
 from strop.algorithms.registry import make_loss_fn
 from strop.config.schema.preference import BcoConfig, KtoConfig

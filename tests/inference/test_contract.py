@@ -29,7 +29,7 @@ from strop.protocols import InferenceEngine
 from strop.sync.collective.sender import CollectiveSender
 from strop.sync.collective.server import TRAINER_ADDRESS_FILE
 from strop.types import Completion, SampleRequest, SamplingParams
-from strop.workers.address import Address
+from strop.workers.connection import Address
 from strop.workers.waiting import StopCheck
 from tests.inference.contract_engines import ENGINES, MARKS
 from tests.inference.helpers import (

@@ -30,7 +30,7 @@ from strop.inference.pool.messages import EngineCreated, PoolRequest, ProgressWa
 from strop.inference.registry import running_engine
 from strop.protocols import TrainerAddress
 from strop.types import Completion, EngineStatistics, SampleRequest, SamplingParams
-from strop.workers.address import Address
+from strop.workers.connection import Address
 from strop.workers.start import LocalPlacement, RayPlacement
 from strop.workers.worker import last_lines
 from tests.inference.helpers import (

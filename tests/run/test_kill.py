@@ -34,8 +34,8 @@ MOMENTS = {
     "in a background save": ("a background save", f"{CHECKPOINTS}:_seal", 3),
     "after a save": ("a curriculum", f"{CHECKPOINTS}:_prune", 2),
     "in the copy to the mirror": ("a mirror", "strop.run.state.checkpoint_mirror:CheckpointMirror._put", 12),
-    "among the reference's log-probs": ("dpo", "strop.run.optimize.reference_logprobs:_write", 1),
-    "in the export of the model": ("images", "strop.workers.atomic_folder:replace_folder", 1),
+    "among the reference's log-probs": ("dpo", "strop.run.optimize.logprobs:_write", 1),
+    "in the export of the model": ("images", "strop.workers.files:replace_folder", 1),
 }
 """Mechanism, function and number of the call that is not completed."""
 
@@ -58,7 +58,7 @@ def test_a_run_killed_at_a_chosen_moment_resumes_to_the_same_end(
 def test_a_killed_export_leaves_no_half_written_model(finished: dict[str, Any], tmp_path: Path) -> None:
     folder = strop.load(finished).run.folder_path
     target = tmp_path / "exported"
-    export_killed_at("strop.workers.atomic_folder:replace_folder", 1, folder, target)
+    export_killed_at("strop.workers.files:replace_folder", 1, folder, target)
     record_kill("in an export")
     assert not target.exists()
     strop.export(folder, target)

@@ -18,7 +18,7 @@ from strop.run.distributed.placement import engine_gpus, role_gpus
 from strop.run.distributed.ray_role import CLUSTER_MARKER, RayRoleSpec
 from strop.run.distributed.role import RoleSpec
 from strop.run.entry.prepare_data import prepare_data
-from strop.workers.address import Address
+from strop.workers.connection import Address
 from tests.files import digest
 from tests.kill_log import record_kill
 

@@ -34,7 +34,7 @@ from strop.sync.publish import Publisher
 from strop.sync.staleness_policy import VersionWindow
 from strop.sync.subscribe import Subscriber
 from strop.sync.transport import GROUP_SHORTFALL, OLDEST_NEEDED, REQUESTED, PublishedVersion, VersionGone
-from strop.workers.address import Address
+from strop.workers.connection import Address
 from strop.workers.waiting import wait_until
 
 from .test_publish import Sampler, Trainer

@@ -277,7 +277,7 @@ REPLACED = """
 import os, signal, sys
 from pathlib import Path
 from strop.training.checkpoints import checkpoint
-from strop.workers import atomic_folder
+from strop.workers import files
 
 root = Path(sys.argv[1])
 
@@ -289,7 +289,7 @@ def kill(path):
     os.kill(os.getpid(), signal.SIGKILL)
 
 pending = checkpoint.begin(root, 10)
-atomic_folder._exchange = lambda one, other: False
+files._exchange = lambda one, other: False
 rename = Path.rename
 Path.rename = lambda old, new: kill(new) if new.name == "step-000010" else rename(old, new)
 checkpoint.commit(pending, fill, keep=1)

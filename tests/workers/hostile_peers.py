@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Iterator
 
-from strop.workers.address import Address
+from strop.workers.connection import Address
 
 MESSAGES = {
     "nothing": b"",

@@ -11,9 +11,9 @@ import pytest
 
 from strop.errors import NodeLostError, WorkerDiedError
 from strop.workers import agent_frames
-from strop.workers.address import Address
 from strop.workers.agent import serve_controller
 from strop.workers.agent_hub import AgentHub
+from strop.workers.connection import Address
 from strop.workers.network import LOOPBACK
 from strop.workers.start import AgentPlacement, start_worker
 from strop.workers.waiting import wait_until

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from strop.workers import atomic_folder as module
-from strop.workers.atomic_folder import atomic_folder, restore_folder
+from strop.workers import files as module
 from strop.workers.child_process import child_environment
+from strop.workers.files import atomic_folder, restore_folder
 
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from strop.workers import atomic_folder
+from strop.workers import files
 
 path, moment, exchanges = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "exchange"
 calls = 0
@@ -32,14 +32,14 @@ def counted(change):
     return call
 
 if not exchanges:
-    atomic_folder._exchange = lambda one, other: False
-with atomic_folder.atomic_folder(path) as temporary:
+    files._exchange = lambda one, other: False
+with files.atomic_folder(path) as temporary:
     for name in ("a", "b"):
         (temporary / name).write_text("new")
-    atomic_folder._exchange = counted(atomic_folder._exchange)
+    files._exchange = counted(files._exchange)
     Path.rename = counted(Path.rename)
     shutil.rmtree = counted(shutil.rmtree)
-    atomic_folder.fsync_path = counted(atomic_folder.fsync_path)
+    files.fsync_path = counted(files.fsync_path)
 """
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from strop.workers.atomic_write import atomic_path, atomic_write, temporary_path
 from strop.workers.child_process import child_environment
+from strop.workers.files import atomic_path, atomic_write, temporary_path
 
 
 def test_a_file_is_replaced_and_no_temporary_file_is_left(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_writers_of_one_file_at_once_do_not_disturb_each_other(tmp_path: Path) -
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from strop.workers.atomic_write import atomic_path, temporary_path
+from strop.workers.files import atomic_path, temporary_path
 
 temporary_path(Path(sys.argv[1]) / "model").mkdir()
 with atomic_path(Path(sys.argv[1]) / "a") as temporary:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from strop.errors import RunFolderError, message_with_notes
-from strop.workers.append_file import AppendFile
 from strop.workers.cleanup import cleanup, closing, keep_first_error
+from strop.workers.files import AppendFile
 
 
 def fail() -> None:

@@ -9,11 +9,10 @@ import sys
 import pytest
 
 from strop.errors import DataError, InferenceError
-from strop.workers.child_process import ErrorReport, describe_exit, spawn_module
-from strop.workers.messages import RemoteFailure
+from strop.workers.child_process import ErrorReport, RestartBudget, describe_exit, spawn_module
 from strop.workers.network import LOOPBACK, interface_of, source_address
-from strop.workers.restarts import RestartBudget
 from strop.workers.waiting import wait_until
+from strop.workers.worker import RemoteFailure
 
 
 def test_an_error_of_strops_keeps_its_class_and_text() -> None:

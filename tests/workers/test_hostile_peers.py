@@ -25,10 +25,8 @@ from strop.sync.collective.receiver import CollectiveReceiver
 from strop.sync.collective.sender import CollectiveSender
 from strop.sync.collective.server import TRAINER_ADDRESS_FILE
 from strop.sync.transport import REQUESTED
-from strop.workers import authentication
-from strop.workers.address import Address, connect
-from strop.workers.authentication import authenticate_client
-from strop.workers.connection import ConnectionLost, SocketConnection
+from strop.workers import connection
+from strop.workers.connection import Address, ConnectionLost, SocketConnection, authenticate_client, connect
 from strop.workers.server import MAX_UNAUTHENTICATED, SocketServer
 from strop.workers.waiting import never_stop, wait_until
 from tests.workers.hostile_peers import (
@@ -133,7 +131,7 @@ def test_little_is_read_before_authentication(served: Served) -> None:
 
 
 def test_the_handshake_has_one_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authentication, "HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.5)
     first = b"\x16" if served.address.certificate else b"\0"  # of a TLS record
     assert bytes_until_closed(served.address, first, 6000, pause_seconds=0.1) < 6000
     monkeypatch.undo()
@@ -142,7 +140,7 @@ def test_the_handshake_has_one_deadline(served: Served, monkeypatch: pytest.Monk
 
 
 def test_strangers_cannot_keep_clients_out(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authentication, "HANDSHAKE_SECONDS", 600.0)  # strangers give way to others only
+    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 600.0)  # strangers give way to others only
     threads, files = threading.active_count(), open_files()
     with idle_connections(served.address, 3 * MAX_UNAUTHENTICATED):
         served.use()

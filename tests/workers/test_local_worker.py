@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from strop.errors import WorkerDiedError
-from strop.workers import silence
+from strop.workers import worker as workers_module
 from strop.workers.child_process import child_environment
 from strop.workers.start import LocalPlacement, start_worker
 
@@ -57,8 +57,8 @@ def test_a_stopped_worker_is_silent_until_it_continues(started):
 def test_time_in_which_nobody_looks_is_no_silence(monkeypatch):
     """As after the suspension of a machine."""
     clock = iter([0.0, 1.0, 1000.0, 1001.0, 1002.0])
-    monkeypatch.setattr(silence, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    silent = silence.SilenceClock()
+    monkeypatch.setattr(workers_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    silent = workers_module.SilenceClock()
     assert [silent.look(heard=heard) for heard in (False, False, False, True)] == [1.0, 3.0, 4.0, 0.0]
 
 

@@ -9,12 +9,12 @@ import pytest
 
 PROGRAM = """
 import mmap, resource, threading
-from strop.workers import memory_limit
+from strop.workers import memory
 
-first = memory_limit._data_bytes()
-memory_limit.total_memory_bytes = lambda: 0
-memory_limit.free_memory_bytes = lambda: first + {free} - memory_limit._data_bytes()
-memory_limit._MIN_GROWTH_BYTES = 50_000_000
+first = memory._data_bytes()
+memory.total_memory_bytes = lambda: 0
+memory.free_memory_bytes = lambda: first + {free} - memory._data_bytes()
+memory._MIN_GROWTH_BYTES = 50_000_000
 before = resource.getrlimit(resource.RLIMIT_DATA)
 
 def grow():
@@ -23,12 +23,12 @@ def grow():
         rows.append("x" * 1_000_000)
 
 try:
-    with memory_limit.MemoryLimit() as limit:
+    with memory.MemoryLimit() as limit:
         with limit.lifted():
             assert resource.getrlimit(resource.RLIMIT_DATA) == before
         {work}
 except (MemoryError, OSError) as error:
-    taken = memory_limit._data_bytes() - first
+    taken = memory._data_bytes() - first
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     assert not any(thread.name == "memory-limit" for thread in threading.enumerate())
     print(type(error).__name__, taken // 10_000_000)

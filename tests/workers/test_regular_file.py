@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.workers.regular_file import open_regular, read_regular
+from strop.workers.files import open_regular, read_regular
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "/proc/self/status", "/proc/kmsg", "/dev/zero", "link"])

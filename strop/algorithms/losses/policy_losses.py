@@ -1,20 +1,20 @@
-"""Policy losses per token, from probability ratios and advantages."""
+"""Policy losses per token, from probability ratios and advantages, with the tokens that some of them select.
+
+Clip-Cov and KL-Cov: Cui et al., "The Entropy Mechanism of RL for Reasoning Language Models" (arXiv 2505.22617).
+M2PO: Zheng et al., "Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?" (arXiv
+2510.01161).
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 import torch
 
-from strop.algorithms.log_ratios import bound_exponent
-from strop.algorithms.losses.aggregation import TargetTokens
-from strop.algorithms.losses.covariance_losses import clip_cov, kl_cov
-from strop.algorithms.losses.group_variance import gvpo
-from strop.algorithms.losses.loss_terms import PolicyLossTerms
-from strop.algorithms.losses.off_policy_losses import off_policy_loss_terms
-from strop.algorithms.losses.second_moment import m2po
-from strop.algorithms.losses.self_play import self_play
-from strop.algorithms.losses.trust_region_losses import dppo, gmpo, sapo, sequence_log_ratio
+from strop.algorithms.kl import bound_exponent
+from strop.algorithms.losses.aggregation import PolicyLossTerms, TargetTokens
+from strop.algorithms.losses.preference_losses import self_play
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
     ClipCovLossConfig,
@@ -37,6 +37,285 @@ from strop.config.schema.policy_loss import (
     SppoLossConfig,
     ToprLossConfig,
 )
+
+_EPSILON = 1e-8
+"""Added to 1 - p in the binary KL, which is otherwise infinite at p = 1; the same as in verl."""
+
+
+def sequence_log_ratio(log_ratio: torch.Tensor, targets: TargetTokens) -> torch.Tensor:
+    """[K] Log of GSPO's ratio: the sequence's mean log-ratio as value, the token's own gradient (arXiv 2507.18071).
+
+    This is the paper's GSPO-token. Where all advantages of a sequence are equal, as in GSPO, value and
+    gradient under `seq-mean-token-mean` are those of the sequence-level objective.
+    """
+    value = log_ratio.detach()
+    return log_ratio - value + targets.sequence_sum(value) / targets.tokens
+
+
+def gmpo(
+    log_ratio: torch.Tensor, advantages: torch.Tensor, targets: TargetTokens, *, low: float, high: float
+) -> PolicyLossTerms:
+    """Geometric-mean policy optimization (Zhao et al., arXiv 2507.20673), negated.
+
+        -A * (product over the sequence's tokens of min(ratio, e^high)) ^ (1 / tokens)     where A > 0
+        -A * (product over the sequence's tokens of max(ratio, e^-low)) ^ (1 / tokens)     where A < 0
+
+    Ratios are bounded token by token, before the mean, and on the side of PPO's clipping only. As with GSPO, value
+    and gradient are the paper's under `seq-mean-token-mean`.
+    """
+    above, below = (log_ratio > high) & (advantages > 0), (log_ratio < -low) & (advantages < 0)
+    bounded = torch.where(above, high, torch.where(below, -low, log_ratio))
+    loss = -advantages * sequence_log_ratio(bounded, targets).exp()
+    return PolicyLossTerms(loss, below, above, torch.zeros_like(above))
+
+
+def sapo(
+    logprobs: torch.Tensor,
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    tau_pos: float,
+    tau_neg: float,
+    gate_as_weight: bool = False,
+) -> PolicyLossTerms:
+    """Soft adaptive policy optimization (Gao et al., arXiv 2511.20347), negated.
+
+        -A * f(ratio),  f(x) = 4 / tau * sigmoid(tau * (x - 1)),  tau = tau_pos where A > 0, else tau_neg
+
+    The gradient is that of REINFORCE at ratio 1, and falls smoothly on both sides. With `gate_as_weight` the loss is
+    -A * stop_gradient(f(ratio)) * log pi (Trinity-RFT), whose weight is 2 / tau at ratio 1 and grows with the ratio.
+    """
+    tau = torch.where(advantages > 0, tau_pos, tau_neg)
+    gate = 4 / tau * torch.sigmoid(tau * (log_ratio.exp() - 1))
+    if gate_as_weight:
+        return PolicyLossTerms.unbounded(-advantages * gate.detach() * logprobs)
+    return PolicyLossTerms.unbounded(-advantages * gate)
+
+
+def dppo(
+    config: DppoTvLossConfig | DppoKlLossConfig,
+    logprobs: torch.Tensor,
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+) -> PolicyLossTerms:
+    """Divergence proximal policy optimization (Qi et al., arXiv 2602.04879), negated.
+
+        -A * mask * stop_gradient(min(ratio, cap)) * log pi
+
+    The mask removes a token whose probability p has moved in the advantage's direction by more than the threshold: in
+    total variation |p - p_old|, or in the KL divergence between the binary distributions (p_old, 1 - p_old) and
+    (p, 1 - p). Both are lower bounds of the divergence over the vocabulary.
+    """
+    moved = log_ratio.detach()
+    # Rounding can put a certain token's log-prob above 0.
+    p = logprobs.detach().exp().clamp(max=1)
+    old = (logprobs.detach() - moved).exp().clamp(max=1)
+    match config:
+        case DppoTvLossConfig():
+            divergence = (p - old).abs()
+        case DppoKlLossConfig():
+            rest = torch.log((1 - old + _EPSILON) / (1 - p + _EPSILON))
+            divergence = (1 - old) * rest - old * moved
+        case _:
+            assert_never(config)
+    above = (advantages > 0) & (moved > 0) & (divergence > config.divergence_high)
+    below = (advantages < 0) & (moved < 0) & (divergence > config.divergence_low)
+    weight = moved.exp().clamp(max=config.ratio_cap)
+    loss = torch.where(above | below, 0.0, -advantages * weight * logprobs)
+    return PolicyLossTerms(loss, below, above, torch.zeros_like(above))
+
+
+def select_tokens(
+    config: ClipCovLossConfig | KlCovLossConfig,
+    logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    seed: int,
+) -> torch.Tensor:
+    """[K] bool: the tokens of one update that the loss treats differently.
+
+    They are chosen by covariance(token) = (log pi - mean of log pi) * (A - mean of A), with means over all K tokens.
+    KL-Cov takes the largest, Clip-Cov a random choice between its bounds. verl takes the current log-probs of each
+    micro-batch; here they are those of the old policy over the update, so that the choice does not depend on
+    micro-batches.
+
+    Args:
+        config: the policy loss.
+        logprobs: [K] of all targets of the update, by the old policy.
+        advantages: [K]
+        seed: seed of Clip-Cov's choice.
+    """
+    covariance = (logprobs - logprobs.mean()) * (advantages - advantages.mean())
+    count = max(1, int(config.token_fraction * len(covariance)))
+    if isinstance(config, KlCovLossConfig):
+        chosen = covariance.topk(min(count, len(covariance))).indices
+    else:
+        between = (covariance > config.covariance_low) & (covariance < config.covariance_high)
+        candidates = between.nonzero().squeeze(1)
+        order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
+        chosen = candidates[order[:count]]
+    return torch.zeros_like(covariance, dtype=torch.bool).index_fill(0, chosen, True)
+
+
+def clip_cov(clipped: PolicyLossTerms, selected: torch.Tensor) -> PolicyLossTerms:
+    """Clip-Cov: the clipped surrogate, with the loss and the gradient 0 of selected tokens."""
+    return replace(clipped, loss=torch.where(selected, 0.0, clipped.loss))
+
+
+def kl_cov(
+    log_ratio: torch.Tensor, advantages: torch.Tensor, selected: torch.Tensor, *, kl_coef: float
+) -> PolicyLossTerms:
+    """KL-Cov, negated: -A * ratio, plus kl_coef * |log ratio| for selected tokens.
+
+    In the first update of a step the ratio is 1 and the penalty has no gradient.
+    """
+    penalty = torch.where(selected, kl_coef * log_ratio.abs(), 0.0)
+    return PolicyLossTerms.unbounded(penalty - advantages * log_ratio.exp())
+
+
+def excess_tokens(
+    log_ratio: torch.Tensor, advantages: torch.Tensor, *, max_second_moment: float
+) -> torch.Tensor:
+    """[K] bool: the tokens of one update that M2PO leaves without a gradient.
+
+    Among the tokens that the update moves further away from the old policy (log_ratio and advantage have the same
+    sign), those of the largest squared log-ratio, as few as leave a mean of at most `max_second_moment` among the rest.
+
+    Args:
+        log_ratio: [K] log(current / old) of all targets of the update.
+        advantages: [K]
+        max_second_moment: the bound, in nats squared.
+    """
+    moving = (log_ratio * advantages > 0).nonzero().squeeze(1)
+    squares, order = log_ratio[moving].double().square().sort(stable=True)
+    means = squares.cumsum(0) / torch.arange(1, len(squares) + 1, device=squares.device)
+    kept = int((means <= max_second_moment).sum())
+    excess = torch.zeros_like(log_ratio, dtype=torch.bool)
+    excess[moving[order[kept:]]] = True
+    return excess
+
+
+def m2po(unbounded: PolicyLossTerms, excess: torch.Tensor) -> PolicyLossTerms:
+    """M2PO, negated: -A * ratio, with the loss and the gradient 0 of `excess_tokens`."""
+    return replace(unbounded, loss=torch.where(excess, 0.0, unbounded.loss))
+
+
+def off_policy_loss_terms(
+    config: ToprLossConfig | SppoLossConfig | RecLossConfig | DroLossConfig,
+    logprobs: torch.Tensor,
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+) -> PolicyLossTerms:
+    """The loss that a `policy_loss` section of these types selects; all arguments are [K]."""
+    match config:
+        case ToprLossConfig():
+            return topr(logprobs, log_ratio, advantages, threshold=config.threshold)
+        case SppoLossConfig():
+            return sppo(log_ratio, advantages, clip=config.clip)
+        case RecLossConfig():
+            return rec(config, logprobs, log_ratio, advantages)
+        case DroLossConfig():
+            return dro(logprobs, log_ratio, advantages, beta=config.beta)
+        case _:
+            assert_never(config)
+
+
+def topr(
+    logprobs: torch.Tensor, log_ratio: torch.Tensor, advantages: torch.Tensor, *, threshold: float
+) -> PolicyLossTerms:
+    """Tapered off-policy REINFORCE (Le Roux et al., arXiv 2503.14286), negated, with one ratio per token.
+
+    -A * log pi,  and  -A * min(ratio, 1) * log pi  where A <= threshold
+    """
+    ratio, tapered = log_ratio.detach().exp(), advantages <= threshold
+    weight = torch.where(tapered, ratio.clamp(max=1.0), torch.ones_like(ratio))
+    nowhere = torch.zeros_like(tapered)
+    return PolicyLossTerms(-advantages * weight * logprobs, nowhere, tapered & (ratio > 1), nowhere)
+
+
+def sppo(log_ratio: torch.Tensor, advantages: torch.Tensor, *, clip: float) -> PolicyLossTerms:
+    """Softmax PPO (Vaswani et al., arXiv 2108.05828), negated: -A * log ratio, where the ratio is between
+    1 / (1 + clip) and 1 + clip; elsewhere 0."""
+    ratio = log_ratio.detach().exp()
+    below, above = ratio < 1 / (1 + clip), ratio > 1 + clip
+    loss = torch.where(below | above, 0.0, -advantages * log_ratio)
+    return PolicyLossTerms(loss, below, above, torch.zeros_like(below))
+
+
+def rec(
+    config: RecLossConfig, logprobs: torch.Tensor, log_ratio: torch.Tensor, advantages: torch.Tensor
+) -> PolicyLossTerms:
+    """REC (Yao et al., arXiv 2509.24203), negated: -A * weight * log pi of the tokens that are not clipped, plus
+    the regularizer of all tokens."""
+    ratio = log_ratio.detach().exp()
+    below, above = ratio < 1 - config.clip_low, ratio > 1 + config.clip_high
+    match config.clipping:
+        case "none":
+            below, above = torch.zeros_like(below), torch.zeros_like(above)
+        case "one_side":
+            below, above = below & (advantages < 0), above & (advantages > 0)
+        case "ring":
+            below = below & ~((advantages >= 0) & (ratio <= 1 - config.ring_low))
+            above = above & ~((advantages <= 0) & (ratio >= 1 + config.ring_high))
+    weighted = advantages
+    if config.weight == "ratio":
+        weighted = advantages * ratio
+    elif config.weight == "advantage":
+        weighted = advantages * (advantages / config.temperature).exp()
+    loss = torch.where(below | above, 0.0, -weighted * logprobs)
+    if config.regularizer == "k2":
+        loss = loss + config.regularizer_coef * log_ratio.square()
+    elif config.regularizer == "forward_kl":
+        loss = loss - config.regularizer_coef * logprobs
+    return PolicyLossTerms(loss, below, above, torch.zeros_like(below))
+
+
+def dro(
+    logprobs: torch.Tensor, log_ratio: torch.Tensor, advantages: torch.Tensor, *, beta: float
+) -> PolicyLossTerms:
+    """Direct reward optimization's policy loss (Richemond et al., arXiv 2405.19107), with the old policy as the
+    reference: -A * log pi + beta / 2 * (log ratio)^2."""
+    return PolicyLossTerms.unbounded(-advantages * logprobs + beta / 2 * log_ratio.square())
+
+
+def gvpo(
+    log_ratio: torch.Tensor, advantages: torch.Tensor, targets: TargetTokens, *, beta: float
+) -> PolicyLossTerms:
+    """Group variance policy optimization (Zhang et al., arXiv 2504.19599, equation 8), per response.
+
+        ((beta s - m) - A)^2 / 2,   s = sum of the response's log-ratios,   m = mean of beta s over its group
+
+    The group's responses can be in different micro-batches; so `advantages` are A + m, with m of the weights before the
+    update (`mean_implicit_rewards`), which has no gradient in the paper's equation 9 either. A response's loss is
+    divided among its targets, so that `seq-mean-token-sum` is the mean over responses; the paper divides by k - 1
+    instead of k.
+
+    Args:
+        log_ratio: [K] of the targets, with gradient.
+        advantages: [K] reward minus the group's mean reward, plus m; equal within a response.
+        beta: factor of the implicit reward.
+    """
+    tokens = targets.tokens.to(log_ratio.dtype)
+    distance = beta * targets.sequence_sum(log_ratio) - targets.sequence_sum(advantages) / tokens
+    return PolicyLossTerms.unbounded(distance.square() / (2 * tokens))
+
+
+def mean_implicit_rewards(
+    log_ratio: torch.Tensor, tokens: torch.Tensor, group: torch.Tensor, *, beta: float
+) -> torch.Tensor:
+    """[K] Mean of beta s over the responses of each target's group.
+
+    Args:
+        log_ratio: [K] of the targets of N responses, end to end.
+        tokens: [N] number of targets of each response.
+        group: [N] int64 number of each response's group.
+        beta: factor of the implicit reward.
+    """
+    response = torch.arange(len(tokens)).repeat_interleave(tokens)
+    rewards = log_ratio.new_zeros(len(tokens)).index_add(0, response, beta * bound_exponent(log_ratio))
+    groups = int(group.max()) + 1
+    sums = log_ratio.new_zeros(groups).index_add(0, group, rewards)
+    return (sums / torch.bincount(group, minlength=groups))[group][response]
 
 
 def log_ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor | None) -> torch.Tensor:

@@ -8,11 +8,9 @@ import torch
 
 from strop.algorithms.distillation import bound_divergence, sampled_divergence
 from strop.algorithms.kl import estimate_kl
-from strop.algorithms.losses.aggregation import TargetTokens, token_weights
-from strop.algorithms.losses.importance import ImportanceWeights, compute_importance_weights
-from strop.algorithms.losses.loss_terms import PolicyLossTerms
+from strop.algorithms.losses.aggregation import PolicyLossTerms, TargetTokens, token_weights
+from strop.algorithms.losses.importance import ImportanceWeights, compute_importance_weights, kept_targets
 from strop.algorithms.losses.policy_losses import log_ratio, policy_loss_terms
-from strop.algorithms.losses.rejection import kept_targets
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.distillation import DistillationLossConfig, SampledKlLossConfig
 from strop.config.schema.policy_loss import GpgLossConfig, OpmdLossConfig

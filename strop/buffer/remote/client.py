@@ -16,11 +16,12 @@ from strop.buffer.store import PollResult
 from strop.errors import StoreError
 from strop.protocols import BufferCounts
 from strop.types import ExperienceGroup
-from strop.workers.address import Address, connect
 from strop.workers.connection import (
     PEER_TIMEOUT_SECONDS,
+    Address,
     ConnectionLost,
     SocketConnection,
+    connect,
 )
 from strop.workers.waiting import StopCheck, TimedWait, never_stop
 

@@ -15,7 +15,7 @@ from strop.compat.ledger.value_types import ValueType
 from strop.config.load.job import Job
 from strop.config.redact import safe_text
 from strop.errors import ConfigError
-from strop.workers.atomic_write import atomic_path
+from strop.workers.files import atomic_path
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _EXTRAS = rf"(?:\[{_NAME}(?:\s*,\s*{_NAME})*\])?"

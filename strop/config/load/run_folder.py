@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from strop.config.load.config_tree import ConfigTree, Source, iter_values
 from strop.config.load.yaml_file import read_yaml
 from strop.config.paths import existing_path, expand_user
-from strop.workers.regular_file import read_regular
+from strop.workers.files import read_regular
 
 RUN_FILE = "run.yaml"
 """Name of the resolved run file in a run's folder."""

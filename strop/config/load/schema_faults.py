@@ -1,4 +1,8 @@
-"""Faults that the run file's schema finds, in the words of what the user wrote, and names familiar from other tools."""
+"""Faults that the run file's schema finds, in the words of what the user wrote, and names familiar from other tools.
+
+Names from other tools are found by their last part, wherever they are written: `rollout.n`,
+`algorithm.num_generations`. `<8>` is an example, which the number that was written replaces.
+"""
 
 from __future__ import annotations
 

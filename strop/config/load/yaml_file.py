@@ -11,7 +11,7 @@ from omegaconf._utils import get_yaml_loader
 from strop.config.data_files import data_file_name
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source
 from strop.errors import ConfigError
-from strop.workers.regular_file import open_regular
+from strop.workers.files import open_regular
 
 MAX_DEPTH = 50
 """Maximum number of nested sections and lists."""

@@ -20,7 +20,7 @@ from strop.config.schema.run import Run
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.config.units import Amount
 from strop.errors import PlacementError
-from strop.workers.host_memory import total_memory_bytes
+from strop.workers.memory import total_memory_bytes
 
 _PARTS: tuple[PartName, ...] = get_args(PartName)
 _MIN_TOKENS = 1024

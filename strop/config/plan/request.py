@@ -1,4 +1,8 @@
-"""Request of a run to a machine: its processes, the GPUs of each, their memory and bundles, and bfloat16."""
+"""Request of a run to a machine: its processes, the GPUs of each, their memory and bundles, and bfloat16.
+
+Ranks that divide tokens or layers (`sequence_parallel` x `tensor_parallel`) exchange data in every layer, so that
+one bundle holds a whole group of them. Ray places the bundles, on as few nodes as possible.
+"""
 
 from __future__ import annotations
 

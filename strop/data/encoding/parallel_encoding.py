@@ -12,7 +12,7 @@ from itertools import islice
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.errors import DataError
 from strop.types import IntArray
-from strop.workers.process_pool import process_pool
+from strop.workers.child_process import process_pool
 
 _PROMPTS_PER_CHUNK = 256
 _encoder: PromptEncoder

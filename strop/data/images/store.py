@@ -9,7 +9,7 @@ from pathlib import Path
 from strop.data.images.files import check_image
 from strop.errors import DataError
 from strop.types import ImageReference
-from strop.workers.atomic_write import temporary_path
+from strop.workers.files import temporary_path
 
 _SUFFIXES = ("png", "jpg", "webp")
 

@@ -13,7 +13,7 @@ from strop.config.redact import redact_text
 from strop.data.images.files import encode_png
 from strop.data.sources.data_path import DataPath, first_line, resolve_path
 from strop.errors import DataError
-from strop.workers.regular_file import read_regular
+from strop.workers.files import read_regular
 
 _CONTENT_KEYS = ("bytes", "image", "path", "image_url", "url")
 """Keys of a mapping that hold the image; the first one that is not null counts."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.config.redact import redact_text
 from strop.errors import DataError, MissingExtraError, StropError
-from strop.workers.atomic_write import atomic_path
+from strop.workers.files import atomic_path
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

@@ -1,4 +1,7 @@
-"""Sampling of tokens from logits: repetition penalty, Hugging Face's filters, and log-probs of the result."""
+"""Sampling of tokens from logits: repetition penalty, Hugging Face's filters, and log-probs of the result.
+
+Each filter changes float32 `scores` [n, V] in place; its option is a column [n, 1], one value per row.
+"""
 
 from __future__ import annotations
 

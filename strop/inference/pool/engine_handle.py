@@ -52,7 +52,7 @@ from strop.inference.pool.messages import (
     submit_message,
 )
 from strop.types import Completion, EngineStatistics
-from strop.workers.restarts import RestartBudget
+from strop.workers.child_process import RestartBudget
 from strop.workers.start import WorkerPlacement, start_worker
 from strop.workers.worker import Worker
 

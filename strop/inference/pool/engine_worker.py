@@ -39,9 +39,8 @@ from strop.inference.pool.messages import (
 from strop.inference.weight_files import read_weights
 from strop.protocols import InferenceEngine
 from strop.types import SampleRequest
-from strop.workers.messages import RemoteFailure
 from strop.workers.shared_file import SharedFileHandle
-from strop.workers.worker import Channel
+from strop.workers.worker import Channel, RemoteFailure
 
 
 def run_engine_worker(channel: Channel) -> None:

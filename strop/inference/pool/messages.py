@@ -12,9 +12,9 @@ from pathlib import Path
 from strop.errors import EngineLostError, StropError
 from strop.protocols import EngineCapabilities, InferenceEngine
 from strop.types import Completion, EngineStatistics, SampleRequest
-from strop.workers.address import Address
-from strop.workers.messages import RemoteFailure
+from strop.workers.connection import Address
 from strop.workers.shared_file import SharedFileHandle
+from strop.workers.worker import RemoteFailure
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from typing import Any
 from strop.errors import WeightTransferError
 from strop.inference.weight_transfer.process_group import Rendezvous
 from strop.protocols import TrainerAddress
-from strop.workers.address import Address, connect
-from strop.workers.connection import PEER_TIMEOUT_SECONDS, ConnectionLost, SocketConnection
+from strop.workers.connection import PEER_TIMEOUT_SECONDS, Address, ConnectionLost, SocketConnection, connect
 from strop.workers.waiting import never_stop
 
 

@@ -26,7 +26,7 @@ from strop.models.lora import adapter_weights, merged_weights, serving_layout
 from strop.models.packed_attention.forward import base_model
 from strop.models.silence import silence_transformers
 from strop.models.value_head import SCORE
-from strop.workers.atomic_folder import atomic_folder
+from strop.workers.files import atomic_folder
 
 ADAPTER_FOLDER = "adapter"
 """Name of the adapter's folder inside the folder of the merged model."""

@@ -13,8 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from strop.errors import MissingExtraError, ModelError
-from strop.workers.atomic_folder import fsync_tree, replace_folder, restore_folder
-from strop.workers.atomic_write import remove_leftovers, temporary_path
+from strop.workers.files import fsync_tree, remove_leftovers, replace_folder, restore_folder, temporary_path
 
 
 def require_mlflow() -> None:

@@ -16,7 +16,7 @@ from strop.config.schema.data_juicer import DataJuicerSection
 from strop.errors import ConfigError, StropError
 from strop.pipelines.juicer.process import ServiceProcess, interpreter
 from strop.pipelines.juicer.service import TOKEN
-from strop.workers.restarts import RestartBudget
+from strop.workers.child_process import RestartBudget
 from strop.workers.waiting import TimedWait
 
 log = logging.getLogger("strop.pipelines")

@@ -29,7 +29,7 @@ from strop.pipelines.tasks.parts import (
 from strop.pipelines.tasks.protocol import Processed, RowError
 from strop.pipelines.tasks.registry import Operator, OperatorContext, make_operator, scope_of
 from strop.pipelines.tasks.statistics import OperatorStatistics
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_write
 
 Tick = Callable[[int], None]
 """Called with the number of rows that have been handled."""

@@ -24,7 +24,7 @@ from strop.pipelines.tasks.execution import (
 from strop.pipelines.tasks.parts import Parts, conform, part_file, read_part
 from strop.pipelines.tasks.registry import OperatorContext
 from strop.pipelines.tasks.statistics import OperatorStatistics
-from strop.workers.process_pool import process_pool
+from strop.workers.child_process import process_pool
 
 OpenExecutor = Callable[[int], AbstractContextManager[Executor]]
 """Opens an executor with a number of workers: processes of this machine, or of a cluster."""

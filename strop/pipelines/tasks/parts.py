@@ -15,7 +15,7 @@ import pyarrow as pa
 from strop.errors import DataError
 from strop.pipelines.tasks.columns import column
 from strop.pipelines.tasks.protocol import RowNumbers
-from strop.workers.atomic_write import atomic_path
+from strop.workers.files import atomic_path
 
 ROWS_PER_PART = 4096
 """Number of rows of a part when the dataset is read."""

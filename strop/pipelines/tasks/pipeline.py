@@ -38,8 +38,7 @@ from strop.pipelines.tasks.reading import read_tables
 from strop.pipelines.tasks.registry import OperatorContext, open_replies
 from strop.pipelines.tasks.result import PipelineResult, read_result
 from strop.pipelines.tasks.statistics import OperatorStatistics
-from strop.workers.atomic_folder import atomic_folder
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_folder, atomic_write
 
 Progress = Callable[[str, int], Tick]
 """Starts a bar with a text and a number of rows; returns what advances it."""

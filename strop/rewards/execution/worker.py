@@ -21,7 +21,7 @@ from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.result import RewardValue, SignatureError
 from strop.rewards.execution.signature import BoundReward, RewardInput
-from strop.workers.process_limits import ProcessLimits
+from strop.workers.child_process import ProcessLimits
 
 RewardJob = tuple[RewardInput, int]
 """A response, and the index of the first function to call on it."""

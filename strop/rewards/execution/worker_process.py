@@ -18,8 +18,7 @@ from typing import Any
 from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.worker import WorkerSettings
-from strop.workers.child_process import ErrorReport, describe_exit, spawn_module
-from strop.workers.process_limits import ProcessLimits
+from strop.workers.child_process import ErrorReport, ProcessLimits, describe_exit, spawn_module
 
 _FRAMES_SHOWN = 3
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+ in .+$', re.MULTILINE)

@@ -37,9 +37,8 @@ from strop.run.distributed.placement import (
 from strop.run.distributed.ray_role import CLUSTER_MARKER, RayRoleProcess, RayRoleSpec
 from strop.run.distributed.role import RoleName, RoleSpec, RoleSupervisor
 from strop.runs.folder import RunFolder, reporting_write_errors
-from strop.workers.atomic_write import atomic_write
-from strop.workers.ray_bundles import BundleGroup, BundleSlot
-from strop.workers.ray_executor import RayExecutor
+from strop.workers.files import atomic_write
+from strop.workers.ray_nodes import BundleGroup, BundleSlot, RayExecutor
 from strop.workers.ray_runtime import describe_free_resources, import_ray
 from strop.workers.waiting import wait_until
 from strop.workers.worker import WorkerTarget

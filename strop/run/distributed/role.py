@@ -14,8 +14,7 @@ import cloudpickle
 from strop.config.load.loader import LoadedRun
 from strop.errors import RankLostError, StropError
 from strop.python_rewards import PythonRewards
-from strop.workers.child_process import ErrorReport, describe_exit, start_module
-from strop.workers.restarts import RestartBudget
+from strop.workers.child_process import ErrorReport, RestartBudget, describe_exit, start_module
 from strop.workers.worker import WorkerTarget
 
 RoleName = Literal["buffer", "explorer", "trainer"]

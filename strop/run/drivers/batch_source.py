@@ -34,7 +34,7 @@ from strop.run.rollout.tasks import TrainTaskSource
 from strop.run.state.run_state import RunState
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.types import ExperienceGroup
-from strop.workers.append_file import AppendFile
+from strop.workers.files import AppendFile
 
 
 class BatchSource(ABC):

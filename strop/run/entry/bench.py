@@ -23,7 +23,7 @@ from strop.run.rollout.server_explorer import samples_from_server
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.formatting import format_duration, format_number
 from strop.training.checkpoints import checkpoint
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_write
 from strop.workers.signals import StopSignal
 
 INITIAL_MODEL = "model"

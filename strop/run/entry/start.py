@@ -23,9 +23,9 @@ from strop.run.state.resume import find_start
 from strop.runs.folder import RunFolder
 from strop.runs.lock import lock_run
 from strop.runs.status import all_finished, last_row
+from strop.workers.child_process import RestartBudget
 from strop.workers.imports import without_collections
 from strop.workers.output import lasting_output
-from strop.workers.restarts import RestartBudget
 from strop.workers.signals import StopSignal
 from strop.workers.torchrun import torchrun_process
 

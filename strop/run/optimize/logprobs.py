@@ -26,7 +26,7 @@ from strop.protocols import TrainingEngine
 from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience, zeros_for
 from strop.run.optimize.minibatches import Minibatch
 from strop.types import BoolArray, Experience, FloatArray, TrainingBatch
-from strop.workers.atomic_write import atomic_path
+from strop.workers.files import atomic_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,8 +9,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from strop.algorithms.losses.covariance_losses import select_tokens
-from strop.algorithms.losses.second_moment import excess_tokens
+from strop.algorithms.losses.policy_losses import excess_tokens, select_tokens
 from strop.algorithms.resampling import resampling_weights
 from strop.config.schema import Run
 from strop.config.schema.algorithm import (

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from strop.algorithms.losses.aggregation import TargetTokens
-from strop.algorithms.losses.importance import compute_importance_weights
-from strop.algorithms.losses.rejection import kept_targets
+from strop.algorithms.losses.importance import compute_importance_weights, kept_targets
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.run.optimize.advantage_inputs import gather_targets
 from strop.types import Experience, FloatArray, IntArray

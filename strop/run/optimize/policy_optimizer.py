@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from strop.algorithms.loss_spec import LossSpec
-from strop.algorithms.plateau import PlateauState, update_plateau
-from strop.algorithms.schedules import lr_at, weight_decay_at
+from strop.algorithms.schedules import PlateauState, lr_at, update_plateau, weight_decay_at
 from strop.config.schema.data import EvalTasksetConfig
 from strop.config.schema.optimizer import OptimizerConfig, ReduceOnPlateauScheduleConfig, ScheduleConfig
 from strop.config.schema.trainer import TrainerConfig

@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 
 from strop.algorithms import registry, requirements
+from strop.algorithms.advantages import logit_gradient_norms
 from strop.algorithms.distillation import distillation_advantages, sampled_divergence
 from strop.algorithms.kl import estimate_kl, mean_rollout_kl
 from strop.algorithms.losses.policy_objective import weighs_current_policy
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.algorithms.token_advantages import logit_gradient_norms
 from strop.algorithms.token_filters import clip_b, clip_v
 from strop.config.schema.algorithm import (
     GdpoConfig,

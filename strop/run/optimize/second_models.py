@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from strop.algorithms.loss_spec import ProcessRewardLossSpec
-from strop.algorithms.losses.group_variance import mean_implicit_rewards
+from strop.algorithms.losses.policy_losses import mean_implicit_rewards
 from strop.algorithms.losses.value_losses import ValueLoss, explained_variance
 from strop.algorithms.process_rewards import implicit_rewards
 from strop.algorithms.reference_point import RunningMean, kl_estimate, log_ratios, mismatched_pairs

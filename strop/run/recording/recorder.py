@@ -56,7 +56,7 @@ from strop.runs.verdict import LearningWatch
 from strop.sandbox.registry import open_sandbox
 from strop.types import RolloutGroup
 from strop.workers.cleanup import keep_first_error
-from strop.workers.host_memory import total_memory_bytes
+from strop.workers.memory import total_memory_bytes
 
 _GIT_SECONDS = 5.0
 _PACKAGES = ("strop", "torch", "transformers", "peft", "numpy")

@@ -14,7 +14,7 @@ from strop.run.recording.monitor import SessionInfo
 from strop.runs.sample_table import samples_markdown
 from strop.runs.sessions import SessionOutcome
 from strop.types import RolloutGroup
-from strop.workers.append_file import AppendFile
+from strop.workers.files import AppendFile
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\..*")
 _FORMAT = "brain.Event:2"

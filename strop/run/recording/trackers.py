@@ -16,7 +16,7 @@ from strop.runs.rollout_file import prompt_text
 from strop.runs.sample_table import choose_samples, samples_markdown
 from strop.runs.sessions import SessionOutcome
 from strop.types import RolloutGroup
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_write
 
 SAMPLE_COLUMNS = ("step", "task", "prompt", "expected", "response", "reward")
 """Columns of a table of samples."""

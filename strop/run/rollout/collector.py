@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from strop.algorithms.groups import has_reward_variance
+from strop.algorithms.advantages import has_reward_variance
 from strop.algorithms.requirements import needs_greedy_baseline
 from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithmConfig

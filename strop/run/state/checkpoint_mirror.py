@@ -27,8 +27,7 @@ from strop.errors import CheckpointError, StropError
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.sessions import SESSIONS_FILE as SESSIONS
 from strop.training.checkpoints import checkpoint
-from strop.workers.atomic_folder import fsync_tree, replace_folder
-from strop.workers.atomic_write import atomic_path
+from strop.workers.files import atomic_path, fsync_tree, replace_folder
 
 T = TypeVar("T")
 log = logging.getLogger("strop.run")

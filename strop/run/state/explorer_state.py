@@ -11,7 +11,7 @@ from typing import Any
 from strop.errors import RunFolderError
 from strop.runs.folder import RunFolder
 from strop.runs.metrics_file import recorded_steps
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_write
 
 _OLD_KEYS = {
     "position": "tasks_taken",

@@ -32,7 +32,7 @@ from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.lock import lock_run
 from strop.runs.sessions import record_changes
 from strop.training.checkpoints import checkpoint
-from strop.workers.atomic_write import atomic_write
+from strop.workers.files import atomic_write
 
 Identity = Mapping[str, str]
 """Text for the content that each field names, such as `11 rows with content 3f9a61c20d4e`."""

@@ -19,7 +19,7 @@ from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.metrics_file import recorded_steps
 from strop.runs.sessions import last_checkpoint_step, read_sessions
 from strop.training.checkpoints import checkpoint
-from strop.workers.atomic_folder import restore_folder
+from strop.workers.files import restore_folder
 
 _WORD = re.compile(r"[A-Za-z][\w./-]*")
 """A text that an override takes without quotes."""

@@ -24,11 +24,12 @@ from strop.inference.weight_transfer.process_group import (
 from strop.sync.collective.server import TRAINER_ADDRESS_FILE
 from strop.sync.folder_store import FolderVersionStore
 from strop.sync.transport import PublishedVersion, SignalName, VersionGone
-from strop.workers.address import Address, connect
 from strop.workers.connection import (
     PEER_TIMEOUT_SECONDS,
+    Address,
     ConnectionLost,
     SocketConnection,
+    connect,
 )
 from strop.workers.waiting import StopCheck
 

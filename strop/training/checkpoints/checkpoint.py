@@ -26,8 +26,7 @@ from safetensors import SafetensorError
 from strop.errors import CheckpointError
 from strop.protocols import FileChecksum
 from strop.training.checkpoints.tensor_files import crc32, fsync_and_checksum
-from strop.workers.atomic_folder import replace_folder, restore_folders
-from strop.workers.atomic_write import fsync_path
+from strop.workers.files import fsync_path, replace_folder, restore_folders
 
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"step-(\d{6,})")

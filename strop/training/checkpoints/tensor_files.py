@@ -16,7 +16,7 @@ from strop.config.schema.checkpoint import SaveConcurrency
 from strop.errors import CheckpointError
 from strop.models.formats.safetensors_file import save_tensors
 from strop.protocols import FileChecksum
-from strop.workers.atomic_write import fsync_path
+from strop.workers.files import fsync_path
 
 
 def write_tensors(

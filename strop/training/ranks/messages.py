@@ -26,7 +26,7 @@ from strop.training.policy_model import PolicyModel
 from strop.training.ranks.share import IdleSafeLoss, RankShare
 from strop.training.specs import CriticSpec, PolicySpec
 from strop.types import FloatArray, GlobalCounts, MicroBatch
-from strop.workers.messages import RemoteFailure
+from strop.workers.worker import RemoteFailure
 
 POLICY, CRITIC = "policy", "critic"
 """Names of the models on a rank."""

@@ -30,8 +30,7 @@ from strop.training.ranks.messages import (
 from strop.training.ranks.rendezvous import init_process_group, set_collective_timeout
 from strop.training.ranks.sharded_save import shard_writers, write_shard
 from strop.training.specs import CriticSpec, PolicySpec
-from strop.workers.messages import RemoteFailure
-from strop.workers.worker import Channel
+from strop.workers.worker import Channel, RemoteFailure
 
 _COLLECTIVE_ERRORS = (RuntimeError, DistBackendError, DistNetworkError, DistStoreError)
 """Exactly these types are raised by torch in a collective operation that another rank has left."""

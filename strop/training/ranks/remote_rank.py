@@ -21,8 +21,8 @@ from strop.errors import (
 )
 from strop.training.ranks.messages import RankFailure, RankResult
 from strop.training.ranks.rank_worker import run_rank_worker
-from strop.workers.silence import SilenceClock
 from strop.workers.start import RankPlacement, start_worker
+from strop.workers.worker import SilenceClock
 
 _POLL_SECONDS = 0.2
 _WATCH_SECONDS = 1.0

@@ -2,6 +2,9 @@
 
 Every rank runs the same number of forward passes, since each of them is a collective operation; a rank with
 fewer micro-batches runs an idle one.
+
+All ranks run their micro-batches in rounds, and a round takes as long as its most expensive micro-batch. Micro-
+batches of similar cost form a round.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from strop.config.schema import Run
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.config.units import Amount
-from strop.workers import host_memory
-from strop.workers.host_memory import total_memory_bytes
+from strop.workers import memory as host_memory
+from strop.workers.memory import total_memory_bytes
 
 from .headers import write_header
 

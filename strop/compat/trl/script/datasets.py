@@ -13,7 +13,7 @@ from typing import Any
 from strop.compat.trl.script.session import current_session
 from strop.errors import DataError
 from strop.printable import counted
-from strop.workers.atomic_write import atomic_path
+from strop.workers.files import atomic_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from strop.compat.trl.script.session import PACKAGES, ScriptSession, ScriptStopp
 from strop.config.load.job import Job
 from strop.config.load.yaml_file import read_bounded
 from strop.errors import ConfigError, StropError, out_of_memory
-from strop.workers.memory_limit import MemoryLimit
+from strop.workers.memory import MemoryLimit
 
 T = TypeVar("T")
 

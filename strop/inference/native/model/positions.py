@@ -1,4 +1,7 @@
-"""Positions of rows in a decoding step and in padded prompts, and rotary embeddings (arXiv 2104.09864)."""
+"""Positions of rows in a decoding step and in padded prompts, and rotary embeddings (arXiv 2104.09864).
+
+Rotary embeddings have Hugging Face's frequencies, also of positions in three dimensions (arXiv 2409.12191).
+"""
 
 from __future__ import annotations
 
