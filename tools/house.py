@@ -90,17 +90,15 @@ def _imported(nodes: Iterator[ast.Import | ast.ImportFrom]) -> Iterator[str]:
 
 
 def _called_once(trees: list[ast.Module]) -> tuple[int, int]:
-    """Private functions of modules that one place names, and all private functions of modules."""
+    """Private functions and methods that one place of their module names, and all functions and methods."""
     once = every = 0
     for tree in trees:
-        names = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
-        private = [
-            node.name
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("_")
-        ]
-        every += len(private)
-        once += sum(names[name] == 1 for name in private)
+        nodes = list(ast.walk(tree))
+        names = Counter(node.id for node in nodes if isinstance(node, ast.Name))
+        names.update(node.attr for node in nodes if isinstance(node, ast.Attribute))
+        functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        every += len(functions)
+        once += sum(names[name] == 1 for name in functions if name.startswith("_") and name[:2] != "__")
     return once, every
 
 
@@ -123,7 +121,7 @@ def main() -> None:
     importing = sum((node.end_lineno or 0) - node.lineno + 1 for tree in trees for node in _imports(tree))
     known = {_module(file) for file in files}
     importers = Counter(name for tree in trees for name in set(_imported(_imports(tree))) if name in known)
-    once, private = _called_once(trees)
+    once, functions = _called_once(trees)
     with tempfile.TemporaryDirectory() as folder:
         modules, foreign = _run(_IMPORTED, folder)
     rows = {
@@ -134,7 +132,7 @@ def main() -> None:
         "files for other tools": len(compat),
         "lines of the median file": int(statistics.median(_lines([file]) for file in files)),
         "lines that import": f"{importing / total:.1%}",
-        "private functions that one place uses": f"{once / private:.1%}",
+        "functions that are private and used in one place": f"{once / functions:.1%}",
         "modules that one module imports": sum(importers[name] == 1 for name in known),
         "modules of strop imported by a run file's first step": modules,
         "modules of strop/compat among them": foreign,
