@@ -1,4 +1,4 @@
-"""Reference points of labeled responses (KTO, BCO), and changes of a reference model towards the policy."""
+"""Reference points of labeled responses: KTO's estimate of the KL divergence and BCO's running mean."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from torch import nn
 
 from strop.types import Experience, FloatArray
 
@@ -63,15 +61,3 @@ class RunningMean:
         """The mean with further values, each of which counts as much as each of the earlier ones."""
         count = self.count + len(values)
         return RunningMean(self.mean + (float(np.mean(values)) - self.mean) * len(values) / count, count)
-
-
-@torch.no_grad()
-def sync_reference(reference: nn.Module, policy: nn.Module, policy_weight: float) -> None:
-    """Set each weight of the reference to policy_weight * policy + (1 - policy_weight) * reference.
-
-    The soft update of Gorbatovski et al., arXiv 2404.09656, with policy_weight as alpha. The modules have the same
-    parameters; the result has the dtype of the reference.
-    """
-    own = dict(policy.named_parameters())
-    for name, weight in reference.named_parameters():
-        weight.lerp_(own[name].to(weight.dtype), policy_weight)

@@ -19,13 +19,13 @@ from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.optimizer import OptimizerConfig, ScheduleFreeSgdConfig
 from strop.errors import CheckpointError, TrainingError
 from strop.models.dtensor import full_tensor
-from strop.training.checkpoints.sharded_tensors import ShardedTensors
-from strop.training.checkpoints.snapshot import LocalSnapshot
-from strop.training.checkpoints.tensor_files import (
+from strop.training.checkpoints.file_writer import (
     OPTIMIZER_SCALARS_FILE,
     OPTIMIZER_TENSORS_FILE,
     WEIGHTS_FILE,
 )
+from strop.training.checkpoints.sharded_tensors import ShardedTensors
+from strop.training.checkpoints.snapshot import LocalSnapshot
 from strop.training.mixed_precision import ComputeCopy, trainable_parameters
 from strop.training.model_state import ModelState, TorchState
 from strop.training.optimizers.build import (

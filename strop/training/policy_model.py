@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from strop.algorithms.losses.router_losses import RouterLoss, add_losses, expert_counts
-from strop.algorithms.reference_point import sync_reference
+from strop.algorithms.reference_sync import sync_reference
 from strop.config.schema.distillation import DivergenceConfig
 from strop.errors import ModelError
 from strop.models.chunked_head import Comparison, FrozenStates
@@ -35,15 +35,10 @@ from strop.models.routers import experts_per_token, router_logits
 from strop.models.shared_weights import named_weights
 from strop.models.vision.model_images import ModelImages
 from strop.protocols import LossFn, SharedWeights, UnmergedWeights
+from strop.training.checkpoints.file_writer import REFERENCE_FILE, RNG_FILE
 from strop.training.checkpoints.sharded_tensors import ShardedTensors
 from strop.training.checkpoints.snapshot import LocalSnapshot
-from strop.training.checkpoints.tensor_files import (
-    REFERENCE_FILE,
-    RNG_FILE,
-    get_rng_state,
-    read_tensors,
-    set_rng_state,
-)
+from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
 from strop.training.optimized_model import OptimizedModel, mark_last
 from strop.training.parallel.parallelize import DirectCall, ModelCall, Parallelizer
 from strop.training.specs import PolicySpec
@@ -202,7 +197,7 @@ class PolicyModel(OptimizedModel):
         return found
 
     def sync_reference(self, policy_weight: float) -> None:
-        """Move the reference's weights towards the policy's; see `strop.algorithms.reference_point`."""
+        """Move the reference's weights towards the policy's; see `strop.algorithms.reference_sync`."""
         assert self._synced_reference is not None
         self._show_average()
         sync_reference(self._synced_reference, self.master, policy_weight)

@@ -17,13 +17,13 @@ from strop.config.schema import Run
 from strop.protocols import TrainingEngine
 from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine
 from strop.training.backends.local import LocalEngine
-from strop.training.checkpoints.sharded_tensors import ShardedTensors
-from strop.training.checkpoints.tensor_files import (
+from strop.training.checkpoints.file_writer import (
     OPTIMIZER_SCALARS_FILE,
     OPTIMIZER_TENSORS_FILE,
     WEIGHTS_FILE,
     shard_file_name,
 )
+from strop.training.checkpoints.sharded_tensors import ShardedTensors
 from strop.workers.waiting import wait_until
 from tests.files import digest
 from tests.training.backends import LORA

@@ -35,7 +35,7 @@ from strop.run.state.identity import run_identity
 from strop.run.state.resume import check_start
 from strop.runs.folder import RunFolder
 from strop.runs.lock import require_unlocked
-from strop.training.checkpoints.tensor_files import WEIGHTS_FILE
+from strop.training.checkpoints.file_writer import WEIGHTS_FILE
 from strop.workers.torchrun import torchrun_process
 
 _SECOND_MODELS = {"ppo": ("critic",), "prime": ("process_reward",)}

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 
 from strop.errors import CheckpointError
 from strop.protocols import FileChecksum
-from strop.training.checkpoints.tensor_files import crc32, fsync_and_checksum
+from strop.training.checkpoints.file_writer import crc32, fsync_and_checksum
 from strop.workers.files import fsync_path, replace_folder, restore_folders
 
 MANIFEST_FILE = "manifest.json"

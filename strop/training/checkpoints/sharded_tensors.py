@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from strop.errors import CheckpointError
 from strop.models.dtensor import Block, distribute_like, local_block
-from strop.training.checkpoints.tensor_files import shard_file_name
+from strop.training.checkpoints.file_writer import shard_file_name
 
 _PARTS_KEY = "strop_parts"
 """Key of a file's metadata: by tensor, the first index of the part in each dimension, and the full shape."""

@@ -12,13 +12,9 @@ from torch import Tensor
 from strop.config.schema.checkpoint import SaveConcurrency
 from strop.models.dtensor import local_tensor
 from strop.protocols import FileChecksum
+from strop.training.checkpoints.file_writer import FileWriters, write_files, writes_in_parallel
 from strop.training.checkpoints.sharded_tensors import parts_metadata
-from strop.training.checkpoints.tensor_files import (
-    FileWriters,
-    write_files,
-    write_tensors,
-    writes_in_parallel,
-)
+from strop.training.checkpoints.tensor_files import write_tensors
 
 
 @dataclass(frozen=True, slots=True)

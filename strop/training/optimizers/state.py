@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from strop.errors import CheckpointError
+from strop.training.checkpoints.file_writer import OPTIMIZER_SCALARS_FILE, OPTIMIZER_TENSORS_FILE
 from strop.training.checkpoints.sharded_tensors import ShardedTensors
-from strop.training.checkpoints.tensor_files import OPTIMIZER_SCALARS_FILE, OPTIMIZER_TENSORS_FILE
 
 GROUP_COUNTERS = ("step", "weight_sum", "lr_max", "train_mode")
 """Counters of pytorch_optimizer in a parameter group, which otherwise holds settings."""

@@ -20,7 +20,8 @@ from strop.algorithms.loss_spec import AnyLossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.config.schema.training_engine import RankNetworkConfig
 from strop.models.formats.huggingface import join_export
-from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, rng_file_name, set_rng_state
+from strop.training.checkpoints.file_writer import rng_file_name
+from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
 from strop.training.critic_model import CriticModel
 from strop.training.policy_model import PolicyModel
 from strop.training.ranks.share import IdleSafeLoss, RankShare

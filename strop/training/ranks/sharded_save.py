@@ -19,14 +19,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from strop.errors import CheckpointError, TrainingError
 from strop.protocols import FileChecksum
 from strop.training.checkpoints.checkpoint import write_error_reason
-from strop.training.checkpoints.snapshot import LocalSnapshot
-from strop.training.checkpoints.tensor_files import (
+from strop.training.checkpoints.file_writer import (
     RNG_FILE,
     FileWriters,
     rng_file_name,
     shard_file_name,
     write_files,
 )
+from strop.training.checkpoints.snapshot import LocalSnapshot
 from strop.training.ranks.messages import SaveCheckpoint
 
 SAVE_TIMEOUT_SECONDS = 3600.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from strop.config.schema.checkpoint import SaveConcurrency
 from strop.protocols import FileChecksum
-from strop.training.checkpoints.tensor_files import write_order, writes_in_parallel
+from strop.training.checkpoints.file_writer import write_order, writes_in_parallel
 from strop.training.ranks.group import RankGroup
 from strop.training.ranks.messages import SaveCheckpoint
 

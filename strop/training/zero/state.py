@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from strop.models.zero_parameters import full_zero_parameter
+from strop.training.checkpoints.file_writer import OPTIMIZER_TENSORS_FILE
 from strop.training.checkpoints.sharded_tensors import ShardedTensors
-from strop.training.checkpoints.tensor_files import OPTIMIZER_TENSORS_FILE
 from strop.training.mixed_precision import trainable_parameters
 from strop.training.optimizers.state import read_optimizer_scalars
 
