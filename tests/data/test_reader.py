@@ -544,7 +544,7 @@ def test_texts_of_user_code_in_a_rollout_can_be_encoded():
 
 def test_text_that_is_not_utf8_in_a_parquet_file_is_refused(tmp_path):
     broken = pa.Array.from_buffers(
-        pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
     )
     pq.write_table(pa.table({"prompt": broken}), tmp_path / "rows.parquet")
     with pytest.raises(DataError, match=r"rows\.parquet is not a complete Parquet file .*UTF8"):
