@@ -32,7 +32,7 @@ class Extension:
     """Reward that chooses by the task's source -> the sources that it knows (`*` matches any suffix), each with the
     name of its reward."""
     own_reward: str = ""
-    """Keys of the tool's configuration that name a reward function of the user."""
+    """Keys of its configuration that name a reward function of the user."""
     sandboxed_rewards: frozenset[str] = frozenset()
     """Rewards that run programs: they get the arguments `sandbox` and `budget_seconds`."""
     reward_classes: Mapping[str, str] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 PACKAGE = ROOT / "strop"
 OVERRIDES = (
     "algorithm.adv_estimator=grpo",
@@ -46,12 +48,6 @@ sys.setprofile(None)
 print(json.dumps([len(files)]))
 """
 _IMPORTED = """
-import sys, json
-sys.path.insert(0, "benchmarks")
-from pathlib import Path
-import startup
-startup.prepare(Path(sys.argv[1]))
-code = '''
 import sys, json, atexit
 from strop.cli.main import app
 def count():
@@ -59,12 +55,6 @@ def count():
     print(json.dumps([len(names), sum(name.startswith("strop.compat") for name in names)]))
 atexit.register(count)
 app(["train", sys.argv[1], "trainer.duration=1 steps"])
-'''
-import os, subprocess
-environment = os.environ | {"QUICKSTART": sys.argv[1], "OMP_NUM_THREADS": "1"}
-found = subprocess.run([sys.executable, "-c", code, str(startup.QUICKSTART)], cwd=sys.argv[1], env=environment,
-                       capture_output=True, text=True, check=True)
-print(found.stdout.splitlines()[-1])
 """
 
 
@@ -102,9 +92,14 @@ def _called_once(trees: list[ast.Module]) -> tuple[int, int]:
     return once, every
 
 
-def _run(code: str, *arguments: str) -> list[int]:
+def _run(code: str, *arguments: str | Path, **variables: str) -> list[int]:
     found = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *arguments],
+        cwd=variables.get("QUICKSTART", ROOT),
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if found.returncode:
         raise SystemExit(found.stderr)
@@ -114,6 +109,8 @@ def _run(code: str, *arguments: str) -> list[int]:
 
 def main() -> None:
     """Print the table."""
+    from benchmarks import startup
+
     files = sorted(PACKAGE.rglob("*.py"))
     compat = [file for file in files if PACKAGE / "compat" in file.parents]
     trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
@@ -123,7 +120,8 @@ def main() -> None:
     importers = Counter(name for tree in trees for name in set(_imported(_imports(tree))) if name in known)
     once, functions = _called_once(trees)
     with tempfile.TemporaryDirectory() as folder:
-        modules, foreign = _run(_IMPORTED, folder)
+        startup.prepare(Path(folder))
+        modules, foreign = _run(_IMPORTED, startup.QUICKSTART, QUICKSTART=folder, OMP_NUM_THREADS="1")
     rows = {
         "lines of strop": total,
         "lines of its core": total - in_compat,

@@ -157,7 +157,7 @@ def merge(context: typer.Context) -> None:
     from strop.compat.verl.model_merger import read_verl_merge
 
     merging = read_verl_merge(context.args, key_owner=key_owner_hint)
-    from strop.compat.verl.merge import VerlShardOptions, merge
+    from strop.compat.verl.fsdp_checkpoint import VerlShardOptions, merge
 
     shards = VerlShardOptions(merging.hf_model_path, merging.lora_alpha)
     echo(f"Wrote {merge(merging.local_dir, merging.target_dir, shards)}")

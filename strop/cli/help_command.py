@@ -33,6 +33,10 @@ def help_(
 
     if topic is None:
         rows = [(f"  {name}", title(page)) for name, page in topics().items()]
+        rows += [
+            ("  run-file", "Every field of the run file"),
+            ("  verl, trinity, trl, ...", "Every key of a tool"),
+        ]
         echo("Topics of `strop help TOPIC`; `strop help COMMAND` prints the options of a command:")
         echo(align_columns(rows or [("", "the pages are not installed")], max_width=60))
         return

@@ -44,26 +44,22 @@ def page_text(topic: str) -> str:
     page = pages.get(name.removesuffix(".md")) or next(
         (each for known, each in pages.items() if known.rpartition("/")[2] == name.removesuffix(".md")), None
     )
-    if page is None and (generated := _generated(name)) is not None:
-        return _section(generated, section) if section else generated
     if page is None:
+        from strop.compat.reference.pages import PAGES  # 0.1 s: imports the keys of all tools
+
+        write = PAGES.get(name.removesuffix(".md").removeprefix("reference/"))
+        if write is not None:
+            return _section(write(), section) if section else write()
         mentioned = [
             known for known, each in pages.items() if name.lower() in each.read_text("utf-8").lower()
         ]
         shown = f" Pages with the word: {', '.join(mentioned[:8])}." if mentioned else ""
         raise ConfigError(
-            f"There is no topic {name!r}{did_you_mean(name, pages) or '.'}{shown} `strop help` lists the topics."
+            f"There is no topic {name!r}{did_you_mean(name, [*pages, *PAGES]) or '.'}{shown} `strop help` lists the "
+            "topics."
         )
     text = page.read_text(encoding="utf-8")
     return _section(text, section) if section else text
-
-
-def _generated(name: str) -> str | None:
-    """The text of a page that is made from the code: `reference/verl`, or `verl-sft`; None for other names."""
-    from strop.compat.reference.pages import pages
-
-    wanted = name.removesuffix(".md").removeprefix("reference/")
-    return next((text for path, text in pages().items() if path.stem == wanted), None)
 
 
 def _section(text: str, anchor: str) -> str:

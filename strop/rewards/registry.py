@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from strop.extensions import all_extensions, extension_of
+from strop.extensions import Extension, all_extensions, extension_of
 
 BUILTIN_REWARDS: dict[str, str] = {
     "gsm8k": "strop.rewards.builtin.gsm8k.gsm8k_reward",
@@ -41,31 +39,29 @@ REWARD_BY_SOURCE: dict[str, str] = {
 }
 """Task source, as in verl's `data_source` columns (`*` matches any suffix) -> built-in reward."""
 
-SOURCE_REWARDS: dict[str, dict[str, str]] = {"by_source": REWARD_BY_SOURCE}
-"""Built-in rewards that choose by the task's source -> the sources that they know."""
+_CORE = Extension(
+    rewards=BUILTIN_REWARDS,
+    sources={"by_source": REWARD_BY_SOURCE},
+    own_reward="reward: file.py:name",
+    sandboxed_rewards=frozenset({"code", "by_source"}),
+)
 
-SANDBOXED_REWARDS = frozenset({"code", "by_source"})
-"""Built-in rewards that run programs: they get the arguments `sandbox` and `budget_seconds`."""
+
+def owner_of(name: str) -> Extension:
+    """The package whose reward a name would be: a tool's, or Strop itself."""
+    return extension_of(name) or _CORE
 
 
 def builtin_reward(name: str) -> str | None:
-    """Dotted path of the built-in reward of this name, or of another tool's; None where there is none."""
-    return BUILTIN_REWARDS.get(name) or (found.rewards.get(name) if (found := extension_of(name)) else None)
+    """Dotted path of the reward of this name; None for a function of the user."""
+    return owner_of(name).rewards.get(name)
 
 
 def builtin_rewards() -> list[str]:
-    """Names of the built-in rewards, and of those of other tools."""
-    return [*BUILTIN_REWARDS, *(name for each in all_extensions() for name in each.rewards)]
+    """Names of all rewards, those of other tools included."""
+    return [name for each in (_CORE, *all_extensions()) for name in each.rewards]
 
 
-def sources_of(name: str) -> Mapping[str, str] | None:
-    """The sources that a reward knows, each with the name of its reward; None for a reward that does not choose by
-    source."""
-    return SOURCE_REWARDS.get(name) or (found.sources.get(name) if (found := extension_of(name)) else None)
-
-
-def is_sandboxed(name: str) -> bool:
-    """Whether a reward runs programs."""
-    return name in SANDBOXED_REWARDS or (
-        (found := extension_of(name)) is not None and name in found.sandboxed_rewards
-    )
+def is_builtin_path(path: str) -> bool:
+    """Whether a dotted path is that of a reward with a name."""
+    return any(path in each.rewards.values() for each in (_CORE, *all_extensions()))

@@ -14,10 +14,9 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
 from strop.errors import ConfigError
-from strop.extensions import extension_of
 from strop.python_rewards import PythonRewards
 from strop.rewards.function_check import function_faults
-from strop.rewards.registry import REWARD_BY_SOURCE, sources_of
+from strop.rewards.registry import REWARD_BY_SOURCE, owner_of
 
 _WITH_CHECKED_ANSWERS = ("gsm8k", "math", "math_in_text", "code")
 """Rewards whose answers are tried before the run: numbers, expressions, and tests of programs."""
@@ -60,7 +59,9 @@ def unscorable_tasks(run: Run) -> Iterator[str]:
             else reward
         )
         functions = [part.function for part in own.functions]
-        source_rewards = [name for name in functions if sources_of(name) and taskset.source is not None]
+        source_rewards = [
+            name for name in functions if name in owner_of(name).sources and taskset.source is not None
+        ]
         answer_rewards = [
             name for name in functions if name in _WITH_CHECKED_ANSWERS and taskset.answer is not None
         ]
@@ -148,14 +149,13 @@ def _reward_of(source: str, table: Mapping[str, str]) -> str | None:
 def _unknown(
     field: str, column: str, name: str, counts: Counter[str], first: Mapping[str, str]
 ) -> Iterator[str]:
-    known = sources_of(name) or {}
-    tool = extension_of(name)
-    own = tool.own_reward if tool else "reward: file.py:name"
+    owner = owner_of(name)
+    known = owner.sources[name]
     for source, found in counts.items():
         if _reward_of(source, known) is None:
             yield (
                 f"{field}: {name} has no scorer for the value {source!r} of the column {column!r}, which "
                 f"{found} of {counts.total()} rows have, the first of them {first[source]}. It has one for "
-                f"{', '.join(known)}. Write a reward function of your own ({own}), or one of these names in "
-                "the data."
+                f"{', '.join(known)}. Write a reward function of your own ({owner.own_reward}), or one of these names "
+                "in the data."
             )

@@ -20,7 +20,7 @@ from strop.rewards.execution.trainer_state import TrainerState, TrainingLength
 from strop.rewards.execution.worker_pool import FunctionScores, RewardWorkerPool, ScoringFailure
 from strop.rewards.execution.worker_process import WorkerIsolation
 from strop.rewards.limits import LimitExceeded
-from strop.rewards.registry import is_sandboxed
+from strop.rewards.registry import owner_of
 from strop.sandbox.registry import open_sandbox
 from strop.types import Rollout, RolloutGroup, Task
 from strop.workers.child_process import ProcessLimits
@@ -158,7 +158,7 @@ class Scorer:
 
 def _arguments(function: RewardFunctionConfig, section: RewardConfig) -> dict[str, Any]:
     """Arguments of the run file, and the sandbox for a built-in reward that runs programs."""
-    if not is_sandboxed(function.function):
+    if function.function not in owner_of(function.function).sandboxed_rewards:
         return function.args
     if function.function == "code":
         open_sandbox(section.sandbox)  # reports a machine that cannot isolate programs before anything starts

@@ -44,8 +44,6 @@ NEGATED = ValueConversion(lambda value: not value, lambda value: not value)
 """A switch with the opposite meaning."""
 ZERO_IS_NULL = ValueConversion(lambda value: value or None, lambda value: value or 0)
 """A number that is 0 where the field is null."""
-EMPTY_IS_NULL = ValueConversion(lambda value: value or None, lambda value: value)
-"""A value that is empty where the field is null."""
 NAMES = ValueConversion(
     lambda value: [value] if isinstance(value, str) else value or [],
     lambda names: names[0] if len(names) == 1 else list(names) or None,

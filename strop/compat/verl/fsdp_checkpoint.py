@@ -1,4 +1,4 @@
-"""Reader of verl's FSDP checkpoints, which have one pickled file of shards for each rank.
+"""verl's FSDP checkpoints, with one pickled file of shards for each rank, and their export by `strop verl merge`.
 
     model_world_size_8_rank_0.pt ...   one state dict of DTensors per rank
     huggingface/                       config.json and the tokenizer; older folders have them at the top level
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -29,9 +29,14 @@ from transformers import (
 )
 
 from strop.config.peft_adapter import CONFIG_FILE, AdapterOptions, read_adapter_options
-from strop.errors import ModelError
-from strop.models.loading import LOAD_ERRORS
+from strop.config.schema.model import ModelConfig
+from strop.errors import CheckpointError, ModelError
+from strop.models.formats.huggingface import export_model
+from strop.models.loading import LOAD_ERRORS, load_tokenizer
 from strop.models.silence import silence_transformers
+from strop.run.entry.export import export_checkpoint
+from strop.runs.folder import RunFolder
+from strop.training.checkpoints import checkpoint as checkpoints
 
 _SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 _ADAPTER = "lora_adapter"
@@ -204,4 +209,36 @@ def _read_options(folder: Path, alpha: float | None) -> AdapterOptions:
     raise ModelError(
         f"{folder} has an adapter, but neither lora_train_meta.json nor lora_adapter/adapter_config.json gives "
         "its lora_alpha. Pass the value of the run's configuration, such as lora_alpha=16."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VerlShardOptions:
+    """Values that a folder with verl's shards may lack."""
+
+    model: Path | None = None
+    """Folder of the trained model, where its config.json is not next to the shards."""
+    lora_alpha: float | None = None
+
+
+def merge(folder: Path, to: Path, shards: VerlShardOptions) -> Path:
+    """Export a run folder (its newest checkpoint), one checkpoint in it, or verl's shards. Returns `to`.
+
+    Raises CheckpointError for any other folder.
+    """
+    folder = folder.expanduser()
+    if is_verl_fsdp_checkpoint(folder):
+        config_at = find_config_folder(folder, shards.model)
+        model = load_verl_fsdp_checkpoint(folder, config_at, lora_alpha=shards.lora_alpha)
+        export_model(model, load_tokenizer(ModelConfig(path=str(config_at))).save_pretrained, to)
+        return to
+    run = folder.parent.parent
+    if RunFolder(run).run_file.is_file() and RunFolder(run).checkpoints == folder.parent:
+        return export_checkpoint(run, to, checkpoints.step_of(folder))
+    if RunFolder(folder).run_file.is_file():  # a checkpoint has a copy of it
+        return export_checkpoint(folder, to, None)
+    reason = "the folder does not exist" if not folder.is_dir() else "it holds neither of these"
+    raise CheckpointError(
+        f"{folder}: {reason}. Name a run folder of Strop's, a checkpoint in it (.../checkpoints/step-000020), "
+        "or a folder with verl's shards (.../global_step_20/actor, with model_world_size_8_rank_0.pt)."
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from strop.errors import RewardError
 from strop.extensions import imported, provide_tool_modules, tool_class
 from strop.rewards.execution.signature import BoundReward, bind_reward
-from strop.rewards.registry import BUILTIN_REWARDS, builtin_reward
+from strop.rewards.registry import builtin_reward, is_builtin_path
 from strop.rewards.resolve import absolute_reference, default_reward_name, load_reward_function
 
 _ADVICE = "Put the function into a file and name it as file.py:function"
@@ -43,8 +43,7 @@ class RewardFunctionSpec:
         name = default_reward_name(function) if name is None else name
         if isinstance(function, str):
             target: str | bytes = absolute_reference(function)
-            is_path = function in BUILTIN_REWARDS.values() or function.startswith("strop.compat.")
-            if builtin_reward(function) or is_path:
+            if builtin_reward(function) or is_builtin_path(function):
                 on_timeout = "zero"
         else:
             target = _pickled(function, name)

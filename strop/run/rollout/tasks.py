@@ -108,7 +108,45 @@ MAX_REJECTED = 10_000
 """Largest number of rows without a task, one after the other."""
 
 
-class TaskStream:
+class _OpenTasks:
+    """Tasks of rows that are read while the run goes on; the position is the entire state."""
+
+    def __init__(
+        self, run: Run, tokenizer: PreTrainedTokenizerBase, images: RunImages | None, shown: str
+    ) -> None:
+        """`shown` is the source in messages. Raises `ConfigError` for an operator that cannot be made."""
+        self._shown = shown
+        self._section = run.data.train
+        self._data = run.data
+        self._images = images
+        processor = None if images is None else images.processor
+        self._encoder = PromptEncoder.of(tokenizer, run.data, processor, load_training_tokens(run, tokenizer))
+        self._operators = None if run.data.pipeline is None else RowOperators(run)
+        self._steps = compute_horizon(run, 1).steps
+
+    @property
+    def order_state(self) -> None:
+        """None: the position is the entire state."""
+        return None
+
+    def observe(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        """Rows in and out of each operator; results do not change the order."""
+        return {} if self._operators is None else self._operators.take_metrics()
+
+    def notes(self) -> tuple[str, ...]:
+        """The source in one line; its rows are read during the run."""
+        return (str(self),)
+
+    def sources(self) -> frozenset[str]:
+        """None: the rows are not known yet."""
+        return frozenset()
+
+    def steps_per_epoch(self, _n: int) -> int:
+        """All steps of the run, because the length of an epoch is not known."""
+        return self._steps
+
+
+class TaskStream(_OpenTasks):
     """Tasks of a source of unknown length, over and over; `position` is the entire state.
 
     Blocks of `stream.shuffle_rows` consecutive rows are shuffled, each in an order that (seed, epoch, block)
@@ -122,18 +160,11 @@ class TaskStream:
         tokenizer: PreTrainedTokenizerBase,
         images: RunImages | None = None,
     ) -> None:
-        section = run.data.train
-        paths = (section.path,) if isinstance(section.path, str) else section.path
-        self._shown = ", ".join(map(redact_text, paths))
-        self._section = section
-        self._data = run.data
-        self._images = images
+        path = run.data.train.path
+        paths = (path,) if isinstance(path, str) else path
+        super().__init__(run, tokenizer, images, ", ".join(map(redact_text, paths)))
         self._seed = run.seed
         self._block_rows = stream.shuffle_rows
-        processor = None if images is None else images.processor
-        self._encoder = PromptEncoder.of(tokenizer, run.data, processor, load_training_tokens(run, tokenizer))
-        self._operators = None if run.data.pipeline is None else RowOperators(run)
-        self._steps = compute_horizon(run, 1).steps
         self._position = 0
         self._rows = self._read(0)
 
@@ -145,36 +176,15 @@ class TaskStream:
         """Number of rows passed since the start over all epochs, those filtered for their length included."""
         return self._position
 
-    @property
-    def order_state(self) -> None:
-        """None: the position is the entire state."""
-        return None
-
     def restore(self, position: int, order_state: Mapping[str, Any] | None) -> None:
         """Continue from a saved position."""
         self._position = position
         self._rows = self._read(position)
 
-    def observe(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-        """Rows in and out of each operator; results do not change the order of a stream."""
-        return {} if self._operators is None else self._operators.take_metrics()
-
-    def notes(self) -> tuple[str, ...]:
-        """The stream in one line; its rows are read during the run."""
-        return (str(self),)
-
     @property
     def fingerprint(self) -> str:
         """Identity of the stream: its path."""
         return f"the stream {self._shown}"
-
-    def sources(self) -> frozenset[str]:
-        """None: the rows are not known yet."""
-        return frozenset()
-
-    def steps_per_epoch(self, _n: int) -> int:
-        """All steps of the run, because the length of an epoch is not known."""
-        return self._steps
 
     def take(self, n: int) -> list[Task]:
         """The next `n` tasks. Raises `DataError` for a row that lacks a column or, under `overlong: error`, is too
@@ -247,7 +257,7 @@ def _located(rows: Sequence[tuple[str, str, Row]]) -> LocatedRows:
     return LocatedRows([(where, row) for _, where, row in rows])
 
 
-class TaskQueue:
+class TaskQueue(_OpenTasks):
     """First-in, first-out source of tasks, each taken once; `position` is its entire state.
 
     Consumes    the table's rows, from row `position` on, through the operators of `data.pipeline`.
@@ -266,53 +276,25 @@ class TaskQueue:
         cannot be made."""
         section = run.data.train
         assert isinstance(section.path, str)
-        self._shown = f"{redact_text(section.path)}, table {section.table}"
         require_queue_url(section.path)
         read_table_slice(section.path, section.table, first=0, count=1)
+        super().__init__(run, tokenizer, images, f"{redact_text(section.path)}, table {section.table}")
         self.position = 0
         """Number of rows read since the start, those filtered for their length included."""
-        self._section = section
-        self._data = run.data
-        self._images = images
-        processor = None if images is None else images.processor
-        self._encoder = PromptEncoder.of(tokenizer, run.data, processor, load_training_tokens(run, tokenizer))
-        self._operators = None if run.data.pipeline is None else RowOperators(run)
-        self._steps = compute_horizon(run, 1).steps
         self._timeout_seconds = queue.timeout_seconds
         self._wait: TimedWait | None = None
 
     def __str__(self) -> str:
         return f"train: a queue, {self._shown}"
 
-    @property
-    def order_state(self) -> None:
-        """None: the position is the entire state."""
-        return None
-
     def restore(self, position: int, order_state: Mapping[str, Any] | None) -> None:
         """Continue from a saved position."""
         self.position = position
-
-    def observe(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-        """Rows in and out of each operator; results do not change the order of a queue."""
-        return {} if self._operators is None else self._operators.take_metrics()
-
-    def notes(self) -> tuple[str, ...]:
-        """The queue in one line; its rows are read during the run."""
-        return (str(self),)
 
     @property
     def fingerprint(self) -> str:
         """Identity of the queue: its table."""
         return f"the queue {self._section.table}"
-
-    def sources(self) -> frozenset[str]:
-        """None: the rows are not known yet."""
-        return frozenset()
-
-    def steps_per_epoch(self, _n: int) -> int:
-        """All steps of the run, because each task is taken once."""
-        return self._steps
 
     def take(self, n: int) -> list[Task]:
         """The next `n` tasks; an empty list, after a short sleep, if the table has fewer.
