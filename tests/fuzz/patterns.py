@@ -7,16 +7,51 @@ import importlib
 import re
 import re._constants as constants
 import re._parser as parser
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from strop.compat.launch.programs import _VERL
+from strop.data.encoding.reasoning import OPENING_MARK
+from strop.pipelines.tasks.prompts import SCORE_PATTERN
+from strop.rewards.builtin import choice
 
 ROOT = Path(__file__).parents[2]
 _FUNCTIONS = frozenset(
     ("compile", "search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer")
 )
-_ANCHORED = frozenset(("match", "fullmatch"))
+_ENDS = r"<\|im_end\|>|</s>"
+"""Alternative of end tokens, as those that an encoder is made with."""
+BUILT: dict[str, Sequence[str]] = {
+    "checking.py: place": [r"run\.yaml(?::(\d+))?(?::\d+)?(?: \([^()]*\))?: (.*)"],
+    "choice.py: '|'.join(stated)": [choice._patterns("ABCD")[0].pattern],
+    "choice.py: correct": [choice._patterns("ABCD")[1].pattern],
+    "choice.py: '|'.join(bare)": [choice._patterns("ABCD")[2].pattern],
+    "extraction.py: f'\\\\bdef\\\\s+{re.escape(entry_point)}\\\\b'": [r"\bdef\s+solve\b"],
+    "llm_quality.py: SCORE_PATTERN": [SCORE_PATTERN],
+    "metrics.py: re.escape(pattern).replace('<name>', '.+').replace('@k', '@\\\\d+')": [r"eval/.+/pass@\d+"],
+    "programs.py: pattern": [pattern for pattern, _ in _VERL],
+    "row_keys.py: f'(?<!\\\\w){re.escape(name)}(?!\\\\w)'": [r"(?<!\w)tools(?!\w)"],
+    "tensor.py: re.escape(name).replace('\\\\*', '\\\\d+')": [r"layers\.\d+\.mlp\.\d+"],
+    "tool_calls.py: f'(?P<code>`+)|(?P<reasoning>{OPENING_MARK})|{re.escape(marked.mark)}'": [
+        rf"(?P<code>`+)|(?P<reasoning>{OPENING_MARK})|<tool_call>"
+    ],
+    "turn_encoder.py: '|'.join(special) or '(?!)'": [_ENDS],
+    "turn_ends.py: f'(?P<end>{either})(?:\\\\s*(?:{either}))*\\\\s*'": [
+        rf"(?P<end>{_ENDS})(?:\s*(?:{_ENDS}))*\s*"
+    ],
+    "turn_ends.py: f'\\\\s*(?P<end>{either})'": [rf"\s*(?P<end>{_ENDS})"],
+    "turn_ends.py: f\"(?:\\\\s*{re.escape(found['end'])})*\"": [rf"(?:\s*(?:{_ENDS}))*"],
+    # Of the author of a configuration.
+    "judge_prompt.py: section.pattern": [],
+    "llm_operators.py: text": [],
+    "model.py: pattern": [],
+    "peft_adapter.py: f'(.*\\\\.)?({pattern})$'": [r"(.*\.)?(q_proj)$"],
+    "peft_adapter.py: key": [],
+}
+"""Examples of the patterns that the package builds when it uses them, by the name of the file and the source of the
+pattern."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +78,8 @@ class Found:
 
 
 def find_patterns() -> list[Found]:
-    """All patterns of the package whose text is constant, or that a module holds in a variable."""
+    """All patterns of the package. Raises KeyError for one that is neither constant, nor in a module's variable, nor in
+    `BUILT`."""
     return [
         found
         for path in sorted((ROOT / "strop").rglob("*.py"))
@@ -76,15 +112,18 @@ def _in_file(path: Path, shown: Path) -> Iterator[Found]:
         place, name = f"{shown}:{node.lineno}", variables.get(id(node))
         if name is not None:
             module = ".".join(shown.with_suffix("").parts).removesuffix(".__init__")
-            pattern = getattr(importlib.import_module(module), name)
+            patterns = [getattr(importlib.import_module(module), name)]
         elif isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
             flags = [each for each in (*node.args[1:], *(k.value for k in node.keywords)) if _is_flags(each)]
-            pattern = re.compile(node.args[0].value, eval(ast.unparse(flags[-1]), {"re": re}) if flags else 0)
+            patterns = [
+                re.compile(node.args[0].value, eval(ast.unparse(flags[-1]), {"re": re}) if flags else 0)
+            ]
         else:
-            continue
+            patterns = [re.compile(text) for text in BUILT[f"{shown.name}: {ast.unparse(node.args[0])}"]]
         used = uses.get(name or "", others) if node.func.attr == "compile" else {node.func.attr}
-        if isinstance(pattern.pattern, str):
-            yield Found(place, pattern, frozenset(used - {"compile"}))
+        for pattern in patterns:
+            if isinstance(pattern.pattern, str):
+                yield Found(place, pattern, frozenset(used - {"compile"}))
 
 
 def _is_call(node: Any) -> bool:

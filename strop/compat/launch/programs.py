@@ -26,7 +26,7 @@ Tool = Literal[
 """Command of Strop; `file` is `strop train`."""
 
 _VERL: tuple[tuple[str, Tool], ...] = (
-    (r"(?:.*_)?main_(?:ppo|dapo|entropy|prime|spin|sppo|gspo)\w*", "verl ppo"),
+    (r"(?>(?:.*_)?main_(?:ppo|dapo|entropy|prime|spin|sppo|gspo))\w*", "verl ppo"),
     (r"fully_async_main", "verl ppo"),
     (r"(?:fsdp_)?sft_trainer\w*", "verl sft"),
     (r"main_eval", "verl eval"),

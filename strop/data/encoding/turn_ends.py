@@ -28,7 +28,7 @@ class TurnEnds:
         self._special = tuple(special_texts)
         either = "|".join(sorted(map(re.escape, end_texts), key=len, reverse=True)) or r"(?!)"
         # Sampling stops at the first of several end tokens.
-        self._last = re.compile(rf"(?P<end>{either})(?=(?:\s*(?:{either}))*\s*\Z)")
+        self._repeated = re.compile(rf"(?P<end>{either})(?:\s*(?:{either}))*\s*")
         self._next = re.compile(rf"\s*(?P<end>{either})")
 
     def of_turn(self, text: str, start: int, stop: int) -> TurnEnd:
@@ -37,12 +37,12 @@ class TurnEnds:
         The end token is the one that the turn ends with; or the one that follows, which is the header of the next turn
         in templates without an end mark; or another special token that the turn ends with.
         """
-        found = self._last.search(text, start, stop) or self._next.match(text, stop)
+        found = self._last(text, start, stop) or self._next.match(text, stop)
         if found is not None:
             repeated = re.compile(rf"(?:\s*{re.escape(found['end'])})*")
-            rest = repeated.match(text, found.end())
+            rest = repeated.match(text, found.end("end"))
             assert rest is not None
-            return TurnEnd(found.end(), rest.end(), True)
+            return TurnEnd(found.end("end"), rest.end(), True)
         trimmed = len(text[:stop].rstrip())
         if trimmed > start and text[:trimmed].endswith(self._special):
             return TurnEnd(trimmed, trimmed, False)
@@ -55,5 +55,9 @@ class TurnEnds:
 
     def closed(self, text: str) -> str:
         """A text without a template up to its end token; one is added where it has none."""
-        found = self._last.search(text)
-        return text + self._default if found is None else text[: found.end()]
+        found = self._last(text, 0, len(text))
+        return text + self._default if found is None else text[: found.end("end")]
+
+    def _last(self, text: str, start: int, stop: int) -> re.Match[str] | None:
+        """The end tokens that a text ends with; `end` is the first of them."""
+        return next((run for run in self._repeated.finditer(text, start, stop) if run.end() == stop), None)
