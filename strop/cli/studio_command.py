@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 
 from strop.cli.output import echo
+from strop.errors import Interrupted
 
 
 def studio(
@@ -28,6 +31,10 @@ def studio(
         typer.echo(f"Strop Studio: {address}")  # with its token, which `echo` would hide
         echo(f"Runs in {folder.resolve()}. Ctrl-C ends Studio; runs that it started continue.")
 
+    def terminate(number: int, _frame: FrameType | None) -> NoReturn:
+        raise Interrupted("Stopped by SIGTERM.", number)
+
+    signal.signal(signal.SIGTERM, terminate)  # uvicorn sends itself the signal again after its end
     serve(folder, port, open_browser=open_browser, announce=announce, anywhere=anywhere)
 
 

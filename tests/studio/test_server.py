@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import webbrowser
@@ -103,6 +104,22 @@ def test_a_browser_is_led_by_a_file_of_this_user(tmp_path: Path, monkeypatch: py
     ((url, folder_mode, text),) = opened
     assert announced[0] in text and announced[0].partition("token=")[2] not in url
     assert folder_mode == 0o700 and not Path(unquote(urlsplit(url).path)).exists()
+
+
+def test_a_signal_ends_studio_without_a_temporary_file(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "strop", "studio", "runs", "--port", "0", "--open"]
+    environment = child_environment(TMPDIR=str(temporary), BROWSER="true")
+    with subprocess.Popen(command, cwd=tmp_path, stdout=-1, stderr=-1, env=environment) as process:
+        assert process.stdout is not None and process.stderr is not None
+        url = urlsplit(process.stdout.readline().decode().split()[-1])
+        assert url.port is not None and status_of(url.port, url.query.removeprefix("token="), "/runs") == 200
+        assert list(temporary.iterdir())
+        process.terminate()
+        assert process.stderr.read() == b"strop: Stopped by SIGTERM.\n"
+        assert process.wait() == 128 + signal.SIGTERM
+    assert not list(temporary.iterdir())
 
 
 def test_other_errors_of_the_loop_are_reported(caplog: pytest.LogCaptureFixture) -> None:
