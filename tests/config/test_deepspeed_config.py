@@ -183,6 +183,13 @@ def test_what_the_engine_does_not_have_is_refused() -> None:
     assert "only trainer.engine: deepspeed does" in fault
 
 
+@pytest.mark.parametrize("stage", [None, "auto", 0, 1])
+def test_no_stage_is_stage_1(stage: object) -> None:
+    section = DeepSpeedEngineConfig(config={"zero_optimization": {"stage": stage, "reduce_scatter": None}})
+    zero = engine_config(section, "cpu")["zero_optimization"]
+    assert zero["stage"] == 1 and "reduce_scatter" not in zero
+
+
 def test_offload_of_parameters_needs_stage_3() -> None:
     with pytest.raises(ValidationError, match="write zero_stage: 3"):
         DeepSpeedEngineConfig(zero_stage=2, offload_parameters=True)

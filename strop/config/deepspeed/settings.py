@@ -52,7 +52,7 @@ def zero_settings(section: DeepSpeedEngineConfig, config: Mapping[str, Any]) -> 
     zero = config.get("zero_optimization") or {}
     default = 3 if section.config is None else 1
     stage = zero.get("stage", default)
-    stage = default if stage == AUTO else max(int(stage), 1)
+    stage = default if stage in (None, AUTO) else max(int(stage), 1)
     return ZeroSettings(
         section.zero_stage or stage,
         _offloads(section.offload_optimizer, zero.get("offload_optimizer")),
@@ -91,7 +91,11 @@ def engine_config(section: DeepSpeedEngineConfig, device_type: str) -> dict[str,
     """
     config = without_inert(read_config(section))
     settings = zero_settings(section, config)
-    zero = {key: value for key, value in (config.get("zero_optimization") or {}).items() if value != AUTO}
+    zero = {
+        key: value
+        for key, value in (config.get("zero_optimization") or {}).items()
+        if value not in (None, AUTO)
+    }
     zero |= {key: AUTO for key in _SIZES if (config.get("zero_optimization") or {}).get(key) == AUTO}
     zero["stage"] = settings.stage
     for name, is_on in (
