@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from strop.algorithms import registry, requirements
+from strop.algorithms import registry
 from strop.algorithms.process_rewards import ProcessRewardLoss
 from strop.algorithms.schedules import imitation_weight
 from strop.config.schema import Run
@@ -41,17 +41,17 @@ class LossSpec:
     @property
     def needs_entropy(self) -> bool:
         """Whether the loss reads `TokenOutputs.entropy`."""
-        return requirements.needs_entropy(self.algorithm)
+        return self.algorithm.needs_entropy
 
     @property
     def needs_divergence(self) -> bool:
         """Whether the loss reads `TokenOutputs.divergence`."""
-        return requirements.needs_divergence(self.algorithm)
+        return self.algorithm.needs_divergence
 
     @property
     def teacher_divergence(self) -> DivergenceConfig | None:
         """The divergence that the loss reads as `TokenOutputs.teacher_divergence`; None for none."""
-        return requirements.teacher_divergence(self.algorithm)
+        return self.algorithm.teacher_divergence
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.reward import RewardConfig, RewardFunctionConfig
 from strop.config.schema.rollout import WorkflowConfig
 from strop.config.schema.run import Run
@@ -38,6 +37,6 @@ def effective_reward(run: Run) -> RewardConfig:
 def lacks_reward(run: Run) -> bool:
     """Return whether nothing scores the training rollouts, which distillation alone does not need: no part of
     `reward`, and no workflow that may."""
-    if isinstance(run.algorithm, DistillationOnlyConfig):
+    if not run.algorithm.trains_on_reward:
         return False
     return effective_reward(run).is_empty and run.rollout.workflow.name in ("single_turn", "tools")

@@ -17,7 +17,6 @@ from strop.config.load.yaml_file import read_bounded, read_yaml
 from strop.config.redact import redact
 from strop.config.save import escape_interpolations, fingerprint, recorded_fingerprints
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig, PpoConfig, PrimeConfig, demonstrations_field
 from strop.config.schema.base import Section
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.data import DataConfig
@@ -123,7 +122,7 @@ def _data(run: Run) -> DataConfig:
     """Remove columns and limits without an effect: demonstrations have no reference answer, and only the sum
     of the two length limits applies to them, unless responses are sampled too."""
     data = _with(run.data, demonstrations=tuple(_with(item, answer=None) for item in run.data.demonstrations))
-    if not isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if not run.algorithm.is_offline:
         return data
     measured = tuple(taskset if taskset.is_sampled else _with(taskset, answer=None) for taskset in data.eval)
     mixture = tuple(_with(taskset, answer=None) for taskset in data.mixture)
@@ -142,15 +141,14 @@ def _algorithm(run: Run) -> Section:
     """Fill in the critic's defaults, which are the policy's values, the name of the expert's set, and the teacher's
     temperature."""
     algorithm: Section = run.algorithm
-    if (teachers := getattr(run.algorithm, "distillation", None)) is not None:
+    if (teachers := run.algorithm.distillation) is not None:
         temperature = teachers.temperature or run.rollout.sampling.temperature
         algorithm = _with(algorithm, distillation=_with(teachers, temperature=temperature))
-    if (field := demonstrations_field(run.algorithm)) is not None:
-        named = run.data.demonstrations_named(getattr(run.algorithm, field))
-        return _with(algorithm, **{field: named.name})
-    if not isinstance(run.algorithm, PpoConfig):
+    if (added := run.algorithm.added_demonstrations) is not None:
+        return _with(algorithm, **{added.field: run.data.demonstrations_named(added.name).name})
+    trainer, critic = run.trainer, run.algorithm.trained_models.get("critic")
+    if critic is None:
         return algorithm
-    trainer, critic = run.trainer, run.algorithm.critic
     spelled = _with(
         critic,
         tasks_per_update=critic.tasks_per_update or trainer.tasks_per_update or trainer.tasks_per_step,
@@ -163,7 +161,7 @@ def _algorithm(run: Run) -> Section:
 def _sample(run: Run) -> Section:
     """Fill in the defaults of a warm-up."""
     sample, tasks = run.trainer.batch_selection, run.trainer.tasks_per_update or run.trainer.tasks_per_step
-    if not isinstance(sample, WarmupSelectionConfig) or isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if not isinstance(sample, WarmupSelectionConfig) or run.algorithm.is_offline:
         return sample
     rollouts = tasks * run.algorithm.rollouts_per_task
     return _with(
@@ -303,11 +301,7 @@ def _non_learning_fields(run: Run) -> tuple[str, ...]:
 
 
 def _depends_on_length(run: Run) -> bool:
-    schedules = [run.trainer.schedule]
-    if isinstance(run.algorithm, PpoConfig):
-        schedules.append(run.algorithm.critic.schedule)
-    if isinstance(run.algorithm, PrimeConfig):
-        schedules.append(run.algorithm.process_reward.schedule)
+    schedules = [run.trainer.schedule, *(each.schedule for each in run.algorithm.trained_models.values())]
     if run.trainer.weight_decay_increase is not None:
         return True
     return any(not isinstance(s, ConstantScheduleConfig) or _is_fraction(s.warmup) for s in schedules)

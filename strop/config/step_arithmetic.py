@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import PpoConfig
 from strop.config.units import Amount
 
 
 def updates_per_step(run: Run) -> int | None:
     """Return the number of updates of every step; None if steps differ in it."""
     trainer = run.trainer
-    warms_up = isinstance(run.algorithm, PpoConfig) and run.algorithm.critic.warmup_steps > 0
-    if warms_up or run.data.incomplete_batch == "keep":
+    if run.algorithm.critic_warmup_steps > 0 or run.data.incomplete_batch == "keep":
         return None
     return (
         trainer.tasks_per_step

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.rollout import WorkflowConfig
@@ -43,7 +42,7 @@ def scored_tasksets(run: Run) -> list[ScoredTaskset]:
     """The tasksets that are sampled from, without tables that other processes fill, streams, and rows that a pipeline
     prepares."""
     data = run.data
-    is_offline = isinstance(run.algorithm, OfflineAlgorithmConfig)
+    is_offline = run.algorithm.is_offline
     is_read = not is_offline and data.queue is None and data.stream is None and data.pipeline is None
     found = [
         ScoredTaskset(field, taskset, "reward", run.rollout.workflow)
@@ -62,7 +61,7 @@ def reward_sections(
 ) -> dict[str, tuple[RewardConfig, PythonRewards | None]]:
     """The sections with rewards that score responses, by key, each with its functions from Python."""
     tasksets = scored_tasksets(run)
-    is_offline = isinstance(run.algorithm, OfflineAlgorithmConfig)
+    is_offline = run.algorithm.is_offline
     found: dict[str, tuple[RewardConfig, PythonRewards | None]] = {}
     if tasksets or not is_offline:
         found["reward"] = (effective_reward(run), extra)

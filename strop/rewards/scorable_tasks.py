@@ -11,7 +11,6 @@ from typing import Any
 
 from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
 from strop.errors import ConfigError
 from strop.python_rewards import PythonRewards
@@ -45,7 +44,7 @@ def unscorable_tasks(run: Run) -> Iterator[str]:
     Tables that other processes fill, streams, rows that a pipeline prepares, and datasets of a user's class are not
     read. Raises DataError for a taskset that cannot be read.
     """
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         return
     reward = effective_reward(run)
     data = run.data

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.rollout import WorkflowConfig
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.encoding.conversation_encoder import ConversationEncoder, TrainingConversation
@@ -38,7 +37,7 @@ def template_notes(run: Run, tokenizer: PreTrainedTokenizerBase, tokens: ModelTo
                 "not render tools: a prompt is the same with and without them. Write, under data.chat_template, a "
                 "template that renders them; if the system message describes the tools, nothing is missing."
             )
-    if not isinstance(run.algorithm, OfflineAlgorithmConfig) and tokenizer.eos_token is not None:
+    if not run.algorithm.is_offline and tokenizer.eos_token is not None:
         yield from _sampled_end(run, tokenizer, tokens)
 
 
@@ -67,7 +66,7 @@ def _sampled_end(run: Run, tokenizer: PreTrainedTokenizerBase, tokens: ModelToke
 
 def _workflows_with_tools(run: Run) -> list[tuple[str, WorkflowConfig]]:
     """The workflows that tell the model of tools, with their fields."""
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         return []
     named = {"rollout.workflow": run.rollout.workflow}
     named |= {f"data.eval ({each.name}).workflow": each.workflow for each in run.data.eval if each.workflow}

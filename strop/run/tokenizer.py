@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from strop.config.paths import existing_path
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.model import ModelConfig
 from strop.data.encoding.chat_template import read_template
 from strop.data.encoding.model_tokens import ModelTokens
@@ -71,11 +70,5 @@ def load_model_tokens(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) ->
 
 def _other_readers(run: Run) -> Iterator[ModelConfig]:
     """Models that read the policy's tokens: teachers, the critic, the process reward model."""
-    algorithm = run.algorithm
-    if isinstance(algorithm, OfflineAlgorithmConfig):
-        return
-    if algorithm.distillation is not None:
-        yield from (teacher.model for teacher in algorithm.distillation.teachers)
-    section = getattr(algorithm, "critic", None) or getattr(algorithm, "process_reward", None)
-    if section is not None and section.model is not None:
-        yield section.model
+    yield from (teacher.model for teacher in run.algorithm.teachers)
+    yield from (section.model for section in run.algorithm.trained_models.values() if section.model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from strop.algorithms import requirements
 from strop.config.schema import Run
 from strop.config.schema.checkpoint import CheckpointConfig, ExportConfig
 from strop.config.schema.data import ImagesConfig
@@ -12,7 +11,6 @@ from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import OptimizerConfig
 from strop.config.schema.policy_gradient import CriticConfig, HeadInit, ProcessRewardConfig
-from strop.config.schema.preference import DpoConfig, RewardModelingConfig
 from strop.config.schema.trainer import RouterLossConfig
 from strop.config.schema.training_engine import TrainingEngineConfig
 from strop.config.units import Amount
@@ -60,14 +58,14 @@ class PolicySpec:
             checkpoint=run.checkpoint,
             export=run.export,
             seed=run.seed,
-            needs_reference=requirements.needs_reference_model(run.algorithm),
-            syncs_reference=isinstance(run.algorithm, DpoConfig) and run.algorithm.reference_sync is not None,
-            distillation=requirements.distillation_of(run.algorithm),
+            needs_reference=run.algorithm.needs_reference_model,
+            syncs_reference=run.algorithm.changed_reference is not None,
+            distillation=run.algorithm.distillation,
             router_loss=run.trainer.router_loss,
             max_sequence_tokens=run.max_sequence_tokens,
             images=run.data.images,
             engine=run.trainer.engine,
-            head=run.algorithm.head if isinstance(run.algorithm, RewardModelingConfig) else None,
+            head=None if run.algorithm.reward_model is None else run.algorithm.reward_model.head,
         )
 
     @classmethod

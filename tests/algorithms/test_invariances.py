@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from strop.algorithms.registry import compute_advantages, make_loss_fn
-from strop.algorithms.requirements import ratio_vanishes_at_zero_advantage, vanishes_at_zero_advantage
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import CriticFreeConfig, GrpoConfig
 from strop.config.schema.policy_loss import ImportanceCorrectionConfig, PolicyLossConfig
@@ -153,7 +152,7 @@ def test_a_loss_vanishes_at_zero_advantages_where_its_definition_says_so(loss, o
     (gradient,) = torch.autograd.grad(result.loss, parameters)
     vanishes = not gradient.any() and result.loss.item() == 0
     # On policy, a penalty on the ratio is at its minimum.
-    assert vanishes_at_zero_advantage(config) == vanishes or (on_policy and vanishes)
+    assert config.vanishes_at_zero_advantage == vanishes or (on_policy and vanishes)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +169,7 @@ def test_a_loss_vanishes_at_zero_advantages_where_its_definition_says_so(loss, o
 )
 def test_other_terms_do_not_vanish_at_zero_advantages(section, whole, ratio):
     config = config_of(section)
-    assert (vanishes_at_zero_advantage(config), ratio_vanishes_at_zero_advantage(config)) == (whole, ratio)
+    assert (config.vanishes_at_zero_advantage, config.ratio_vanishes_at_zero_advantage) == (whole, ratio)
 
 
 ESTIMATORS: dict[str, Any] = {

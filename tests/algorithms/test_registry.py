@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from pydantic import ValidationError
 
 from strop.algorithms import advantages as of_answers
 from strop.algorithms import advantages as of_tokens
-from strop.algorithms import registry, requirements
+from strop.algorithms import registry
 from strop.algorithms.advantages import gigpo
 from strop.algorithms.process_rewards import prime
 from strop.algorithms.rollout_batch import RolloutBatch
@@ -108,16 +107,19 @@ def test_token_advantages(text: str, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found(text), expected.float())
 
 
-QUERIES: dict[str, Callable[[Any], bool]] = {
-    "reference": requirements.needs_reference_model,
-    "reference log-probs": requirements.needs_reference_logprobs,
-    "start log-probs": requirements.needs_start_logprobs,
-    "divergence": requirements.needs_divergence,
-    "teacher log-probs": requirements.needs_teacher_logprobs,
-    "teacher divergence": lambda config: requirements.teacher_divergence(config) is not None,
-    "reward from log-probs": requirements.reward_reads_logprobs,
-    "greedy baseline": requirements.needs_greedy_baseline,
-    "entropy": requirements.needs_entropy,
+QUERIES = {
+    "reference": "needs_reference_model",
+    "initial log-probs": "needs_initial_logprobs",
+    "reference log-probs": "needs_reference_logprobs",
+    "start log-probs": "needs_start_logprobs",
+    "divergence": "needs_divergence",
+    "teacher log-probs": "needs_teacher_logprobs",
+    "teacher divergence": "teacher_divergence",
+    "reward from log-probs": "reward_reads_logprobs",
+    "greedy baseline": "needs_greedy_baseline",
+    "turn states": "needs_turn_states",
+    "gradient norms": "needs_gradient_norms",
+    "entropy": "needs_entropy",
 }
 OF_ROLLOUTS = ("reference log-probs", "start log-probs", "teacher log-probs", "reward from log-probs")
 
@@ -126,7 +128,12 @@ OF_ROLLOUTS = ("reference log-probs", "start log-probs", "teacher log-probs", "r
     ("text", "needs"),
     [
         ("type: sft", ""),
-        ("type: dpo", ""),
+        ("type: dpo", "initial log-probs"),
+        ("type: dpo, reference_sync: {}", "reference"),
+        ("type: kto", "reference, initial log-probs"),
+        ("type: kto, loss: apo_zero_unpaired", "initial log-probs"),
+        ("type: bco", "initial log-probs"),
+        ("type: reward_model", ""),
         ("type: cpo", ""),
         ("type: orpo", ""),
         ("type: grpo", "entropy"),
@@ -140,7 +147,8 @@ OF_ROLLOUTS = ("reference log-probs", "start log-probs", "teacher log-probs", "r
         ("type: grpo, policy_loss: kl_cov", "start log-probs, entropy"),
         ("type: grpo, policy_loss: m2po", "entropy"),
         ("type: grpo, entropy_filter: {}", "start log-probs, entropy"),
-        ("type: optimal_token_baseline", "start log-probs, entropy"),
+        ("type: optimal_token_baseline", "start log-probs, gradient norms, entropy"),
+        ("type: gigpo", "turn states, entropy"),
         ("type: grpo, importance_correction: {}", "entropy"),
         ("type: grpo, importance_correction: {normalize: true}", "start log-probs, entropy"),
         ("type: grpo, rejection: [{high: 2}]", "start log-probs, entropy"),
@@ -156,12 +164,8 @@ OF_ROLLOUTS = ("reference log-probs", "start log-probs", "teacher log-probs", "r
 )
 def test_which_inputs_an_algorithm_needs(text: str, needs: str) -> None:
     config = section(text)
-    asked = [
-        name
-        for name in QUERIES
-        if config.type not in ("sft", "dpo", "cpo", "orpo") or name not in OF_ROLLOUTS
-    ]
-    assert ", ".join(name for name in asked if QUERIES[name](config)) == needs
+    asked = [name for name in QUERIES if not (config.is_offline and name in OF_ROLLOUTS)]
+    assert ", ".join(name for name in asked if getattr(config, QUERIES[name])) == needs
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from strop.algorithms.losses.value_losses import ValueLoss
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.policy_gradient import CriticConfig
-from strop.config.schema.preference import ReferencedConfig
 from strop.config.schema.training_engine import DeepSpeedEngineConfig, Fsdp2EngineConfig
 from strop.models.tiny import make_model
 from strop.run.optimize.second_models import make_reference_point
@@ -260,7 +259,7 @@ class PolicyTrainee:
         self.engine = engine
         self._run = run
         self._job = job
-        compared = isinstance(run.algorithm, ReferencedConfig)
+        compared = run.algorithm.type in ("dpo", "kto", "bco")
         batches = {seed: batch_for(job, seed) for seed in range(4 if compared else 0)}
         self._references = {seed: engine.logprobs(each.experiences) for seed, each in batches.items()}
 

@@ -16,7 +16,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from strop.algorithms import registry, requirements
+from strop.algorithms import registry
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.config.schema.algorithm import AlgorithmConfig, PpoConfig
 from strop.config.schema.policy_gradient import Aggregation, KlEstimator
@@ -167,8 +167,8 @@ def parts(folder: Path) -> Callable[[str], tuple[Part, Part]]:
                 mine,
                 registry.make_loss_fn(section, max_response_tokens=LONGEST),
                 counts,
-                entropy=requirements.needs_entropy(section),
-                divergence=requirements.needs_divergence(section),
+                entropy=section.needs_entropy,
+                divergence=section.needs_divergence,
             )
         return take_gradient(model), torch.tensor(list(metrics.values()), dtype=torch.float64)
 

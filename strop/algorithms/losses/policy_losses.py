@@ -390,36 +390,6 @@ def policy_loss_terms(
             assert_never(config)
 
 
-def vanishes_at_zero_advantage(config: PolicyLossConfig) -> bool:
-    """Whether a target whose advantage is 0 has the loss 0 and no gradient, whatever its log-probs are."""
-    match config:
-        case KlCovLossConfig():
-            return config.kl_coef == 0
-        case RecLossConfig():
-            return config.regularizer == "none" or config.regularizer_coef == 0
-        case DroLossConfig() | GvpoLossConfig() | SelfPlayLossConfig():
-            return False
-        case (
-            ClippedLossConfig()
-            | GspoLossConfig()
-            | CispoLossConfig()
-            | GpgLossConfig()
-            | OpmdLossConfig()
-            | ClipCovLossConfig()
-            | M2poLossConfig()
-            | ImportanceSamplingLossConfig()
-            | GmpoLossConfig()
-            | SapoLossConfig()
-            | DppoTvLossConfig()
-            | DppoKlLossConfig()
-            | ToprLossConfig()
-            | SppoLossConfig()
-        ):
-            return True
-        case _:
-            assert_never(config)
-
-
 def _selected(targets: TargetTokens) -> torch.Tensor:
     if targets.selected is None:
         raise ValueError(

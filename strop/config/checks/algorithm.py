@@ -3,126 +3,84 @@ selection."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from strop.config.checks.data import arriving_row_faults, stream_faults
-from strop.config.schema.algorithm import (
-    OfflineAlgorithmConfig,
-    OnlineDpoConfig,
-    PpoConfig,
-    PrimeConfig,
-    SftConfig,
-    demonstrations_field,
-)
 from strop.config.schema.data import TasksetConfig
-from strop.config.schema.policy_loss import GvpoLossConfig, SelfPlayLossConfig
-from strop.config.schema.preference import (
-    BcoConfig,
-    CpoConfig,
-    DpoConfig,
-    KtoConfig,
-    OrpoConfig,
-    PreferenceConfig,
-    RewardModelingConfig,
-    UnpairedConfig,
-)
+from strop.config.schema.policy_gradient import Rows
 from strop.config.schema.record import RecordConfig
 from strop.config.schema.rollout import RolloutConfig
 from strop.config.schema.run import Run
-from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
 from strop.config.schema.trainer import DefaultSelectionConfig, WarmupSelectionConfig
 
 _RESPONSE = "the column of the demonstrations, such as `response: messages`"
-_TEXT = "plain text, such as `text: text`"
 _PAIR = (
     "the columns of the preferred and the rejected response, such as `chosen: chosen`, `rejected: rejected`"
 )
-_LABELED = (
-    "the columns of the response and its label, such as `response: completion`, `label: label`, or those of pairs, "
-    "`chosen: chosen`, `rejected: rejected`"
-)
-_SCORE = "the columns of a response and of its score, such as `response: response`, `score: score`"
+_COLUMNS: Mapping[Rows, tuple[str, ...]] = {
+    "tasks": (),
+    "demonstrations": ("response",),
+    "pairs": ("chosen", "rejected"),
+    "labels": ("response", "label"),
+    "scores": ("response", "score"),
+}
+"""Columns that rows of each kind must have."""
+_HINTS: Mapping[Rows, str] = {
+    "tasks": "",
+    "demonstrations": f"{_RESPONSE}, or of plain text, such as `text: text`",
+    "pairs": _PAIR,
+    "labels": (
+        "the columns of the response and its label, such as `response: completion`, `label: label`, or those of pairs, "
+        "`chosen: chosen`, `rejected: rejected`"
+    ),
+    "scores": "the columns of a response and of its score, such as `response: response`, `score: score`",
+}
 
 
 def algorithm_faults(run: Run) -> Iterator[str]:
-    """Faults in what `algorithm.type` requires of the other sections; each names its key."""
-    data, kind = run.data, run.algorithm.type
-    match run.algorithm:
-        case SftConfig():
-            for field, trained in data.training_tasksets().items():
-                needs = ("response",) if trained.text is None else ("text",)
-                yield from _column_faults(
-                    trained, field, kind, needs=needs, hint=f"{_RESPONSE}, or of {_TEXT}"
-                )
-            for taskset in data.eval:
-                if taskset.text is not None:
-                    where = f"data.eval ({taskset.name})"
-                    yield from _column_faults(taskset, where, kind, needs=("text",), hint="")
-                elif taskset.response is None:
-                    where = f"data.eval ({taskset.name})"
-                    yield from _column_faults(taskset, where, kind, needs=(), hint="")
-        case DpoConfig() | CpoConfig() | OrpoConfig():
-            pair = ("chosen", "rejected")
-            for field, trained in data.training_tasksets().items():
-                yield from _column_faults(trained, field, kind, needs=pair, hint=_PAIR)
-            for taskset in data.eval:
-                if taskset.is_offline or taskset.rejected:
-                    where = f"data.eval ({taskset.name})"
-                    yield from _column_faults(taskset, where, kind, needs=pair, hint=_PAIR)
-        case KtoConfig() | BcoConfig():
-            for field, trained in data.training_tasksets().items():
-                yield from _label_faults(trained, field, kind)
-            for taskset in data.eval:
-                if taskset.is_offline or taskset.rejected or taskset.label:
-                    yield from _label_faults(taskset, f"data.eval ({taskset.name})", kind)
-        case RewardModelingConfig():
-            yield from _reward_model_faults(run, run.algorithm)
-        case _:
-            for field, trained in data.training_tasksets().items():
-                yield from _column_faults(trained, field, kind, needs=(), hint="")
-            for taskset in data.eval:
-                where = f"data.eval ({taskset.name})"
-                yield from _column_faults(taskset, where, kind, needs=(), hint="")
-    yield from _reference_point_faults(run)
-    yield from _reference_sync_faults(run)
-    yield from _aggregation_faults(run)
-    yield from _online_dpo_faults(run)
-    yield from _prime_faults(run)
+    """Faults in what `algorithm` requires of the other sections; each names its key."""
+    yield from _row_faults(run)
+    yield from run.algorithm.run_faults(run)
     yield from _demonstration_faults(run)
     yield from _packing_faults(run)
     yield from _teacher_faults(run)
     yield from _selection_faults(run)
-    if data.queue is not None:
+    if run.data.queue is not None:
         yield from _queue_faults(run)
-    if data.stream is not None:
+    if run.data.stream is not None:
         yield from stream_faults(run)
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         yield from _rollout_key_faults(run)
 
 
-def _reward_model_faults(run: Run, section: RewardModelingConfig) -> Iterator[str]:
-    """Faults in what a reward model requires of data and model."""
-    data, kind = run.data, f"reward_model with loss {section.loss}"
-    needs, hint = (("chosen", "rejected"), _PAIR)
-    if section.loss == "squared_error":
-        needs, hint = ("response", "score"), _SCORE
-    tasksets = {**data.training_tasksets(), **{f"data.eval ({each.name})": each for each in data.eval}}
-    for where, taskset in tasksets.items():
-        yield from _column_faults(taskset, where, kind, needs=needs, hint=hint)
-        if taskset.images is not None:
-            yield f"{where}.images has no effect under algorithm reward_model, which reads text; remove it"
-        if taskset.trained_turns != "all" or taskset.train_on_prompt:
-            yield (
-                f"{where}.trained_turns and train_on_prompt have no effect under algorithm reward_model, which scores "
-                "whole conversations; remove them"
-            )
-    if not run.reward.is_empty:
-        yield "reward has no effect under algorithm reward_model, which trains one and samples nothing; remove it"
-    if run.model.lora is not None and run.model.lora.adapter is not None:
-        yield (
-            "model.lora.adapter is of a policy, and the adapter of a reward model starts new; remove it, or write a "
-            "model with the adapter merged as model.path"
-        )
+def _row_faults(run: Run) -> Iterator[str]:
+    """Faults in the columns of the training data and of the eval tasksets."""
+    algorithm, data = run.algorithm, run.data
+    kind: str = algorithm.type
+    if algorithm.reward_model is not None:
+        kind = f"{kind} with loss {algorithm.reward_model.loss}"
+    for where, trained in data.training_tasksets().items():
+        yield from _taskset_faults(trained, where, kind, algorithm.rows)
+    for held_out in data.eval:
+        where = f"data.eval ({held_out.name})"
+        given = held_out.is_offline or held_out.rejected or (algorithm.rows == "labels" and held_out.label)
+        if algorithm.rows == "demonstrations" and held_out.text is None:
+            if held_out.response is None:
+                yield from _column_faults(held_out, where, kind, needs=(), hint="")
+        elif given or algorithm.rows == "tasks" or algorithm.reward_model is not None:
+            yield from _taskset_faults(held_out, where, kind, algorithm.rows)
+
+
+def _taskset_faults(taskset: TasksetConfig, where: str, kind: str, rows: Rows) -> Iterator[str]:
+    """Faults in the columns of rows of one kind; pairs become labeled responses, too."""
+    needs = _COLUMNS[rows]
+    if rows == "demonstrations" and taskset.text is not None:
+        needs = ("text",)
+    if rows == "labels" and (taskset.chosen is not None or taskset.rejected is not None):
+        needs = _COLUMNS["pairs"]
+    yield from _column_faults(taskset, where, kind, needs=needs, hint=_HINTS[rows])
+    if rows == "labels" and taskset.train_on_prompt:
+        yield f"{where}.train_on_prompt has no meaning under algorithm {kind}, which compares responses; remove it"
 
 
 def _column_faults(
@@ -152,54 +110,10 @@ def _column_faults(
         )
 
 
-def _label_faults(taskset: TasksetConfig, where: str, kind: str) -> Iterator[str]:
-    """Faults in the columns of labeled responses, or of pairs that become such."""
-    is_paired = taskset.chosen is not None or taskset.rejected is not None
-    needs = ("chosen", "rejected") if is_paired else ("response", "label")
-    yield from _column_faults(taskset, where, kind, needs=needs, hint=_LABELED)
-    if taskset.train_on_prompt:
-        yield f"{where}.train_on_prompt has no meaning under algorithm {kind}, which compares responses; remove it"
-
-
-def _reference_point_faults(run: Run) -> Iterator[str]:
-    """Faults of an update from which KTO cannot estimate the divergence."""
-    if not (isinstance(run.algorithm, KtoConfig) and run.algorithm.estimates_kl):
-        return
-    key = "tasks_per_step" if run.trainer.tasks_per_update is None else "tasks_per_update"
-    if getattr(run.trainer, key) == 1:
-        yield (
-            f"trainer.{key} is 1, but algorithm kto estimates the KL divergence from the prompts of an update with the "
-            "responses of its other rows; write 2 or more, or algorithm.loss: apo_zero_unpaired"
-        )
-    held_out = {f"data.eval ({each.name})": each for each in run.data.eval if each.is_offline}
-    for where, taskset in {**run.data.training_tasksets(), **held_out}.items():
-        if taskset.images is not None:
-            yield (
-                f"{where}.images: algorithm kto estimates the KL divergence from prompts with other rows' responses, "
-                "for text only; write algorithm.loss: apo_zero_unpaired, or algorithm bco"
-            )
-
-
-def _reference_sync_faults(run: Run) -> Iterator[str]:
-    """Faults of a reference that changes where it cannot."""
-    if not isinstance(run.algorithm, DpoConfig) or run.algorithm.reference_sync is None:
-        return
-    if run.model.lora is not None:
-        yield (
-            "algorithm.reference_sync changes the weights of the reference, and with model.lora the reference is the "
-            "model without its adapter; remove one of them"
-        )
-    if run.trainer.engine.type != "local":
-        yield (
-            f"trainer.engine.type is {run.trainer.engine.type}, but algorithm.reference_sync changes a reference model "
-            "that one process holds; write trainer.engine: local"
-        )
-
-
 def _queue_faults(run: Run) -> Iterator[str]:
     """Faults of a run that reads its tasks from a queue, which has neither an end nor a fixed order."""
     train = run.data.train
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         yield (
             f"data.queue has no effect under algorithm {run.algorithm.type}, which samples no tasks; remove "
             "it"
@@ -217,57 +131,6 @@ def _queue_faults(run: Run) -> Iterator[str]:
             yield f"data.train.{name} has no effect with data.queue, which reads rows one by one; remove it"
     if run.data.pipeline is not None:
         yield from arriving_row_faults(run.data.pipeline, "data.queue")
-
-
-def _aggregation_faults(run: Run) -> Iterator[str]:
-    """Faults of an aggregation that does not give the loss its meaning."""
-    algorithm = run.algorithm
-    if isinstance(algorithm, OfflineAlgorithmConfig):
-        return
-    loss = algorithm.policy_loss
-    if (
-        isinstance(loss, GvpoLossConfig | SelfPlayLossConfig)
-        and algorithm.aggregation != "seq-mean-token-sum"
-    ):
-        yield (
-            f"algorithm.aggregation is {algorithm.aggregation}, but the loss {loss.type} is a sum over the tokens of a "
-            "response, averaged over responses; write aggregation: seq-mean-token-sum"
-        )
-
-
-def _online_dpo_faults(run: Run) -> Iterator[str]:
-    """Faults of the settings in which the gradient is not that of DPO."""
-    algorithm, trainer = run.algorithm, run.trainer
-    if not isinstance(algorithm, OnlineDpoConfig):
-        return
-    if algorithm.policy_loss.type != "gpg" or algorithm.aggregation != "seq-mean-token-sum":
-        yield (
-            "algorithm.policy_loss and algorithm.aggregation: online_dpo sums the log-probs of a response; write "
-            "policy_loss: gpg and aggregation: seq-mean-token-sum, or remove both"
-        )
-    if trainer.tasks_per_update not in (None, trainer.tasks_per_step) or trainer.epochs_per_step != 1:
-        yield (
-            "trainer.tasks_per_update: online_dpo compares with the policy at the step's start, which is the policy "
-            "itself in the first update only; write one update per step: remove tasks_per_update, and leave "
-            "epochs_per_step at 1"
-        )
-
-
-def _prime_faults(run: Run) -> Iterator[str]:
-    """Faults of PRIME's second model and of its choice of groups."""
-    if isinstance(run.algorithm, PrimeConfig) and run.trainer.engine.type != "local":
-        yield (
-            f"trainer.engine.type is {run.trainer.engine.type}, but algorithm prime trains a second language model, "
-            "which only one process can; write trainer.engine: local"
-        )
-    synchronizer = run.synchronizer
-    if run.oversampling is None or isinstance(synchronizer, MemorySyncConfig):
-        return
-    if not isinstance(synchronizer.style, FixedStyleConfig):
-        yield (
-            f"algorithm.oversampling chooses among the groups of a step, and synchronizer.style "
-            f"{synchronizer.style.type} has no steps; write style: fixed"
-        )
 
 
 def _demonstration_faults(run: Run) -> Iterator[str]:
@@ -305,7 +168,7 @@ def _packing_faults(run: Run) -> Iterator[str]:
     data, packing = run.data, run.data.packing
     if packing is None:
         return
-    if not isinstance(run.algorithm, SftConfig):
+    if run.algorithm.rows != "demonstrations":
         yield f"data.packing applies to sft; remove it under algorithm {run.algorithm.type}"
         return
     for field, value in (
@@ -324,9 +187,7 @@ def _packing_faults(run: Run) -> Iterator[str]:
 
 def _teacher_faults(run: Run) -> Iterator[str]:
     """Faults of teachers for tasks of some data sources, in a run whose tasks have none."""
-    if isinstance(run.algorithm, OfflineAlgorithmConfig) or run.algorithm.distillation is None:
-        return
-    for number, teacher in enumerate(run.algorithm.distillation.teachers):
+    for number, teacher in enumerate(run.algorithm.teachers):
         without = [where for where, each in run.data.training_tasksets().items() if each.source is None]
         if teacher.sources is not None and without:
             yield (
@@ -337,31 +198,19 @@ def _teacher_faults(run: Run) -> Iterator[str]:
 
 def _demonstration_keys(run: Run) -> Iterator[tuple[str, str | None]]:
     """The keys that name a set of demonstrations, with their values."""
-    if (field := demonstrations_field(run.algorithm)) is not None:
-        yield f"algorithm.{field}", getattr(run.algorithm, field)
+    if (added := run.algorithm.added_demonstrations) is not None:
+        yield f"algorithm.{added.field}", added.name
     if isinstance(run.trainer.batch_selection, WarmupSelectionConfig):
         yield "trainer.batch_selection.demonstrations", run.trainer.batch_selection.demonstrations
 
 
 def _selection_faults(run: Run) -> Iterator[str]:
     """Faults in what `trainer.batch_selection` requires of the algorithm."""
-    selection, algorithm = run.trainer.batch_selection, run.algorithm
-    if isinstance(selection, DefaultSelectionConfig):
-        return
-    if isinstance(algorithm, OfflineAlgorithmConfig):
+    selection = run.trainer.batch_selection
+    if run.algorithm.is_offline and not isinstance(selection, DefaultSelectionConfig):
         yield (
-            f"trainer.batch_selection.type: {selection.type} selects rollouts, and algorithm "
-            f"{algorithm.type} "
-            "has none; remove it"
-        )
-    if (
-        isinstance(selection, WarmupSelectionConfig)
-        and isinstance(algorithm, PpoConfig)
-        and algorithm.critic.warmup_steps
-    ):
-        yield (
-            "algorithm.critic.warmup_steps trains the critic on the rollouts of the first steps, and "
-            "trainer.batch_selection warmup has no rollouts in its first steps; remove one of the two"
+            f"trainer.batch_selection.type: {selection.type} selects rollouts, and algorithm {run.algorithm.type} has "
+            "none; remove it"
         )
 
 
@@ -391,8 +240,7 @@ def _rollout_key_faults(run: Run) -> Iterator[str]:
             "one "
             "process; remove it"
         )
-    compared = isinstance(run.algorithm, PreferenceConfig | UnpairedConfig | RewardModelingConfig)
-    refused = ("middle", "left") if compared else ("middle",)
+    refused = ("middle",) if run.algorithm.rows == "demonstrations" else ("middle", "left")
     if run.data.overlong in refused:
         yield (
             f"data.overlong: {run.data.overlong} has no meaning under algorithm {kind}; write error, filter, or "

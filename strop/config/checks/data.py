@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from strop.config.effective_reward import configured_rewards
 from strop.config.model_files import IMAGE_FAMILIES, TILE_FAMILIES, read_model_file
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.data import GENERATORS, ColumnOrderConfig
 from strop.config.schema.inference_engine import (
     ServerConnectionConfig,
@@ -30,7 +29,7 @@ def image_engine_fault(run: Run) -> str | None:
     """
     config = read_model_file(run.model.path, "config.json")
     family, engine = config.get("model_type"), run.rollout.engine
-    if family not in IMAGE_FAMILIES or isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if family not in IMAGE_FAMILIES or run.algorithm.is_offline:
         return None
     if isinstance(engine, ServerConnectionConfig):
         return (
@@ -66,7 +65,7 @@ def length_faults(run: Run) -> Iterator[str]:
                 f"{where}.min_response_tokens ({sampling.min_response_tokens}) must be below "
                 f"data.max_response_tokens ({data.max_response_tokens})"
             )
-    penalty = None if isinstance(run.algorithm, OfflineAlgorithmConfig) else run.algorithm.overlong_penalty
+    penalty = run.algorithm.overlong_penalty
     if penalty is not None and penalty.buffer_tokens > data.max_response_tokens:
         yield (
             f"algorithm.overlong_penalty.buffer_tokens ({penalty.buffer_tokens}) must not exceed "
@@ -93,7 +92,7 @@ def _sequence(run: Run) -> Iterator[str]:
 def stream_faults(run: Run) -> Iterator[str]:
     """Faults of a run that reads its tasks from a source of unknown length."""
     data, train = run.data, run.data.train
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         yield f"data.stream has no effect under algorithm {run.algorithm.type}, which reads all rows; remove it"
     if run.trainer.duration.unit == "epochs":
         yield "trainer.duration: a stream has no known length; write steps or updates, such as `100 steps`"
@@ -142,7 +141,7 @@ def task_order_faults(run: Run) -> Iterator[str]:
         yield "data.order: a task queue is first in, first out; remove the order, or order the rows in the table"
     if isinstance(order, ColumnOrderConfig):
         return
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         yield (
             f"data.order: {order.type} needs the success rates of rollouts, which algorithm {run.algorithm.type} "
             "does not sample; write `order: {type: column, column: ...}`"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.optimizer import ReduceOnPlateauScheduleConfig
 from strop.config.schema.run import Run
 
@@ -59,7 +58,7 @@ def _stop_faults(run: Run) -> Iterator[str]:
 def _metric_faults(run: Run, key: str, metric: str | None) -> Iterator[str]:
     """Faults in the evaluation metric that `key` names."""
     names = [taskset.name for taskset in run.data.eval]
-    if metric is None and isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if metric is None and run.algorithm.is_offline:
         yield (
             f"{key}: missing. Algorithm {run.algorithm.type} has no default metric; write one, such as "
             f"`metric: eval/{names[0]}/loss` with `mode: min`"
@@ -76,7 +75,7 @@ def _fused_backward_faults(run: Run) -> Iterator[str]:
     if not trainer.optimizer.fused_backward or trainer.microbatch.unit != "sequences":
         return
     tasks = trainer.tasks_per_update or trainer.tasks_per_step
-    sequences = tasks * getattr(run.algorithm, "rollouts_per_task", 1)
+    sequences = tasks * run.algorithm.rollouts_per_task
     if sequences > trainer.microbatch.count:
         yield (
             f"trainer.microbatch ({trainer.microbatch}) is smaller than an update ({sequences} sequences), "

@@ -13,7 +13,6 @@ from strop.config.deepspeed.agreement import deepspeed_faults
 from strop.config.paths import existing_path
 from strop.config.peft_adapter import adapter_options
 from strop.config.schema import Run
-from strop.config.schema.algorithm import RemaxConfig
 from strop.config.schema.optimizer import BaseOptimizerConfig
 from strop.config.schema.record import TRACKING_SERVICES
 
@@ -53,8 +52,8 @@ def _monitor_faults(run: Run) -> Iterator[str]:
 def _sampling_faults(run: Run) -> Iterator[str]:
     if run.rollout.sampling.temperature > 0:
         return
-    rollouts = getattr(run.algorithm, "rollouts_per_task", 1)
-    if rollouts > 1 or isinstance(run.algorithm, RemaxConfig):
+    rollouts = run.algorithm.rollouts_per_task
+    if rollouts > 1 or run.algorithm.needs_greedy_baseline:
         others = "the greedy response of remax" if rollouts == 1 else f"its {rollouts} rollouts"
         yield (
             f"rollout.sampling.temperature is 0: a task's rollout would be identical to {others}, and nothing could be "
@@ -92,7 +91,7 @@ def unusual_values(run: Run) -> Iterator[str]:
                 f"model.lora.dropout is {lora.dropout:g}."
             )
     optimizers: dict[str, BaseOptimizerConfig] = {"trainer.optimizer": run.trainer.optimizer}
-    critic = getattr(run.algorithm, "critic", None)
+    critic = run.algorithm.trained_models.get("critic")
     if critic is not None:
         optimizers["algorithm.critic.optimizer"] = critic.optimizer
     for key, optimizer in optimizers.items():

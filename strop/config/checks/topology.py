@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.optimizer import ReduceOnPlateauScheduleConfig
@@ -30,7 +29,7 @@ def topology_faults(run: Run) -> Iterator[str]:
         )
     if run.mode != "bench" and run.bench != BenchConfig():
         yield f"bench has no effect in mode {run.mode}; write `mode: bench`, or remove it"
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         yield from _offline_faults(run)
     elif isinstance(run.synchronizer, DistributedSyncConfig):
         yield from _distributed_faults(run, run.synchronizer)

@@ -8,7 +8,6 @@ from typing import Any
 
 from strop.config.deepspeed.sections import AUTO, section_faults
 from strop.config.deepspeed.settings import offload_device, read_config
-from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.optimizer import AdagradConfig, AdamWConfig, SgdConfig
 from strop.config.schema.run import Run
 from strop.config.schema.training_engine import DeepSpeedEngineConfig
@@ -61,8 +60,9 @@ def deepspeed_faults(run: Run) -> Iterator[str]:
 def _model_faults(run: Run) -> Iterator[str]:
     uses_deepspeed = isinstance(run.trainer.engine, DeepSpeedEngineConfig)
     models = {"model": run.model}
-    if isinstance(run.algorithm, PpoConfig) and run.algorithm.critic.model is not None:
-        models["algorithm.critic.model"] = run.algorithm.critic.model
+    critic = run.algorithm.trained_models.get("critic")
+    if critic is not None and critic.model is not None:
+        models["algorithm.critic.model"] = critic.model
     for key, model in models.items():
         if not uses_deepspeed and model.compute_dtype == "float16":
             yield (
@@ -107,7 +107,7 @@ def _pairs(run: Run, section: DeepSpeedEngineConfig, config: Mapping[str, Any]) 
 def _batch_pairs(run: Run, config: Mapping[str, Any]) -> Iterator[_Pair]:
     trainer, size = run.trainer, run.trainer.microbatch
     tasks = trainer.tasks_per_update or trainer.tasks_per_step
-    batch = tasks * getattr(run.algorithm, "rollouts_per_task", 1)
+    batch = tasks * run.algorithm.rollouts_per_task
     yield _Pair(
         "train_batch_size", config.get("train_batch_size"), "the number of sequences of an update", batch
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from strop.config.effective_reward import effective_reward, lacks_reward
@@ -9,15 +10,9 @@ from strop.config.explain.images import describe_images
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import redact_text
 from strop.config.schema import Run
-from strop.config.schema.algorithm import (
-    DistillationOnlyConfig,
-    OfflineAlgorithmConfig,
-    demonstrations_field,
-    trains_on_pairs,
-)
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.data import TasksetConfig
-from strop.config.schema.preference import RewardModelingConfig, UnpairedConfig
+from strop.config.schema.policy_gradient import Rows
 from strop.config.schema.synchronizer import (
     BoundedStyleConfig,
     DistributedSyncConfig,
@@ -96,7 +91,7 @@ def _training(run: Run) -> str:
     lora = run.model.lora
     part = f"a LoRA adapter of rank {lora.rank} on" if lora else "all weights of"
     text = f"Trains {part} {run.model.path} by {run.algorithm.type.upper()} on {_trained_paths(run)}"
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         return f"{text}."
     reward = effective_reward(run)
     functions = [part.name or part.function for part in reward.functions]
@@ -105,7 +100,7 @@ def _training(run: Run) -> str:
     rewards = " + ".join([*functions, *models, *judges]) or default
     rewards = rewards.replace("verl_by_source", "verl's reward for each row's data_source")
     rewards = rewards.replace("by_source", "the built-in reward of each row's source")
-    if isinstance(run.algorithm, DistillationOnlyConfig):
+    if not run.algorithm.trains_on_reward:
         scored = "" if reward.is_empty else f"; the reward, {rewards}, is only measured"
         return f"{text}{_teachers(run)}{_demonstrations(run)}{scored}."
     return f"{text}, scored by {rewards}{_teachers(run)}{_demonstrations(run)}."
@@ -113,9 +108,9 @@ def _training(run: Run) -> str:
 
 def _teachers(run: Run) -> str:
     """Return the teachers, and where the divergence from them has its effect."""
-    if isinstance(run.algorithm, OfflineAlgorithmConfig) or run.algorithm.distillation is None:
-        return ""
     section = run.algorithm.distillation
+    if section is None:
+        return ""
     names = _and([teacher.path for teacher in section.teachers])
     terms = {"the loss": section.loss, "the reward": section.reward}
     places = [f"{term.divergence.type} in {place}" for place, term in terms.items() if term is not None]
@@ -123,12 +118,20 @@ def _teachers(run: Run) -> str:
     return f", from the {teachers} {names} ({_and(places)})"
 
 
+_ROWS: Mapping[Rows, str] = {
+    "demonstrations": "demonstration",
+    "pairs": "preference pair",
+    "labels": "labeled response",
+    "scores": "scored response",
+}
+
+
 def _demonstrations(run: Run) -> str:
     """Return the demonstrations that are trained on with the rollouts, and those before them."""
     text = ""
-    if (field := demonstrations_field(run.algorithm)) is not None:
-        named = run.data.demonstrations_named(getattr(run.algorithm, field))
-        of = "the expert's demonstrations" if field == "expert" else "the responses of the dataset"
+    if (added := run.algorithm.added_demonstrations) is not None:
+        named = run.data.demonstrations_named(added.name)
+        of = "the expert's demonstrations" if added.field == "expert" else "the responses of the dataset"
         text += f", and on {of} in {_paths(named)}"
     selection = run.trainer.batch_selection
     if isinstance(selection, WarmupSelectionConfig):
@@ -153,14 +156,10 @@ def _step(run: Run) -> str:
     tasks = run.trainer.tasks_per_step
     updates = tasks // (run.trainer.tasks_per_update or tasks) * run.trainer.epochs_per_step
     longest = run.data.max_prompt_tokens + run.data.max_response_tokens
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
-        pairs = trains_on_pairs(run.algorithm)
-        kind = "demonstration" if run.data.packing is None else "packed sequence"
-        kind = "labeled response" if isinstance(run.algorithm, UnpairedConfig) else kind
-        if not pairs and isinstance(run.algorithm, RewardModelingConfig):
-            kind = "scored response"
-        rows = _count(tasks, "preference pair" if pairs else kind)
-        work = f"trains on {rows} ({_tokens(longest, tasks * (2 if pairs else 1))})"
+    if run.algorithm.is_offline:
+        kind = _ROWS[run.algorithm.rows] if run.data.packing is None else "packed sequence"
+        sequences = tasks * (2 if run.algorithm.rows == "pairs" else 1)
+        work = f"trains on {_count(tasks, kind)} ({_tokens(longest, sequences)})"
     else:
         each = run.algorithm.rollouts_per_task
         work = (
@@ -190,7 +189,7 @@ def _duration(run: Run) -> str:
         return f"{text}."
     if duration.unit == "updates":
         text = f"{text}, which are {steps}"
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         return f"{text}."
     total = int(steps.count) * run.trainer.tasks_per_step * run.algorithm.rollouts_per_task
     return f"{text}: {total} rollouts in total."

@@ -21,9 +21,7 @@ from strop.config.paths import existing_path, gguf_file, is_local
 from strop.config.peft_adapter import adapter_in_model_folder, adapter_options
 from strop.config.plan.machine import described_machine
 from strop.config.schema import Run
-from strop.config.schema.algorithm import CustomConfig, OfflineAlgorithmConfig, PpoConfig, PrimeConfig
 from strop.config.schema.data import GENERATORS, TasksetConfig, is_template
-from strop.config.schema.distillation import TeacherConfig
 from strop.config.schema.inference_engine import (
     InferenceEngineConfig,
     ServerConnectionConfig,
@@ -79,7 +77,7 @@ def missing_files(loaded: LoadedRun, written_before: Collection[Path] = ()) -> l
     if (second := second_model(run)) is not None:
         field, model = second
         faults += model_faults(model.path, f"{field}.model.path", sources, tokenizer=model.tokenizer)
-    for number, teacher in enumerate(_teachers(run)):
+    for number, teacher in enumerate(run.algorithm.teachers):
         key = f"algorithm.distillation.teachers.{number}.path"
         faults += model_faults(teacher.path, key, sources, tokenizer=teacher.tokenizer)
     faults += _code(run, sources)
@@ -87,7 +85,7 @@ def missing_files(loaded: LoadedRun, written_before: Collection[Path] = ()) -> l
         faults += _reward(reward, where, sources, model_faults)
     for index, answers in enumerate(run.data.demonstrations):
         faults += _tasks(answers, f"data.demonstrations.{index}.path", sources)
-    if lacks_reward(run) and not loaded.rewards and not isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if lacks_reward(run) and not loaded.rewards and not run.algorithm.is_offline:
         faults.append(NO_REWARD)
     for index, auxiliary in enumerate(run.rollout.auxiliary_models):
         faults += model_faults(auxiliary.path, f"rollout.auxiliary_models.{index}.path", sources)
@@ -121,11 +119,8 @@ def missing_files(loaded: LoadedRun, written_before: Collection[Path] = ()) -> l
 
 def second_model(run: Run) -> tuple[str, ModelConfig] | None:
     """The section with a model of its own that is trained next to the policy, and that model."""
-    if isinstance(run.algorithm, PpoConfig) and run.algorithm.critic.model is not None:
-        return "algorithm.critic", run.algorithm.critic.model
-    if isinstance(run.algorithm, PrimeConfig) and run.algorithm.process_reward.model is not None:
-        return "algorithm.process_reward", run.algorithm.process_reward.model
-    return None
+    own = {name: section.model for name, section in run.algorithm.trained_models.items()}
+    return next(((f"algorithm.{name}", model) for name, model in own.items() if model is not None), None)
 
 
 def _adapter(lora: LoraConfig | None) -> list[str]:
@@ -221,20 +216,12 @@ def _workflow(workflow: WorkflowConfig, field: str, sources: Mapping[str, Source
     return [f"{_at(at, sources)}: there is no file {file}." for at, file in files if not _is_file(file)]
 
 
-def _teachers(run: Run) -> tuple[TeacherConfig, ...]:
-    if isinstance(run.algorithm, OfflineAlgorithmConfig) or run.algorithm.distillation is None:
-        return ()
-    return run.algorithm.distillation.teachers
-
-
 def _code(run: Run, sources: Mapping[str, Source]) -> list[str]:
     """Return the missing Python files of `model.imports` and custom datasets."""
     files = {"model.imports": [name for name in run.model.imports if name.endswith(".py")]}
-    if isinstance(run.algorithm, CustomConfig):
-        named = {"advantages": run.algorithm.advantages, "loss": run.algorithm.loss}
-        for option, name in named.items():
-            if name is not None and ".py:" in name:
-                files[f"algorithm.{option}"] = [name.rpartition(":")[0]]
+    for option, name in run.algorithm.user_functions.items():
+        if ".py:" in name:
+            files[f"algorithm.{option}"] = [name.rpartition(":")[0]]
     sets: dict[str, TasksetConfig] = {**run.data.training_tasksets()}
     sets |= {f"data.eval.{i}": one for i, one in enumerate(run.data.eval)}
     for where, taskset in sets.items():

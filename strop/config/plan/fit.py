@@ -14,7 +14,6 @@ from strop.config.plan.machine import GIB, Machine, described_machine
 from strop.config.plan.memory import PartName, read_model_size
 from strop.config.plan.request import request_of, shares_host_memory
 from strop.config.plan.table import machine_of, plan_on
-from strop.config.schema.algorithm import OfflineAlgorithmConfig, trains_on_pairs
 from strop.config.schema.model import LoraConfig
 from strop.config.schema.run import Run
 from strop.config.schema.training_engine import Fsdp2EngineConfig
@@ -72,8 +71,8 @@ def step_lines(run: Run) -> Iterator[str]:
     """Tokens of a step at most, and the disk that checkpoints and the model take."""
     trainer, data = run.trainer, run.data
     longest = run.max_sequence_tokens
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
-        sequences = trainer.tasks_per_step * (2 if trains_on_pairs(run.algorithm) else 1)
+    if run.algorithm.is_offline:
+        sequences = trainer.tasks_per_step * (2 if run.algorithm.rows == "pairs" else 1)
         yield f"Tokens per step: at most {sequences * longest:,} ({sequences} sequences of {longest:,})."
     else:
         rollouts = trainer.tasks_per_step * run.algorithm.rollouts_per_task

@@ -18,7 +18,6 @@ from strop.config.model_files import folder_takes_images
 from strop.config.plan import memory
 from strop.config.plan.machine import Machine, described_machine
 from strop.config.plan.memory import MemoryNeed, ModelSize, read_model_size
-from strop.config.schema.algorithm import CustomConfig, OfflineAlgorithmConfig, PpoConfig, PrimeConfig
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.inference_engine import (
     AutoEngineConfig,
@@ -27,7 +26,6 @@ from strop.config.schema.inference_engine import (
     ServingEngineConfig,
 )
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.preference import DpoConfig, KtoConfig
 from strop.config.schema.rollout import AuxiliaryModelConfig
 from strop.config.schema.run import Run
 from strop.config.schema.training_engine import (
@@ -160,7 +158,7 @@ class PlacementRequest:
 def request_of(run: Run, machine: Machine) -> PlacementRequest:
     """The request of a run to a machine. Raises PlacementError for an engine that cannot be split as it says."""
     engine = _engine(run, machine)
-    offline = isinstance(run.algorithm, OfflineAlgorithmConfig)
+    offline = run.algorithm.is_offline
     samplers = () if offline else tuple(_samplers(run, engine))
     ranks = tuple(_ranks(run, engine, samples=not samplers and not offline))
     on_cpu = shares_host_memory(run, machine)
@@ -232,28 +230,14 @@ def _trained_models(run: Run) -> Iterator[tuple[str, MemoryNeed | None]]:
         return memory.trained_model(size, model, optimizer, layout, microbatch, longest)
 
     yield "policy", trained(run.model, trainer.optimizer.type, trainer.microbatch)
-    if isinstance(algorithm, PpoConfig):
-        critic = algorithm.critic
-        model = critic.model or run.model
-        yield "critic", trained(model, critic.optimizer.type, critic.microbatch or trainer.microbatch)
-    if isinstance(algorithm, PrimeConfig):
-        process = algorithm.process_reward
-        model = process.model or run.model
-        yield "process reward", trained(model, process.optimizer.type, trainer.microbatch)
-        if model.lora is None:
-            yield "process reward's reference", _frozen(model, layout)
-    keeps_reference = isinstance(algorithm, KtoConfig) and algorithm.estimates_kl
-    keeps_reference |= isinstance(algorithm, DpoConfig) and algorithm.reference_sync is not None
-    if keeps_reference and run.model.lora is None:
+    for key, section in algorithm.trained_models.items():
+        model, name = section.model or run.model, key.replace("_", " ")
+        yield name, trained(model, section.optimizer.type, section.microbatch or trainer.microbatch)
+        if section.has_reference and model.lora is None:
+            yield f"{name}'s reference", _frozen(model, layout)
+    if algorithm.needs_reference_model and run.model.lora is None:
         yield "reference", _frozen(run.model, layout)
-    if isinstance(algorithm, OfflineAlgorithmConfig):
-        return
-    needs_reference = algorithm.kl_loss is not None or algorithm.kl_reward is not None
-    if isinstance(algorithm, CustomConfig) and algorithm.ref_logprobs:
-        needs_reference = True
-    if needs_reference and run.model.lora is None:
-        yield "reference", _frozen(run.model, layout)
-    for teacher in algorithm.distillation.teachers if algorithm.distillation else ():
+    for teacher in algorithm.teachers:
         files = run.model.model_copy(update={"path": teacher.path, "lora": None})
         yield f"teacher {teacher.path}", _frozen(files, layout)
 

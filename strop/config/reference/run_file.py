@@ -177,9 +177,8 @@ def _section_paths() -> dict[Kind, Path]:
 
 
 def _bases(kind: Kind) -> list[Kind]:
-    """Return the base sections, the most general first."""
-    between = [base for base in kind.__mro__[1:] if issubclass(base, Section) and base is not Section]
-    return between[::-1]
+    """Return the base sections that declare fields, the most general first."""
+    return [base for base in kind.__mro__[:0:-1] if issubclass(base, Section) and _own(base)]
 
 
 def _own(kind: Kind) -> list[str]:

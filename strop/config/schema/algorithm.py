@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.distillation import DistillationConfig, SampledKlLossConfig
 from strop.config.schema.policy_gradient import (
+    AddedDemonstrations,
     Aggregation,
+    BaseOfflineConfig,
     CriticConfig,
     GroupBaselineConfig,
     OversamplingConfig,
     PolicyGradientConfig,
     ProcessRewardConfig,
+    Rows,
 )
 from strop.config.schema.policy_loss import (
     GpgLossConfig,
@@ -24,6 +27,10 @@ from strop.config.schema.policy_loss import (
     SelfPlayLossConfig,
 )
 from strop.config.schema.preference import PreferenceConfig, RewardModelingConfig, UnpairedConfig
+from strop.config.schema.synchronizer import MemorySyncConfig
+
+if TYPE_CHECKING:
+    from strop.config.schema.run import Run
 
 
 class GrpoConfig(GroupBaselineConfig):
@@ -106,12 +113,18 @@ class GdpoConfig(GroupBaselineConfig):
                     "kl_loss, or a reward part"
                 )
 
+    @property
+    def compared_parts(self) -> tuple[str, ...] | None:
+        """The parts of the section."""
+        return self.reward_parts
+
 
 class GigpoConfig(GroupBaselineConfig):
     """Group-in-group policy optimization for agents: GRPO's advantages, plus a comparison of the turns that begin in
     the same state of the environment (GiGPO, arXiv 2505.10978)."""
 
     type: Literal["gigpo"] = "gigpo"
+    needs_turn_states: ClassVar[bool] = True
     turn_weight: float = Field(1.0, ge=0)
     """Weight of the advantages of turns (omega); those of rollouts have the weight 1."""
     gamma: float = Field(1.0, ge=0, le=1)
@@ -136,6 +149,7 @@ class OptimalTokenBaselineConfig(GroupBaselineConfig):
     2602.07078)."""
 
     type: Literal["optimal_token_baseline"] = "optimal_token_baseline"
+    needs_gradient_norms: ClassVar[bool] = True
 
 
 class GpgConfig(GroupBaselineConfig):
@@ -225,6 +239,11 @@ class MixConfig(GroupBaselineConfig):
     std_epsilon: float = Field(1e-6, gt=0)
     """Constant added to the standard deviation."""
 
+    @property
+    def added_demonstrations(self) -> AddedDemonstrations | None:
+        """The expert's, in every update."""
+        return AddedDemonstrations("expert", self.expert, self.expert_fraction, like_rollouts=False)
+
 
 class ReinforcePlusPlusConfig(PolicyGradientConfig):
     """REINFORCE with returns normalized over the whole step (arXiv 2501.03262)."""
@@ -305,12 +324,29 @@ class OnlineDpoConfig(GroupBaselineConfig):
     aggregation: Aggregation = "seq-mean-token-sum"
     """Aggregation of the tokens' losses to one number."""
 
+    def run_faults(self, run: Run) -> Iterator[str]:
+        """Faults of the settings in which the gradient is not that of DPO."""
+        yield from super().run_faults(run)
+        if self.policy_loss.type != "gpg" or self.aggregation != "seq-mean-token-sum":
+            yield (
+                "algorithm.policy_loss and algorithm.aggregation: online_dpo sums the log-probs of a response; write "
+                "policy_loss: gpg and aggregation: seq-mean-token-sum, or remove both"
+            )
+        trainer = run.trainer
+        if trainer.tasks_per_update not in (None, trainer.tasks_per_step) or trainer.epochs_per_step != 1:
+            yield (
+                "trainer.tasks_per_update: online_dpo compares with the policy at the step's start, which is the "
+                "policy itself in the first update only; write one update per step: remove tasks_per_update, and "
+                "leave epochs_per_step at 1"
+            )
+
 
 class DistillationOnlyConfig(PolicyGradientConfig):
     """On-policy distillation (arXiv 2306.13649, 2306.08543): only the teacher gives a signal, and the reward is
     measured."""
 
     type: Literal["distillation"] = "distillation"
+    trains_on_reward: ClassVar[bool] = False
     rollouts_per_task: int = Field(1, gt=0)
     """Responses sampled per task; they are not compared with each other."""
     distillation: DistillationConfig
@@ -353,12 +389,22 @@ class DistillationOnlyConfig(PolicyGradientConfig):
                 "the `sources` of one"
             )
 
+    @property
+    def added_demonstrations(self) -> AddedDemonstrations | None:
+        """Responses of the dataset; a teacher judges them at the temperature of rollouts."""
+        if self.demonstration_fraction == 0:
+            return None
+        return AddedDemonstrations(
+            "demonstrations", self.demonstrations, self.demonstration_fraction, like_rollouts=True
+        )
+
 
 class PrimeConfig(GroupBaselineConfig):
     """REINFORCE with the rewards of tokens by a process reward model that learns from outcomes (PRIME, arXiv
     2502.01456)."""
 
     type: Literal["prime"] = "prime"
+    reward_is_probability: ClassVar[bool] = True
     outcome_coef: float = Field(5.0, ge=0)
     """Weight of the reward of a response, which is between 0 and 1."""
     process_coef: float = Field(5.0, ge=0)
@@ -379,11 +425,33 @@ class PrimeConfig(GroupBaselineConfig):
         if self.oversampling is not None and self.dynamic_sampling is not None:
             yield "oversampling and dynamic_sampling both choose the groups of a step; remove one of the two"
 
+    @property
+    def trained_models(self) -> Mapping[str, CriticConfig | ProcessRewardConfig]:
+        """The process reward model."""
+        return {"process_reward": self.process_reward}
+
+    def run_faults(self, run: Run) -> Iterator[str]:
+        """Faults of the second model and of the choice of groups."""
+        yield from super().run_faults(run)
+        if run.trainer.engine.type != "local":
+            yield (
+                f"trainer.engine.type is {run.trainer.engine.type}, but algorithm prime trains a second language "
+                "model, which only one process can; write trainer.engine: local"
+            )
+        if self.oversampling is None or isinstance(run.synchronizer, MemorySyncConfig):
+            return
+        if run.synchronizer.style.type != "fixed":
+            yield (
+                f"algorithm.oversampling chooses among the groups of a step, and synchronizer.style "
+                f"{run.synchronizer.style.type} has no steps; write style: fixed"
+            )
+
 
 class RemaxConfig(PolicyGradientConfig):
     """REINFORCE with the reward of the task's greedy response as the baseline (arXiv 2310.10505)."""
 
     type: Literal["remax"] = "remax"
+    needs_greedy_baseline: ClassVar[bool] = True
     rollouts_per_task: int = Field(1, gt=0)
     """Responses sampled per task, in addition to the greedy one, which is never trained on."""
 
@@ -415,6 +483,25 @@ class PpoConfig(PolicyGradientConfig):
     each rollout."""
     critic: CriticConfig = CriticConfig()
     """Value model, and its training."""
+
+    @property
+    def trained_models(self) -> Mapping[str, CriticConfig | ProcessRewardConfig]:
+        """The critic."""
+        return {"critic": self.critic}
+
+    @property
+    def critic_warmup_steps(self) -> int:
+        """Number of first steps in which only the critic is trained."""
+        return self.critic.warmup_steps
+
+    def run_faults(self, run: Run) -> Iterator[str]:
+        """Faults of a critic's warm-up without rollouts."""
+        yield from super().run_faults(run)
+        if self.critic.warmup_steps and run.trainer.batch_selection.type == "warmup":
+            yield (
+                "algorithm.critic.warmup_steps trains the critic on the rollouts of the first steps, and "
+                "trainer.batch_selection warmup has no rollouts in its first steps; remove one of the two"
+            )
 
 
 class CustomConfig(PolicyGradientConfig):
@@ -449,6 +536,27 @@ class CustomConfig(PolicyGradientConfig):
                     "distillation.reward, with which `loss` finds micro_batch.teacher_logprobs"
                 )
 
+    @property
+    def user_functions(self) -> Mapping[str, str]:
+        """The functions that the section names."""
+        named = {"advantages": self.advantages, "loss": self.loss}
+        return {field: name for field, name in named.items() if name is not None}
+
+    @property
+    def needs_reference_model(self) -> bool:
+        """Whether a penalty compares with the reference, or `loss` reads its log-probs."""
+        return self.ref_logprobs or super().needs_reference_model
+
+    @property
+    def needs_reference_logprobs(self) -> bool:
+        """Whether a penalty, or `loss`, reads them."""
+        return self.ref_logprobs or super().needs_reference_logprobs
+
+    @property
+    def ratio_vanishes_at_zero_advantage(self) -> bool:
+        """False with a loss function of the user, which is not known to."""
+        return self.loss is None and super().ratio_vanishes_at_zero_advantage
+
 
 _BUILT_IN_LOSS_OPTIONS = (
     "policy_loss",
@@ -460,13 +568,18 @@ _BUILT_IN_LOSS_OPTIONS = (
 )
 
 
-class SftConfig(Section):
+class SftConfig(BaseOfflineConfig):
     """Supervised fine-tuning: the cross entropy of demonstrations, averaged over their tokens."""
 
     type: Literal["sft"] = "sft"
     token_weight: TokenWeight = "none"
     """Weight of each token: 1, its probability p (dynamic fine-tuning, arXiv 2508.05629), or p (1 - p) (arXiv
     2508.11408)."""
+
+    @property
+    def rows(self) -> Rows:
+        """Demonstrations."""
+        return "demonstrations"
 
 
 CriticFreeConfig = (
@@ -498,27 +611,3 @@ RolloutAlgorithmConfig = CriticFreeConfig | PpoConfig
 OfflineAlgorithmConfig = SftConfig | PreferenceConfig | UnpairedConfig | RewardModelingConfig
 """Algorithms that learn from demonstrations, pairs, labels or scores, without sampling."""
 AlgorithmConfig = Annotated[RolloutAlgorithmConfig | OfflineAlgorithmConfig, Field(discriminator="type")]
-
-
-def demonstrations_field(algorithm: RolloutAlgorithmConfig | OfflineAlgorithmConfig) -> str | None:
-    """The field that names the demonstrations which an algorithm trains on together with its rollouts; None where it
-    has none."""
-    if isinstance(algorithm, MixConfig):
-        return "expert"
-    if isinstance(algorithm, DistillationOnlyConfig) and algorithm.demonstration_fraction > 0:
-        return "demonstrations"
-    return None
-
-
-def trains_on_pairs(algorithm: RolloutAlgorithmConfig | OfflineAlgorithmConfig) -> bool:
-    """Whether a row of the training data is a pair of responses."""
-    if isinstance(algorithm, RewardModelingConfig):
-        return algorithm.loss == "bradley_terry"
-    return isinstance(algorithm, PreferenceConfig)
-
-
-def reward_modeling(
-    algorithm: RolloutAlgorithmConfig | OfflineAlgorithmConfig,
-) -> RewardModelingConfig | None:
-    """The section of an algorithm that trains a reward model; None for another."""
-    return algorithm if isinstance(algorithm, RewardModelingConfig) else None

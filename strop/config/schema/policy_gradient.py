@@ -1,14 +1,20 @@
-"""Fields of every algorithm that learns from sampled rollouts, PPO's critic, and PRIME's process reward model."""
+"""Questions of a run to its algorithm; fields of every algorithm that learns from sampled rollouts, PPO's critic and
+PRIME's process reward model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from strop.config.schema.base import Section, type_shorthand
-from strop.config.schema.distillation import DistillationConfig
+from strop.config.schema.distillation import (
+    DistillationConfig,
+    DivergenceConfig,
+    SampledKlLossConfig,
+    TeacherConfig,
+)
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import (
     AdamWConfig,
@@ -25,11 +31,134 @@ from strop.config.schema.policy_loss import (
 )
 from strop.config.units import MicroBatchSize
 
+if TYPE_CHECKING:
+    from strop.config.schema.preference import ReferenceSyncConfig, RewardModelingConfig
+    from strop.config.schema.run import Run
+
 SampledKl = Literal["k1", "abs", "k2", "k3"]
 K2GradientKl = Literal["k1+", "abs+", "k3+"]
 KlEstimator = Literal[SampledKl, "full"]
 KlLossEstimator = Literal[KlEstimator, K2GradientKl]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+HeadInit = Literal["zero", "normal", "score"]
+"""Initial weights of a head of one output: new ones, or those of the head `score` of a reward model."""
+Rows = Literal["tasks", "demonstrations", "pairs", "labels", "scores"]
+"""Rows that an algorithm trains on: tasks that are sampled from, or given responses: demonstrations, pairs of a chosen
+and a rejected response, responses with a label, or responses with a score."""
+
+
+class AddedDemonstrations(NamedTuple):
+    """Demonstrations that an algorithm trains on together with its rollouts."""
+
+    field: str
+    """Field of the algorithm that names the set."""
+    name: str | None
+    """Name of the set in `data.demonstrations`; None for the only set."""
+    fraction: float
+    """Fraction of an update's sequences."""
+    like_rollouts: bool
+    """Whether their log-probs are computed at the temperature of rollouts."""
+
+
+class BaseAlgorithmConfig(Section):
+    """Questions of the rest of a run to its algorithm. Each algorithm overrides the answers that differ; its formulas
+    are in `strop/algorithms`, which imports torch."""
+
+    is_offline: ClassVar[bool] = False
+    """Whether the algorithm trains on given responses, and samples nothing."""
+    trains_on_reward: ClassVar[bool] = True
+    """Whether rollouts need a reward; else it is only measured."""
+    reward_is_probability: ClassVar[bool] = False
+    """Whether the reward must be between 0 and 1."""
+    needs_entropy: ClassVar[bool] = False
+    """Whether the loss reads `TokenOutputs.entropy`, as a metric and for the entropy bonus."""
+    needs_greedy_baseline: ClassVar[bool] = False
+    """Whether advantages read `RolloutBatch.baselines`."""
+    needs_turn_states: ClassVar[bool] = False
+    """Whether advantages read `RolloutBatch.turn_states`."""
+    needs_gradient_norms: ClassVar[bool] = False
+    """Whether advantages read `RolloutBatch.gradient_norms`."""
+
+    @property
+    def rows(self) -> Rows:
+        """Rows of the training data."""
+        return "tasks"
+
+    @property
+    def compared_parts(self) -> tuple[str, ...] | None:
+        """Names of the parts of the reward that advantages read; None for all."""
+        return ()
+
+    @property
+    def teachers(self) -> tuple[TeacherConfig, ...]:
+        """Frozen models that the policy learns from."""
+        return ()
+
+    @property
+    def trained_models(self) -> Mapping[str, CriticConfig | ProcessRewardConfig]:
+        """Models that are trained in addition to the policy, by the name of their section."""
+        return {}
+
+    @property
+    def critic_warmup_steps(self) -> int:
+        """Number of first steps in which the policy is not trained."""
+        return 0
+
+    @property
+    def added_demonstrations(self) -> AddedDemonstrations | None:
+        """Demonstrations that are trained on together with rollouts; None for none."""
+        return None
+
+    @property
+    def user_functions(self) -> Mapping[str, str]:
+        """Functions of the user, by the field that names them."""
+        return {}
+
+    @property
+    def needs_reference_model(self) -> bool:
+        """Whether the engine must keep a reference model, to compute its log-probs in every step."""
+        return False
+
+    @property
+    def needs_initial_logprobs(self) -> bool:
+        """Whether the initial model's log-probs of the whole dataset are computed before the first update."""
+        return False
+
+    @property
+    def needs_divergence(self) -> bool:
+        """Whether the loss reads `TokenOutputs.divergence`."""
+        return False
+
+    @property
+    def teacher_divergence(self) -> DivergenceConfig | None:
+        """Divergence over the vocabulary that the loss reads as `TokenOutputs.teacher_divergence`; None for none."""
+        return None
+
+    @property
+    def changed_reference(self) -> ReferenceSyncConfig | None:
+        """Changes of the reference model; None for a reference that stays."""
+        return None
+
+    @property
+    def reward_model(self) -> RewardModelingConfig | None:
+        """The section of an algorithm that trains a reward model; None for one that trains a policy."""
+        return None
+
+    def run_faults(self, run: Run) -> Iterator[str]:
+        """Faults in what the algorithm requires of the other sections of a run, one sentence each."""
+        return iter(())
+
+
+class BaseOfflineConfig(BaseAlgorithmConfig):
+    """Answers of every algorithm on given responses, which has none of the options of rollouts."""
+
+    is_offline: ClassVar[bool] = True
+    rollouts_per_task: ClassVar[int] = 1
+    distillation: ClassVar[None] = None
+    dynamic_sampling: ClassVar[None] = None
+    overlong_penalty: ClassVar[None] = None
 
 
 class KlLossConfig(Section):
@@ -122,10 +251,11 @@ class EntropyFilterConfig(Section):
             yield "max_fraction belongs to Clip_V; write center: vocabulary, or remove it"
 
 
-class PolicyGradientConfig(Section):
+class PolicyGradientConfig(BaseAlgorithmConfig):
     """Fields of every algorithm that learns from sampled rollouts."""
 
     type: str
+    needs_entropy: ClassVar[bool] = True
     rollouts_per_task: int = Field(8, gt=0)
     """Responses sampled per task."""
     dynamic_sampling: DynamicSamplingConfig | None = None
@@ -172,6 +302,83 @@ class PolicyGradientConfig(Section):
             )
         return settings
 
+    @property
+    def teachers(self) -> tuple[TeacherConfig, ...]:
+        """Frozen models that the policy learns from."""
+        return () if self.distillation is None else self.distillation.teachers
+
+    @property
+    def needs_reference_model(self) -> bool:
+        """Whether a penalty compares with the reference."""
+        return self.kl_loss is not None or self.kl_reward is not None
+
+    @property
+    def needs_reference_logprobs(self) -> bool:
+        """Whether the reference's log-probs of sampled tokens are needed; the `full` estimator needs none."""
+        penalties = (self.kl_loss, self.kl_reward)
+        return any(penalty is not None and penalty.estimator != "full" for penalty in penalties)
+
+    @property
+    def needs_start_logprobs(self) -> bool:
+        """Whether the old policy's log-probs of all experiences are needed before the step's first update."""
+        selects = self.policy_loss.selects_by_covariance or self.entropy_filter is not None
+        if selects or self.needs_gradient_norms:
+            return True
+        correction = self.importance_correction
+        rejects = bool(self.rejection) and self.old_policy == "trainer"
+        return rejects or (correction is not None and correction.normalize)
+
+    @property
+    def needs_divergence(self) -> bool:
+        """Whether the loss reads `TokenOutputs.divergence`."""
+        return self.kl_loss is not None and self.kl_loss.estimator == "full"
+
+    @property
+    def teacher_divergence(self) -> DivergenceConfig | None:
+        """Divergence over the vocabulary that the loss reads as `TokenOutputs.teacher_divergence`; None for none."""
+        if self.distillation is None or self.distillation.loss is None:
+            return None
+        divergence = self.distillation.loss.divergence
+        return None if isinstance(divergence, SampledKlLossConfig) else divergence
+
+    @property
+    def needs_teacher_logprobs(self) -> bool:
+        """Whether the teachers' log-probs of sampled tokens are needed; divergences over the vocabulary need none."""
+        section = self.distillation
+        return section is not None and (section.reward is not None or self.teacher_divergence is None)
+
+    @property
+    def reward_reads_logprobs(self) -> bool:
+        """Whether advantages depend on the policy's log-probs of all sampled tokens at the start of the step."""
+        if self.kl_reward is not None and self.kl_reward.estimator != "full":
+            return True
+        return self.distillation is not None and self.distillation.reward is not None
+
+    @property
+    def ratio_vanishes_at_zero_advantage(self) -> bool:
+        """Whether the ratio to the old policy adds nothing to the loss and its gradient in a rollout whose advantages
+        are all 0: a divergence that is not weighted by it, an entropy bonus and a teacher's loss do not read it."""
+        weighted = self.kl_loss is not None and self.kl_loss.weight_by_ratio
+        return self.policy_loss.vanishes_at_zero_advantage and not weighted
+
+    @property
+    def vanishes_at_zero_advantage(self) -> bool:
+        """Whether a rollout whose advantages are all 0 adds nothing to the loss and its gradient.
+
+        A divergence, an entropy bonus and a user's own loss function do not depend on advantages alone.
+        """
+        from_teacher = self.distillation is not None and self.distillation.loss is not None
+        others = self.kl_loss is not None or self.entropy_coef > 0 or from_teacher
+        return self.ratio_vanishes_at_zero_advantage and not others
+
+    def run_faults(self, run: Run) -> Iterator[str]:
+        """Faults of an aggregation that does not give the loss its meaning."""
+        if self.policy_loss.sums_over_response and self.aggregation != "seq-mean-token-sum":
+            yield (
+                f"algorithm.aggregation is {self.aggregation}, but the loss {self.policy_loss.type} is a sum over the "
+                "tokens of a response, averaged over responses; write aggregation: seq-mean-token-sum"
+            )
+
 
 class GroupBaselineConfig(PolicyGradientConfig):
     """Fields of every algorithm that compares the responses of one task with each other."""
@@ -191,13 +398,11 @@ class GroupBaselineConfig(PolicyGradientConfig):
         return rollouts
 
 
-HeadInit = Literal["zero", "normal", "score"]
-"""Initial weights of a head of one output: new ones, or those of the head `score` of a reward model."""
-
-
 class CriticConfig(Section):
     """Value model, a separate model that predicts the return of a state, and its training."""
 
+    has_reference: ClassVar[bool] = False
+    """Whether the model as it starts is kept as a reference."""
     model: ModelConfig | None = None
     """Model that the critic starts from, with a head of one output; the policy's `model` if omitted."""
     head: HeadInit = "zero"
@@ -243,6 +448,9 @@ class ProcessRewardConfig(Section):
     """Model that the process reward model starts from, which is also its reference; the policy's `model` if omitted."""
     beta: float = Field(0.05, gt=0)
     """Factor between the log-ratio to the reference and the reward."""
+    microbatch: ClassVar[None] = None
+    epochs_per_step: ClassVar[int] = 1
+    has_reference: ClassVar[bool] = True
     normalize: bool = True
     """Divide the rewards of a step by the largest absolute reward-to-go of its tokens."""
     update_first: bool = True

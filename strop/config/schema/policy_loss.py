@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from strop.config.schema.base import Section
 
 
-class ClippedLossConfig(Section):
+class BasePolicyLossConfig(Section):
+    """Questions of an algorithm to its policy loss."""
+
+    selects_by_covariance: ClassVar[bool] = False
+    """Whether it selects tokens by the old policy's log-probs of all tokens of an update."""
+    sums_over_response: ClassVar[bool] = False
+    """Whether it is a sum over the tokens of a response, which `seq-mean-token-sum` averages over responses."""
+
+    @property
+    def vanishes_at_zero_advantage(self) -> bool:
+        """Whether a target whose advantage is 0 has the loss 0 and no gradient, whatever its log-probs are."""
+        return True
+
+
+class ClippedLossConfig(BasePolicyLossConfig):
     """PPO's clipped surrogate (arXiv 1707.06347); DAPO's two sides (2503.14476); dual clip (1912.09729)."""
 
     type: Literal["clip"] = "clip"
@@ -22,7 +36,7 @@ class ClippedLossConfig(Section):
     """Upper bound of the ratio for negative advantages (dual clip); null for no bound."""
 
 
-class GspoLossConfig(Section):
+class GspoLossConfig(BasePolicyLossConfig):
     """Clipped surrogate with one ratio per response, the geometric mean of its tokens' ratios
     (2507.18071)."""
 
@@ -33,7 +47,7 @@ class GspoLossConfig(Section):
     """Upper clip range: the response's ratio is clipped at 1 + clip_high."""
 
 
-class CispoLossConfig(Section):
+class CispoLossConfig(BasePolicyLossConfig):
     """REINFORCE, weighted by a clipped ratio without a gradient (arXiv 2506.13585)."""
 
     type: Literal["cispo"] = "cispo"
@@ -45,13 +59,13 @@ class CispoLossConfig(Section):
     """Drop tokens that PPO's clipping would leave without a gradient, as Trinity-RFT does."""
 
 
-class GpgLossConfig(Section):
+class GpgLossConfig(BasePolicyLossConfig):
     """Plain policy gradient, without ratio and clipping (arXiv 2504.02546)."""
 
     type: Literal["gpg"] = "gpg"
 
 
-class OpmdLossConfig(Section):
+class OpmdLossConfig(BasePolicyLossConfig):
     """Online policy mirror descent: the plain policy gradient divided by 1 + tau (arXiv 2505.17826)."""
 
     type: Literal["opmd"] = "opmd"
@@ -59,7 +73,7 @@ class OpmdLossConfig(Section):
     """Strength of the regularization towards the current policy."""
 
 
-class ToprLossConfig(Section):
+class ToprLossConfig(BasePolicyLossConfig):
     """REINFORCE, where a token with an advantage up to `threshold` is weighted by its ratio, at most 1 (TOPR,
     arXiv 2503.14286)."""
 
@@ -68,7 +82,7 @@ class ToprLossConfig(Section):
     """Advantage above which a token has the weight 1."""
 
 
-class SppoLossConfig(Section):
+class SppoLossConfig(BasePolicyLossConfig):
     """Log-ratio times advantage, for tokens whose ratio is within bounds (sPPO, arXiv 2108.05828)."""
 
     type: Literal["sppo"] = "sppo"
@@ -76,7 +90,7 @@ class SppoLossConfig(Section):
     """Clip range: a token counts where its ratio is between 1 / (1 + clip) and 1 + clip."""
 
 
-class RecLossConfig(Section):
+class RecLossConfig(BasePolicyLossConfig):
     """REINFORCE with clipping, weights and a regularizer for off-policy rollouts (REC, arXiv 2509.24203)."""
 
     type: Literal["rec"] = "rec"
@@ -100,8 +114,13 @@ class RecLossConfig(Section):
     regularizer_coef: float = Field(0.0, ge=0)
     """Coefficient of the regularizer."""
 
+    @property
+    def vanishes_at_zero_advantage(self) -> bool:
+        """False with a regularizer, which all tokens have."""
+        return self.regularizer == "none" or self.regularizer_coef == 0
 
-class SapoLossConfig(Section):
+
+class SapoLossConfig(BasePolicyLossConfig):
     """Ratio in a sigmoid gate instead of clipping: soft adaptive policy optimization (arXiv 2511.20347)."""
 
     type: Literal["sapo"] = "sapo"
@@ -114,7 +133,7 @@ class SapoLossConfig(Section):
     gradient, as in Trinity-RFT."""
 
 
-class GmpoLossConfig(Section):
+class GmpoLossConfig(BasePolicyLossConfig):
     """Geometric mean of a response's ratios, each clipped on its own (GMPO, arXiv 2507.20673)."""
 
     type: Literal["gmpo"] = "gmpo"
@@ -124,7 +143,7 @@ class GmpoLossConfig(Section):
     """Upper clip range: the log of a token's ratio is clipped at clip_high."""
 
 
-class _DppoLossConfig(Section):
+class _DppoLossConfig(BasePolicyLossConfig):
     ratio_cap: float = Field(20.0, gt=0)
     """Maximum weight of a token; larger ratios are truncated to it."""
 
@@ -151,17 +170,18 @@ class DppoKlLossConfig(_DppoLossConfig):
     """Maximum KL divergence, in nats, of a token that became more likely, for positive advantages."""
 
 
-class ImportanceSamplingLossConfig(Section):
+class ImportanceSamplingLossConfig(BasePolicyLossConfig):
     """Ratio times advantage, without clipping."""
 
     type: Literal["importance_sampling"] = "importance_sampling"
 
 
-class ClipCovLossConfig(Section):
+class ClipCovLossConfig(BasePolicyLossConfig):
     """PPO's clipped surrogate without some tokens of high covariance, against the collapse of the entropy (Clip-Cov,
     arXiv 2505.22617)."""
 
     type: Literal["clip_cov"] = "clip_cov"
+    selects_by_covariance: ClassVar[bool] = True
     clip_low: float = Field(0.2, ge=0, le=1)
     """Lower clip range: the ratio to the old policy is clipped at 1 - clip_low; 1 for no lower bound."""
     clip_high: float = Field(0.2, ge=0)
@@ -182,18 +202,24 @@ class ClipCovLossConfig(Section):
             )
 
 
-class KlCovLossConfig(Section):
+class KlCovLossConfig(BasePolicyLossConfig):
     """Ratio times advantage, with a KL penalty for the tokens of highest covariance, against the collapse of the
     entropy (KL-Cov, arXiv 2505.22617)."""
 
     type: Literal["kl_cov"] = "kl_cov"
+    selects_by_covariance: ClassVar[bool] = True
     token_fraction: float = Field(0.0002, gt=0, le=1)
     """Fraction of an update's tokens with the penalty, at least one token: those of highest covariance."""
     kl_coef: float = Field(1.0, ge=0)
     """Coefficient of the absolute log-ratio of these tokens."""
 
+    @property
+    def vanishes_at_zero_advantage(self) -> bool:
+        """False with the penalty, which selected tokens have whatever their advantage."""
+        return self.kl_coef == 0
 
-class M2poLossConfig(Section):
+
+class M2poLossConfig(BasePolicyLossConfig):
     """Ratio times advantage, without the tokens that are furthest from the old policy (M2PO, arXiv 2510.01161)."""
 
     type: Literal["m2po"] = "m2po"
@@ -201,30 +227,47 @@ class M2poLossConfig(Section):
     """Maximum mean of the squared log-ratios, over an update's tokens that move away from the old policy."""
 
 
-class DroLossConfig(Section):
+class DroLossConfig(BasePolicyLossConfig):
     """Log-prob times advantage, with the squared log-ratio as the regularizer (DRO, arXiv 2405.19107)."""
 
     type: Literal["dro"] = "dro"
     beta: float = Field(1.0, gt=0)
     """Coefficient of half the squared log-ratio."""
 
+    @property
+    def vanishes_at_zero_advantage(self) -> bool:
+        """False: the log-ratio is squared."""
+        return False
 
-class GvpoLossConfig(Section):
+
+class GvpoLossConfig(BasePolicyLossConfig):
     """Squared difference between the implicit reward of a response and its reward, both relative to the group (GVPO,
     arXiv 2504.19599)."""
 
     type: Literal["gvpo"] = "gvpo"
+    sums_over_response: ClassVar[bool] = True
     beta: float = Field(0.1, gt=0)
     """Factor between a response's log-ratio and its implicit reward; a smaller one allows a larger distance from the
     old policy."""
 
+    @property
+    def vanishes_at_zero_advantage(self) -> bool:
+        """False: the log-ratio is squared."""
+        return False
 
-class SelfPlayLossConfig(Section):
+
+class SelfPlayLossConfig(BasePolicyLossConfig):
     """Squared difference between the log-ratio of a response and its scaled advantage (SPPO, arXiv 2405.00675)."""
 
     type: Literal["self_play"] = "self_play"
+    sums_over_response: ClassVar[bool] = True
     eta: float = Field(1.0, gt=0)
     """Factor of the advantage: a response's log-ratio to the old policy is fitted to eta times its advantage."""
+
+    @property
+    def vanishes_at_zero_advantage(self) -> bool:
+        """False: the log-ratio is squared."""
+        return False
 
 
 PolicyLossConfig = (

@@ -4,12 +4,15 @@ training on responses with a label."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from strop.config.schema.base import Section
-from strop.config.schema.policy_gradient import HeadInit
+from strop.config.schema.policy_gradient import BaseOfflineConfig, HeadInit, Rows
+
+if TYPE_CHECKING:
+    from strop.config.schema.run import Run
 
 DpoLossName = Literal[
     "sigmoid",
@@ -44,7 +47,7 @@ class ReferenceSyncConfig(Section):
     """Weight of the policy, the paper's alpha; 1 replaces the reference."""
 
 
-class DpoConfig(Section):
+class DpoConfig(BaseOfflineConfig):
     """Direct preference optimization: prefers chosen over rejected responses (arXiv 2305.18290)."""
 
     type: Literal["dpo"] = "dpo"
@@ -94,8 +97,43 @@ class DpoConfig(Section):
             raise ValueError("; ".join(faults))
         return self
 
+    @property
+    def rows(self) -> Rows:
+        """Pairs."""
+        return "pairs"
 
-class CpoConfig(Section):
+    @property
+    def needs_reference_model(self) -> bool:
+        """Whether the reference changes, so that its log-probs are computed in every update."""
+        return self.reference_sync is not None
+
+    @property
+    def needs_initial_logprobs(self) -> bool:
+        """Whether the reference stays the initial model."""
+        return self.reference_sync is None
+
+    @property
+    def changed_reference(self) -> ReferenceSyncConfig | None:
+        """The section's."""
+        return self.reference_sync
+
+    def run_faults(self, run: Run) -> Iterator[str]:
+        """Faults of a reference that changes where it cannot."""
+        if self.reference_sync is None:
+            return
+        if run.model.lora is not None:
+            yield (
+                "algorithm.reference_sync changes the weights of the reference, and with model.lora the reference is "
+                "the model without its adapter; remove one of them"
+            )
+        if run.trainer.engine.type != "local":
+            yield (
+                f"trainer.engine.type is {run.trainer.engine.type}, but algorithm.reference_sync changes a reference "
+                "model that one process holds; write trainer.engine: local"
+            )
+
+
+class CpoConfig(BaseOfflineConfig):
     """Contrastive preference optimization (arXiv 2401.08417) and SimPO (arXiv 2405.14734): pairs without a reference
     model."""
 
@@ -121,8 +159,13 @@ class CpoConfig(Section):
             raise ValueError(f"label_smoothing has no effect on {self.loss}; leave it out")
         return self
 
+    @property
+    def rows(self) -> Rows:
+        """Pairs."""
+        return "pairs"
 
-class OrpoConfig(Section):
+
+class OrpoConfig(BaseOfflineConfig):
     """Odds ratio preference optimization (arXiv 2403.07691): cross entropy of the chosen responses, and the odds of the
     chosen against the rejected ones, without a reference model."""
 
@@ -130,8 +173,13 @@ class OrpoConfig(Section):
     beta: float = Field(0.1, gt=0)
     """Weight of the odds ratio's term, the paper's lambda."""
 
+    @property
+    def rows(self) -> Rows:
+        """Pairs."""
+        return "pairs"
 
-class KtoConfig(Section):
+
+class KtoConfig(BaseOfflineConfig):
     """Kahneman-Tversky optimization (arXiv 2402.01306): raises desirable and lowers undesirable responses, from
     rows with a label."""
 
@@ -157,8 +205,41 @@ class KtoConfig(Section):
             raise ValueError("desirable_weight and undesirable_weight are both 0; write one above 0")
         return self
 
+    @property
+    def rows(self) -> Rows:
+        """Responses with a label."""
+        return "labels"
 
-class BcoConfig(Section):
+    @property
+    def needs_initial_logprobs(self) -> bool:
+        """True: responses are compared with the initial model."""
+        return True
+
+    @property
+    def needs_reference_model(self) -> bool:
+        """Whether each update estimates the divergence, over other pairs of prompts and responses in every epoch."""
+        return self.estimates_kl
+
+    def run_faults(self, run: Run) -> Iterator[str]:
+        """Faults of an update from which the divergence cannot be estimated."""
+        if not self.estimates_kl:
+            return
+        key = "tasks_per_step" if run.trainer.tasks_per_update is None else "tasks_per_update"
+        if getattr(run.trainer, key) == 1:
+            yield (
+                f"trainer.{key} is 1, but algorithm kto estimates the KL divergence from the prompts of an update with "
+                "the responses of its other rows; write 2 or more, or algorithm.loss: apo_zero_unpaired"
+            )
+        held_out = {f"data.eval ({each.name})": each for each in run.data.eval if each.is_offline}
+        for where, taskset in {**run.data.training_tasksets(), **held_out}.items():
+            if taskset.images is not None:
+                yield (
+                    f"{where}.images: algorithm kto estimates the KL divergence from prompts with other rows' "
+                    "responses, for text only; write algorithm.loss: apo_zero_unpaired, or algorithm bco"
+                )
+
+
+class BcoConfig(BaseOfflineConfig):
     """Binary classifier optimization (arXiv 2404.04656): classifies responses by their implied reward, shifted by its
     running mean."""
 
@@ -166,20 +247,28 @@ class BcoConfig(Section):
     beta: float = Field(0.1, gt=0)
     """Strength of the regularization towards the reference, which is the initial model."""
 
+    @property
+    def rows(self) -> Rows:
+        """Responses with a label."""
+        return "labels"
+
+    @property
+    def needs_initial_logprobs(self) -> bool:
+        """True: responses are compared with the initial model."""
+        return True
+
 
 PreferenceConfig = DpoConfig | CpoConfig | OrpoConfig
 """Algorithms that learn from pairs of responses."""
 UnpairedConfig = KtoConfig | BcoConfig
 """Algorithms that learn from responses with a label."""
-ReferencedConfig = DpoConfig | UnpairedConfig
-"""Algorithms that compare the policy with the initial model on given responses."""
 
 
 def _join(names: set[DpoLossName] | frozenset[str]) -> str:
     return ", ".join(sorted(names))
 
 
-class RewardModelingConfig(Section):
+class RewardModelingConfig(BaseOfflineConfig):
     """Reward modeling: a sequence classifier with one output, from pairs (Bradley-Terry, arXiv 2203.02155) or from
     scores (regression)."""
 
@@ -202,3 +291,35 @@ class RewardModelingConfig(Section):
         """Faults between the fields."""
         if self.centering_coef and self.loss == "squared_error":
             yield "centering_coef has no effect on squared_error, whose scores set the mean of the rewards; remove it"
+
+    @property
+    def rows(self) -> Rows:
+        """Pairs, or responses with a score."""
+        return "pairs" if self.loss == "bradley_terry" else "scores"
+
+    @property
+    def reward_model(self) -> RewardModelingConfig | None:
+        """This section."""
+        return self
+
+    def run_faults(self, run: Run) -> Iterator[str]:
+        """Faults in what a reward model requires of data and model."""
+        tasksets = {
+            **run.data.training_tasksets(),
+            **{f"data.eval ({each.name})": each for each in run.data.eval},
+        }
+        for where, taskset in tasksets.items():
+            if taskset.images is not None:
+                yield f"{where}.images has no effect under algorithm reward_model, which reads text; remove it"
+            if taskset.trained_turns != "all" or taskset.train_on_prompt:
+                yield (
+                    f"{where}.trained_turns and train_on_prompt have no effect under algorithm reward_model, which "
+                    "scores whole conversations; remove them"
+                )
+        if not run.reward.is_empty:
+            yield "reward has no effect under algorithm reward_model, which trains one and samples nothing; remove it"
+        if run.model.lora is not None and run.model.lora.adapter is not None:
+            yield (
+                "model.lora.adapter is of a policy, and the adapter of a reward model starts new; remove it, or write "
+                "a model with the adapter merged as model.path"
+            )

@@ -11,7 +11,13 @@ from pydantic import Field, PrivateAttr
 
 from strop.config.names import FileName
 from strop.config.paths import expand_user
-from strop.config.schema.algorithm import AlgorithmConfig, GrpoConfig, OfflineAlgorithmConfig, PrimeConfig
+from strop.config.schema.algorithm import (
+    AlgorithmConfig,
+    GrpoConfig,
+    OfflineAlgorithmConfig,
+    PrimeConfig,
+    RolloutAlgorithmConfig,
+)
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.buffer import BufferConfig, PriorityBufferConfig, QueueBufferConfig, SqlBufferConfig
 from strop.config.schema.checkpoint import CheckpointConfig, ExportConfig
@@ -87,7 +93,7 @@ SINGLE_ROLE_MODES = ("train", "explore")
 
 def _default_synchronizer(values: dict[str, Any]) -> SynchronizerConfig:
     """The synchronizer of a run file without one: memory, except where the roles are separate processes."""
-    offline = isinstance(values.get("algorithm"), OfflineAlgorithmConfig)
+    offline = getattr(values.get("algorithm"), "is_offline", False)
     distributed = values.get("mode") in SINGLE_ROLE_MODES or isinstance(
         values.get("cluster"), RayClusterConfig
     )
@@ -191,6 +197,12 @@ class Run(Section):
     def has_buffer_process(self) -> bool:
         """Whether the buffer is a separate process: an in-memory queue that the roles connect to."""
         return self.is_launched_in_roles and isinstance(self.buffer, QueueBufferConfig | PriorityBufferConfig)
+
+    @property
+    def rollout_algorithm(self) -> RolloutAlgorithmConfig:
+        """The algorithm of a run that trains on rollouts."""
+        assert not isinstance(self.algorithm, OfflineAlgorithmConfig)
+        return self.algorithm
 
     @property
     def oversampling(self) -> OversamplingConfig | None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from strop.config.model_files import folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
-from strop.config.schema.algorithm import reward_modeling
 from strop.config.schema.data import TasksetConfig
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
@@ -124,7 +123,7 @@ def _check_demonstrations(
         name=name,
         seed=run.seed,
         tokens=tokens,
-        reward_model=reward_modeling(run.algorithm),
+        reward_model=run.algorithm.reward_model,
     )
     if len(found.rows) < _ROWS:  # otherwise the run finds whether a later row is left
         found.require_some(run.data, name)

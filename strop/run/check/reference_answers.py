@@ -14,7 +14,6 @@ import numpy as np
 from strop.config.model_files import folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig, PrimeConfig
 from strop.data.prompt_check import to_prompt
 from strop.data.sources.columns import value_at
 from strop.data.sources.reader import read_rows
@@ -97,16 +96,15 @@ def _unusable_rewards(run: Run, rollouts: Sequence[Rollout]) -> Iterator[str]:
     """Yield an error for rewards without a component that the algorithm reads, and outside of its range."""
     algorithm = run.algorithm
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
-    if not scored or isinstance(algorithm, OfflineAlgorithmConfig):
+    if not scored or algorithm.is_offline:
         return
     first, names = scored[0], {name for rollout in scored for name in rollout.reward_parts}
-    dynamic = getattr(algorithm, "dynamic_sampling", None)
+    dynamic = algorithm.dynamic_sampling
     if dynamic is not None and dynamic.metric is not None and dynamic.metric not in names:
         yield missing_component(dynamic.metric, first.task_id, first.reward_parts)
-    if algorithm.type == "gdpo":
-        lacking = [name for name in algorithm.reward_parts or () if name not in names]
-        yield from (missing_part(name, first.task_id, first.reward_parts) for name in lacking)
-    if isinstance(algorithm, PrimeConfig):
+    lacking = [name for name in algorithm.compared_parts or () if name not in names]
+    yield from (missing_part(name, first.task_id, first.reward_parts) for name in lacking)
+    if algorithm.reward_is_probability:
         rewards = [
             each.reward for each in scored if each.reward is not None and not is_probability(each.reward)
         ]

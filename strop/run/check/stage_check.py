@@ -17,7 +17,6 @@ from strop.config.paths import existing_path
 from strop.config.plan.request import slow_bfloat16
 from strop.config.plan.table import machine_of
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.data import ColumnOrderConfig, DifficultyOrderConfig, TasksetConfig
 from strop.config.schema.inference_engine import ServerConnectionConfig
@@ -137,9 +136,9 @@ def _file_faults(stage: LoadedRun, written_before: Collection[Path]) -> Iterator
         for index, part in enumerate(reward.functions):
             if fault := unknown_reward(part.function):
                 yield f"{stage.sources[f'{key}.functions.{index}.function']}: {fault}"
-    if run.algorithm.type == "gigpo" and run.rollout.workflow.name in ("single_turn", "math"):
+    if run.algorithm.needs_turn_states and run.rollout.workflow.name in ("single_turn", "math"):
         yield turn_states_fault()
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         yield from eval_data_faults(run, stage.rewards or None)
     yield from _judge_faults(run)
     yield from _hub_faults(run)
@@ -173,9 +172,8 @@ def _model_names(run: Run) -> dict[str, str]:
         found["model.tokenizer"] = run.model.tokenizer
     if (second := second_model(run)) is not None:
         found[f"{second[0]}.model.path"] = second[1].path
-    if not isinstance(run.algorithm, OfflineAlgorithmConfig) and run.algorithm.distillation is not None:
-        for number, teacher in enumerate(run.algorithm.distillation.teachers):
-            found[f"algorithm.distillation.teachers.{number}.path"] = teacher.path
+    for number, teacher in enumerate(run.algorithm.teachers):
+        found[f"algorithm.distillation.teachers.{number}.path"] = teacher.path
     for key, reward in configured_rewards(run).items():
         found |= {f"{key}.models.{index}.path": model.path for index, model in enumerate(reward.models)}
     for index, auxiliary in enumerate(run.rollout.auxiliary_models):
@@ -188,7 +186,7 @@ def _model_faults(stage: LoadedRun, run: Run) -> Iterator[str]:
     use; models on the hub are not read."""
     algorithm, model = run.algorithm, run.model
     yield from image_faults(run)
-    teachers = () if isinstance(algorithm, OfflineAlgorithmConfig) else algorithm.distillation
+    teachers = () if algorithm.is_offline else algorithm.distillation
     second = second_model(run)
     named = [each.tokenizer or each.path for each in (teachers.teachers if teachers else ())]
     if second is not None and second[1].path not in (stage.run.model.path, model.path):
@@ -242,7 +240,7 @@ def _check_folder(stage: LoadedRun) -> Findings:
     start = check_start(run, own, identity)
     if start.checkpoint is None:
         return Findings()
-    if not isinstance(run.algorithm, OfflineAlgorithmConfig) and not run.is_distributed:
+    if not run.algorithm.is_offline and not run.is_distributed:
         require_tasks_taken(run, start.state, start.checkpoint)
     for part in _SECOND_MODELS.get(run.algorithm.type, ()):
         from strop.training.checkpoints.sharded_tensors import ShardedTensors
@@ -284,7 +282,8 @@ def _check_order(run: Run) -> None:
 
 def _check_teachers(run: Run) -> None:
     """Raise DataError for training rows of a source that no teacher has."""
-    if isinstance(run.algorithm, OfflineAlgorithmConfig) or run.algorithm.distillation is None:
+    distillation = run.algorithm.distillation
+    if distillation is None:
         return
     if run.data.train.source is None or steps_per_epoch(run) is None:
         return
@@ -295,9 +294,7 @@ def _check_teachers(run: Run) -> None:
     for section in run.data.training_tasksets().values():
         if section.source is not None:
             rows = read_rows(section).scan([section.source])
-            require_teachers(
-                run.algorithm.distillation, {value_at(row, section.source, "train") for row in rows}
-            )
+            require_teachers(distillation, {value_at(row, section.source, "train") for row in rows})
 
 
 def _not_contacted(run: Run, readable: Run) -> Iterator[str]:
@@ -321,7 +318,7 @@ def _not_contacted(run: Run, readable: Run) -> Iterator[str]:
     engine = run.rollout.engine
     if isinstance(engine, ServerConnectionConfig):
         yield f"rollout.engine: {engine.base_url} was not contacted"
-    elif engine.type != "native" and not isinstance(run.algorithm, OfflineAlgorithmConfig):
+    elif engine.type != "native" and not run.algorithm.is_offline:
         yield f"rollout.engine: {engine.type} was not started"
     if getattr(run.buffer, "url", None) is not None:
         yield "buffer.url: the database was not opened"

@@ -22,7 +22,7 @@ from strop.config.environment_values import set_environment
 from strop.config.model_files import folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
-from strop.config.schema.algorithm import CustomConfig, OfflineAlgorithmConfig, reward_modeling
+from strop.config.schema.algorithm import CustomConfig
 from strop.config.schema.buffer import CustomOperatorConfig
 from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
 from strop.config.schema.rollout import WorkflowConfig
@@ -65,8 +65,7 @@ def check_user_code(
 def _named_code(run: Run) -> Iterator[str]:
     """Code of the user that the run names."""
     yield from run.model.imports
-    if isinstance(run.algorithm, CustomConfig):
-        yield from filter(None, (run.algorithm.advantages, run.algorithm.loss))
+    yield from run.algorithm.user_functions.values()
     for reward in configured_rewards(run).values():
         yield from (part.function for part in reward.functions if not builtin_reward(part.function))
     yield from (workflow.name for workflow in _workflows(run).values() if _has_code(workflow))
@@ -75,7 +74,7 @@ def _named_code(run: Run) -> Iterator[str]:
 
 
 def _workflows(run: Run) -> dict[str, WorkflowConfig]:
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         return {}
     found = {"rollout.workflow": run.rollout.workflow}
     own = {f"data.eval.{index}.workflow": each.workflow for index, each in enumerate(run.data.eval)}
@@ -125,7 +124,7 @@ def _parts(run: Run, rewards: PythonRewards | None) -> Iterator[Work]:
     for field, workflow in _workflows(run).items():
         if _has_code(workflow):
             yield f"{field} {workflow.name}", partial(_load_workflow, run, field, workflow)
-    if isinstance(run.algorithm, CustomConfig):
+    if run.algorithm.user_functions:
         yield "algorithm.advantages and algorithm.loss", partial(_check_algorithm, run)
     for section in _operators(run):
         yield f"the operator {section.operator}", partial(_make_operator, section)
@@ -205,10 +204,10 @@ def _read_dataset(run: Run, field: str, taskset: TasksetConfig) -> Findings:
     limit = min(_ROWS, taskset.limit_tasks or _ROWS)
     first, short = taskset.model_copy(update={"limit_tasks": limit}), field.removeprefix("data.")
     is_sampled = isinstance(taskset, EvalTasksetConfig) and taskset.is_sampled
-    is_trained = isinstance(run.algorithm, OfflineAlgorithmConfig) or taskset.is_offline
+    is_trained = run.algorithm.is_offline or taskset.is_offline
     load: Callable[..., object] = load_taskset
     if is_trained and not is_sampled:
-        load = partial(load_offline_dataset, reward_model=reward_modeling(run.algorithm))
+        load = partial(load_offline_dataset, reward_model=run.algorithm.reward_model)
     load(first, run.data, tokenizer, name=short, seed=run.seed, shuffle=False, tokens=tokens)
     return Findings(
         checked=[f"{field}: the first rows of the dataset class {name}"],

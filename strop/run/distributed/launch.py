@@ -23,7 +23,6 @@ from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
 from strop.config.schema import Run
 from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
-from strop.config.schema.policy_gradient import PolicyGradientConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.errors import Interrupted
 from strop.python_rewards import PythonRewards
@@ -158,9 +157,10 @@ _NOTE = (
 def off_policy_note(run: Run) -> tuple[str, ...]:
     """A note if the synchronizer's style admits rollouts of older weights, which the algorithm takes for those of the
     trainer's; else none."""
-    algorithm, section = run.algorithm, run.synchronizer
-    if not isinstance(algorithm, PolicyGradientConfig) or isinstance(section, MemorySyncConfig):
+    section = run.synchronizer
+    if run.algorithm.is_offline or isinstance(section, MemorySyncConfig):
         return ()
+    algorithm = run.rollout_algorithm
     is_corrected = (
         algorithm.old_policy == "sampler"
         or algorithm.importance_correction is not None

@@ -14,8 +14,7 @@ import numpy as np
 from strop.algorithms.loss_spec import LossSpec
 from strop.algorithms.losses.reward_modeling import held_out_pairs, held_out_scores
 from strop.config.schema import Run
-from strop.config.schema.algorithm import reward_modeling
-from strop.config.schema.preference import DpoConfig, ReferencedConfig, RewardModelingConfig, UnpairedConfig
+from strop.config.schema.preference import RewardModelingConfig
 from strop.data.offline_dataset import OfflineDataset, is_offline_taskset, load_offline_dataset
 from strop.protocols import TrainingEngine
 from strop.python_rewards import PythonRewards
@@ -86,7 +85,7 @@ class OfflinePolicy:
         groups: Mapping[str, list[RolloutGroup]] = {}
         for answers in held_out.answers:
             experiences = [experience for group in answers.all_groups() for experience in group.experiences]
-            if (section := reward_modeling(run.algorithm)) is not None:
+            if (section := run.algorithm.reward_model) is not None:
                 found = measure_rewards(section, self.engine, experiences)
                 metrics |= {f"eval/{answers.name}/{name}": value for name, value in found.items()}
                 continue
@@ -136,8 +135,8 @@ def load_held_out(run: Run, tokenizer: PreTrainedTokenizerBase, reward: PythonRe
             shuffle=False,
             images=images,
             tokens=tokens,
-            unpaired=isinstance(run.algorithm, UnpairedConfig),
-            reward_model=reward_modeling(run.algorithm),
+            unpaired=run.algorithm.rows == "labels",
+            reward_model=run.algorithm.reward_model,
         )
         for section in run.data.eval
         if is_offline_taskset(section)
@@ -165,8 +164,8 @@ def open_offline_policy(
         placement = stack.enter_context(open_rank_placement(run))
         engine = stack.enter_context(open_training_engines(run, placement)).policy()
         reference = None
-        changes = isinstance(run.algorithm, DpoConfig) and run.algorithm.reference_sync is not None
-        if isinstance(run.algorithm, ReferencedConfig) and not changes:
+        changes = run.algorithm.changed_reference is not None
+        if run.algorithm.needs_initial_logprobs:
             datasets = held_out.answers if train is None else (train, *held_out.answers)
             cache = RunFolder.of(run).path / "reference"
             reference = reference_logprobs(datasets, engine, run.model, cache, stop.check)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.errors import CheckpointError, ConfigError
 from strop.protocols import TrainingEngine
 from strop.python_rewards import PythonRewards
@@ -77,10 +76,8 @@ def open_evaluator(
             "such as `eval: [{name: test, path: test.jsonl}]`."
         )
     stop = stop or StopSignal()
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
-        opener = _open_offline
-    else:
-        opener = _open_server if samples_from_server(run) else _open_sampling
+    open_sampling = _open_server if samples_from_server(run) else _open_sampling
+    opener = _open_offline if run.algorithm.is_offline else open_sampling
     with opener(run, reward, stop) as evaluate_checkpoint:
         yield evaluate_checkpoint
 

@@ -12,7 +12,7 @@ from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
 from strop.config.save import save_resolved
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig, RolloutAlgorithmConfig
+from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
 from strop.inference.interruptible_sampler import InterruptibleSampler
 from strop.protocols import Buffer, InferenceEngine
@@ -67,8 +67,8 @@ def explore(
     """
     run = loaded.run
     stop = stop or StopSignal()
-    algorithm, section = run.algorithm, run.synchronizer
-    assert not isinstance(algorithm, OfflineAlgorithmConfig) and not isinstance(section, MemorySyncConfig)
+    algorithm, section = run.rollout_algorithm, run.synchronizer
+    assert not isinstance(section, MemorySyncConfig)
     require_reward(run, reward)
     require_scorable_tasks(run, reward)
     folder = RunFolder.of(run)

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 
 from strop.config.load.loader import LoadedRun
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.generation import GenerationConfig
 from strop.data.encoding.chat_template import PromptEncoder
@@ -65,7 +64,7 @@ def generate(loaded: LoadedRun, prompts: Path, out: Path, checkpoint: Path | Non
     with _open_explorer(run, tokenizer, checkpoint) as (explorer, step):
         groups = explorer.sample(
             tasks,
-            1 if isinstance(run.algorithm, OfflineAlgorithmConfig) else run.algorithm.rollouts_per_task,
+            run.algorithm.rollouts_per_task,
             sampling_params(run.rollout.sampling, run.data.max_response_tokens),
             purpose="generate",
             step=step,

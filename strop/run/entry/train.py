@@ -24,14 +24,10 @@ from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import (
     CustomConfig,
-    OfflineAlgorithmConfig,
     RolloutAlgorithmConfig,
     SftConfig,
-    demonstrations_field,
-    reward_modeling,
 )
 from strop.config.schema.data import ColumnOrderConfig
-from strop.config.schema.preference import DpoConfig, UnpairedConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.config.schema.trainer import WarmupSelectionConfig
 from strop.data.mixture import run_mixture_order
@@ -113,8 +109,7 @@ def open_rollout_setup(
     stop: StopSignal,
 ) -> Iterator[TrainSetup]:
     """Training on rollouts that this process samples."""
-    algorithm = run.algorithm
-    assert not isinstance(algorithm, OfflineAlgorithmConfig)
+    algorithm = run.rollout_algorithm
     require_tasks_taken(run, start.state, start.checkpoint)
     tasks = load_tasks(run, tokenizer)
     _check_teachers(algorithm, tokenizer, tasks)
@@ -158,8 +153,8 @@ def open_offline_setup(
 ) -> Iterator[TrainSetup]:
     """Training on demonstrations, preference pairs, labeled or scored responses."""
     data, trainer = run.data, run.trainer
-    unpaired = isinstance(run.algorithm, UnpairedConfig)
-    reward_model = reward_modeling(run.algorithm)
+    unpaired = run.algorithm.rows == "labels"
+    reward_model = run.algorithm.reward_model
     assert data.order is None or isinstance(data.order, ColumnOrderConfig)
     images = load_prompt_images(run, tokenizer)
     load = partial(
@@ -193,7 +188,7 @@ def open_offline_setup(
             max_updates=horizon.updates,
             reference=policy.reference_of,
             reference_point=policy.reference_point,
-            reference_sync=run.algorithm.reference_sync if isinstance(run.algorithm, DpoConfig) else None,
+            reference_sync=run.algorithm.changed_reference,
             learns_rewards=reward_model is not None,
         )
         source = OfflineSource(train, trainer.tasks_per_step)
@@ -223,8 +218,8 @@ def open_distributed_setup(
     stop: StopSignal,
 ) -> Iterator[TrainSetup]:
     """Training on rollouts that a separate explorer process samples and scores; it also evaluates."""
-    algorithm, section = run.algorithm, run.synchronizer
-    assert not isinstance(algorithm, OfflineAlgorithmConfig) and not isinstance(section, MemorySyncConfig)
+    algorithm, section = run.rollout_algorithm, run.synchronizer
+    assert not isinstance(section, MemorySyncConfig)
     tasks = load_tasks(run, tokenizer)
     _check_teachers(algorithm, tokenizer, tasks)
     horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.tasks_sampled_per_step))
@@ -302,8 +297,8 @@ def _phases(
 ) -> list[TrainPhase]:
     """The SFT warm-up, where `trainer.batch_selection` asks for one, and the steps with rollouts."""
     expert = None
-    if (field := demonstrations_field(algorithm)) is not None:
-        demonstrations = tasks.auxiliary[run.data.demonstrations_named(getattr(algorithm, field)).name]
+    if (added := algorithm.added_demonstrations) is not None:
+        demonstrations = tasks.auxiliary[run.data.demonstrations_named(added.name).name]
         expert = ExpertData(demonstrations, run)
     updater = RolloutUpdater(
         PolicyOptimizer(engine, LossSpec.of(run), lr_schedule),
@@ -374,7 +369,7 @@ def train(
     """
     run = loaded.run
     stop = stop or StopSignal()
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         require_eval_data(run, reward)
         require_scorable_tasks(run, reward)
     elif not run.is_distributed:
@@ -424,7 +419,7 @@ def _open_setup(
     folder: RunFolder,
     stop: StopSignal,
 ) -> AbstractContextManager[TrainSetup]:
-    if isinstance(run.algorithm, OfflineAlgorithmConfig):
+    if run.algorithm.is_offline:
         return open_offline_setup(run, tokenizer, reward, start, stop)
     if run.is_distributed:
         return open_distributed_setup(run, tokenizer, start, folder, stop)

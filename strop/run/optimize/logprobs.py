@@ -14,7 +14,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from strop.algorithms import requirements
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.model import ModelConfig
@@ -46,8 +45,8 @@ def compute_step_logprobs(
     engine: TrainingEngine, algorithm: RolloutAlgorithmConfig, experiences: Sequence[Experience]
 ) -> StepLogprobs:
     """Compute what advantages and corrections read of all experiences; `add_update_logprobs` adds what updates read."""
-    in_reward = requirements.reward_reads_logprobs(algorithm)
-    teacher = in_reward and requirements.needs_teacher_logprobs(algorithm)
+    in_reward = algorithm.reward_reads_logprobs
+    teacher = in_reward and algorithm.needs_teacher_logprobs
     reference = algorithm.kl_reward is not None and algorithm.kl_reward.estimator != "full"
     return StepLogprobs(
         old=_old_logprobs(engine, algorithm, experiences),
@@ -65,7 +64,7 @@ def _old_logprobs(
         known = [e.policy_logprobs for e in experiences if e.policy_logprobs is not None]
         if len(known) == len(experiences):
             return known
-    if requirements.reward_reads_logprobs(algorithm) or requirements.needs_start_logprobs(algorithm):
+    if algorithm.reward_reads_logprobs or algorithm.needs_start_logprobs:
         return engine.logprobs(experiences)
     return None
 
@@ -94,9 +93,9 @@ def add_update_logprobs(
     old, reference, teacher = logprobs.old, logprobs.reference, logprobs.teacher
     if old is None and compared:
         old = _of_some(experiences, compared, engine.logprobs)
-    if reference is None and computed and requirements.needs_reference_logprobs(algorithm):
+    if reference is None and computed and algorithm.needs_reference_logprobs:
         reference = _of_some(experiences, computed, lambda some: engine.logprobs(some, reference=True))
-    if teacher is None and computed and requirements.needs_teacher_logprobs(algorithm):
+    if teacher is None and computed and algorithm.needs_teacher_logprobs:
         teacher = _of_some(experiences, computed, engine.teacher_logprobs)
     return StepLogprobs(old, reference, teacher)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from strop.algorithms import registry, requirements
+from strop.algorithms import registry
 from strop.algorithms.advantages import logit_gradient_norms
 from strop.algorithms.distillation import distillation_advantages, sampled_divergence
 from strop.algorithms.kl import estimate_kl, mean_rollout_kl
@@ -109,11 +109,9 @@ class RolloutUpdater:
         self._skip_zero_advantages = (
             trainer.skip_zero_advantages
             and trainer.router_loss is None
-            and requirements.vanishes_at_zero_advantage(algorithm)
+            and algorithm.vanishes_at_zero_advantage
         )
-        self._skip_zero_ratios = (
-            trainer.skip_zero_advantages and requirements.ratio_vanishes_at_zero_advantage(algorithm)
-        )
+        self._skip_zero_ratios = trainer.skip_zero_advantages and algorithm.ratio_vanishes_at_zero_advantage
 
     def load_state(self, state: RunState) -> None:
         """Continue with the saved KL coefficient and expert position."""
@@ -170,9 +168,7 @@ class RolloutUpdater:
             logprobs, self._policy.engine, self._algorithm, experiences, minibatches
         )
         updates_started = time.perf_counter()
-        compared = self._algorithm.old_policy == "sampler" or requirements.needs_start_logprobs(
-            self._algorithm
-        )
+        compared = self._algorithm.old_policy == "sampler" or self._algorithm.needs_start_logprobs
         rows = [
             self._update(
                 trained,

@@ -32,7 +32,6 @@ from strop.config.environment_values import name_environment
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import redact, redact_arguments, safe_text
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.errors import Interrupted, SandboxError
 from strop.printable import counted
 from strop.run.recording.monitor import Monitor, SessionInfo
@@ -304,7 +303,7 @@ class Recorder:
     def _title(self) -> str:
         run = self._loaded.run
         size = counted(run.trainer.tasks_per_step, "task")
-        if not isinstance(run.algorithm, OfflineAlgorithmConfig):
+        if not run.algorithm.is_offline:
             size += f" x {counted(run.algorithm.rollouts_per_task, 'rollout')}"
         steps = counted(self._length.steps, "step")
         return f"{run.project} / {run.name}: {steps} of {size}, in {self._folder.path}"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strop.algorithms.advantages import has_reward_variance
-from strop.algorithms.requirements import needs_greedy_baseline
 from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_gradient import DynamicSamplingConfig, OversamplingConfig
@@ -49,8 +48,8 @@ class GroupSettings:
             tasks_per_step=run.trainer.tasks_per_step,
             rollouts_per_task=algorithm.rollouts_per_task,
             sampling=sampling,
-            greedy=replace(sampling, temperature=0.0) if needs_greedy_baseline(algorithm) else None,
-            dynamic=getattr(algorithm, "dynamic_sampling", None),
+            greedy=replace(sampling, temperature=0.0) if algorithm.needs_greedy_baseline else None,
+            dynamic=algorithm.dynamic_sampling,
             oversampling=run.oversampling,
             max_error_fraction=run.rollout.max_error_fraction,
             pipeline=make_pipeline(run.buffer.pipeline, services),

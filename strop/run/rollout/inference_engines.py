@@ -15,7 +15,6 @@ import torch
 from strop.config.plan.machine import uniform_machine
 from strop.config.plan.table import plan_on
 from strop.config.schema import Run
-from strop.config.schema.algorithm import OfflineAlgorithmConfig
 from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
 from strop.config.schema.inference_engine import (
     NativeEngineConfig,
@@ -175,11 +174,7 @@ def engine_notes(run: Run) -> tuple[str, ...]:
 
 def _logprob_notes(run: Run, engine: str, *, changed: bool) -> list[str]:
     """A note if the run needs log-probs of the policy that the engine does not give."""
-    if (
-        isinstance(run.algorithm, OfflineAlgorithmConfig)
-        or run.algorithm.old_policy != "sampler"
-        or not changed
-    ):
+    if run.algorithm.is_offline or run.rollout_algorithm.old_policy != "sampler" or not changed:
         return []
     return [
         f"algorithm.old_policy: sampler: {engine} gives only the log-probs of the distribution sampled from, so the "

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from strop.config.effective_reward import effective_reward
 from strop.config.environment_values import set_environment
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.rollout import EnginePoolConfig, SamplingConfig, WorkflowConfig
 from strop.data.encoding.chat_reply import ChatReplyParser
@@ -84,7 +83,7 @@ def reward_sources(
         for taskset in run.data.eval
         if taskset.reward is not None
     }
-    default = 0.0 if isinstance(run.algorithm, DistillationOnlyConfig) else None
+    default = None if run.algorithm.trains_on_reward else 0.0
     return {"train": RewardSource(effective_reward(run), reward, default, length), **evals}
 
 

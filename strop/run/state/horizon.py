@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import PpoConfig
 from strop.config.units import Amount, Rounding
 from strop.errors import ConfigError
 from strop.run.state.run_state import RunState
@@ -79,7 +78,7 @@ def compute_horizon(run: Run, steps_per_epoch: int) -> Horizon:
     trainer = run.trainer
     per_update = trainer.tasks_per_update or trainer.tasks_per_step
     updates_per_step = trainer.tasks_per_step // per_update * trainer.epochs_per_step
-    critic_steps = run.algorithm.critic.warmup_steps if isinstance(run.algorithm, PpoConfig) else 0
+    critic_steps = run.algorithm.critic_warmup_steps
     count, unit = trainer.duration.count, trainer.duration.unit
     match unit:
         case "epochs":
