@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from experiences import unsampled
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
 from strop.config.schema.checkpoint import SaveConcurrency
 from strop.models.tiny import make_model

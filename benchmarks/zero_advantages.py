@@ -53,7 +53,7 @@ def mixed_groups(vocabulary: int) -> list[Any]:
 
 def measure_mix(model: Path, tasks_per_update: int, kl_loss: Mapping[str, Any] | None) -> dict[bool, float]:
     """CPU seconds of a step's updates, by `skip_zero_advantages`."""
-    from strop.algorithms.loss_spec import LossSpec
+    from strop.algorithms.registry import LossSpec
     from strop.config.schema import Run
     from strop.run.optimize.policy_optimizer import PolicyOptimizer
     from strop.run.optimize.rollout_updater import RolloutUpdater

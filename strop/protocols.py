@@ -28,8 +28,8 @@ from strop.workers.connection import Address
 if TYPE_CHECKING:
     import torch
 
-    from strop.algorithms.loss_spec import AnyLossSpec
     from strop.algorithms.losses.value_losses import ValueLoss
+    from strop.algorithms.registry import AnyLossSpec
 
 LossFn = Callable[[MicroBatch, TokenOutputs, GlobalCounts], LossOutput]
 """Loss of one micro-batch: a sum over targets, divided by the update's global counts."""

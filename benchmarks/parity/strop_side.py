@@ -27,7 +27,8 @@ def advantages(batch: Batch, *, penalized: bool = False, **section: Any) -> torc
     rollouts = batch.rollout_batch(penalized=penalized)
     config = _SECTION.validate_python(section)
     return padded(
-        batch, registry.compute_advantages(config, rollouts, max_response_tokens=MAX_RESPONSE_TOKENS)
+        batch,
+        registry.compute_advantages(config, rollouts, max_response_tokens=MAX_RESPONSE_TOKENS).advantages,
     )
 
 

@@ -24,7 +24,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.kto_trainer import KTOTrainer
 from verl_side import DUAL, HIGH, LOW, TAU_NEG
 
-from strop.algorithms.advantages import overlong_penalty
+from strop.algorithms.algorithm import overlong_penalty
 from strop.algorithms.reference_point import RunningMean, kl_estimate
 from strop.algorithms.reference_sync import sync_reference
 from strop.config.schema.preference import (

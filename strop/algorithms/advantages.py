@@ -18,8 +18,33 @@ from typing import Literal
 
 import torch
 
+from strop.algorithms.algorithm import AdvantageEstimate, RolloutAlgorithm
+from strop.algorithms.group_choice import group_indices, repeat_groups, resample_groups, varied_groups
 from strop.algorithms.rollout_batch import RolloutBatch
+from strop.config.schema.algorithm import (
+    AsymReConfig,
+    GdpoConfig,
+    GigpoConfig,
+    GpgConfig,
+    GrpoConfig,
+    GrpoPasskConfig,
+    MeanBaselineConfig,
+    OnlineDpoConfig,
+    OpmdConfig,
+    OpoConfig,
+    OptimalTokenBaselineConfig,
+    PpoConfig,
+    RaftConfig,
+    ReinforceConfig,
+    ReinforcePlusPlusBaselineConfig,
+    ReinforcePlusPlusConfig,
+    RemaxConfig,
+    RlooConfig,
+    SelfPlayConfig,
+)
 from strop.reward_comparison import are_equal, reaches
+from strop.seeds import derive_seed
+from strop.types import ExperienceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +86,6 @@ class GroupIndex:
         return (squares / (self.size - 1).clamp(min=1)).sqrt()
 
 
-def has_reward_variance(rewards: Sequence[float]) -> bool:
-    """Whether the rewards of a group differ, so that it has a gradient (DAPO, arXiv 2503.14476, equation 11).
-
-    False for a group of one or none. (verl's DAPO keeps groups of one.)
-    """
-    return not are_equal(rewards)
-
-
 def grpo(
     rewards: torch.Tensor,
     group: torch.Tensor,
@@ -92,6 +109,33 @@ def grpo(
     if std_over == "group":
         return centered / (groups.std(rewards) + epsilon)
     return centered / ((rewards.std() if len(rewards) > 1 else 1.0) + epsilon)
+
+
+class Grpo(RolloutAlgorithm[GrpoConfig]):
+    """GRPO, without the groups of a small standard deviation where the section says so."""
+
+    def chosen_groups(self, groups: Sequence[ExperienceGroup], *, seed: int, step: int) -> list[list[int]]:
+        if self.section.min_reward_std is None:
+            return group_indices(groups)
+        varied = varied_groups(groups, self.section.min_reward_std)
+        if not self.section.repeat_groups:
+            return varied
+        return repeat_groups(varied, len(groups), derive_seed(seed, "repeat_groups", step))
+
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        section = self.section
+        advantages = grpo(
+            scored.penalized_rewards(),
+            scored.group,
+            divide_by_std=section.divide_by_std,
+            std_over=section.std_over,
+            epsilon=section.std_epsilon,
+        )
+        if not section.divide_by_sequences:
+            return advantages
+        if scored.sequences is None:
+            raise ValueError("algorithm.divide_by_sequences needs RolloutBatch.sequences, which is missing")
+        return advantages / scored.sequences
 
 
 def grpo_passk(
@@ -129,6 +173,18 @@ def grpo_passk(
     return advantages / (groups.std(rewards) + epsilon) if divide_by_std else advantages
 
 
+class GrpoPassk(RolloutAlgorithm[GrpoPasskConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        section = self.section
+        return grpo_passk(
+            scored.penalized_rewards(),
+            scored.group,
+            k=section.k or section.rollouts_per_task,
+            divide_by_std=section.divide_by_std,
+            epsilon=section.std_epsilon,
+        )
+
+
 def rloo(rewards: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     """RLOO: the baseline is the mean of the group's other rewards (leave one out; Ahmadian et al., arXiv 2402.14740).
 
@@ -136,6 +192,11 @@ def rloo(rewards: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     """
     groups, rewards = GroupIndex.of(group), rewards.double()
     return (rewards - groups.mean(rewards)) * groups.size / (groups.size - 1).clamp(min=1)
+
+
+class Rloo(RolloutAlgorithm[RlooConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return rloo(scored.penalized_rewards(), scored.group)
 
 
 def opo(rewards: torch.Tensor, group: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -148,6 +209,11 @@ def opo(rewards: torch.Tensor, group: torch.Tensor, tokens: torch.Tensor) -> tor
     """
     groups, rewards, lengths = GroupIndex.of(group), rewards.double(), tokens.double()
     return rewards - groups.total(lengths * rewards) / groups.total(lengths)
+
+
+class Opo(RolloutAlgorithm[OpoConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return opo(scored.penalized_rewards(), scored.group, scored.tokens)
 
 
 def gpg(
@@ -172,6 +238,11 @@ def gpg(
     return centered * (len(rewards) / max(int(counted.count_nonzero()), 1))
 
 
+class Gpg(RolloutAlgorithm[GpgConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return gpg(scored.penalized_rewards(), scored.group, scale=self.section.scale)
+
+
 def opmd_log_avg_exp(rewards: torch.Tensor, group: torch.Tensor, *, tau: float) -> torch.Tensor:
     """OPMD with the baseline of mirror descent (arXiv 2505.17826; 2501.12599, section 2.3.2).
 
@@ -180,6 +251,22 @@ def opmd_log_avg_exp(rewards: torch.Tensor, group: torch.Tensor, *, tau: float) 
     groups, rewards = GroupIndex.of(group), rewards.double()
     highest = groups.highest(rewards)
     return rewards - highest - tau * groups.mean(((rewards - highest) / tau).exp()).log()
+
+
+class Opmd(RolloutAlgorithm[OpmdConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        scores, baseline = scored.penalized_rewards(), self.section.baseline
+        if isinstance(baseline, MeanBaselineConfig):
+            return grpo(scores, scored.group, divide_by_std=False)
+        return opmd_log_avg_exp(scores, scored.group, tau=baseline.tau)
+
+
+class SelfPlay(RolloutAlgorithm[SelfPlayConfig]):
+    """SPPO's advantages are OPMD's, over the group or the step, with tau = 1 / eta."""
+
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        compared = torch.zeros_like(scored.group) if self.section.baseline_over == "step" else scored.group
+        return opmd_log_avg_exp(scored.penalized_rewards(), compared, tau=1 / self.section.eta)
 
 
 def asymre(rewards: torch.Tensor, group: torch.Tensor, *, baseline_shift: float) -> torch.Tensor:
@@ -191,11 +278,28 @@ def asymre(rewards: torch.Tensor, group: torch.Tensor, *, baseline_shift: float)
     return rewards - (GroupIndex.of(group).mean(rewards) + baseline_shift)
 
 
+class AsymRe(RolloutAlgorithm[AsymReConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return asymre(scored.penalized_rewards(), scored.group, baseline_shift=self.section.baseline_shift)
+
+
 def raft(rewards: torch.Tensor, *, min_reward: float | None) -> torch.Tensor:
     """RAFT (Dong et al., arXiv 2304.06767): 1 for a rollout that is imitated, 0 for one below `min_reward`."""
     if min_reward is None:
         return torch.ones_like(rewards, dtype=torch.float64)
     return reaches(rewards.double(), min_reward).double()
+
+
+class Raft(RolloutAlgorithm[RaftConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return raft(scored.rewards, min_reward=self.section.min_reward)
+
+
+class Reinforce(RolloutAlgorithm[ReinforceConfig]):
+    """The advantage is the reward (Williams, 1992)."""
+
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return scored.penalized_rewards()
 
 
 def preferred(
@@ -224,14 +328,12 @@ def preferred(
     return advantages
 
 
-@dataclass(frozen=True, slots=True)
-class AdvantageEstimate:
-    """Result of generalized advantage estimation."""
-
-    advantages: torch.Tensor
-    """[K] Advantages, not whitened."""
-    returns: torch.Tensor
-    """[K] Targets of the critic."""
+class OnlineDpo(RolloutAlgorithm[OnlineDpoConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        section = self.section
+        return preferred(
+            scored.penalized_rewards(), scored.group, beta=section.beta, train_ties=section.train_ties
+        )
 
 
 def rewards_to_go(rewards: torch.Tensor, tokens: torch.Tensor, *, gamma: float) -> torch.Tensor:
@@ -262,6 +364,11 @@ def reinforce_plus_plus(scored: RolloutBatch, *, gamma: float) -> torch.Tensor:
     return whiten(rewards_to_go(scored.token_rewards(), scored.tokens, gamma=gamma))
 
 
+class ReinforcePlusPlus(RolloutAlgorithm[ReinforcePlusPlusConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return reinforce_plus_plus(scored, gamma=self.section.gamma)
+
+
 def reinforce_plus_plus_baseline(scored: RolloutBatch) -> torch.Tensor:
     """[K] REINFORCE++ with a baseline (arXiv 2501.03262): whitened (r_i - mean(group)).
 
@@ -270,6 +377,11 @@ def reinforce_plus_plus_baseline(scored: RolloutBatch) -> torch.Tensor:
     """
     scores = scored.penalized_rewards()
     return whiten(scored.expand_to_tokens(scores - GroupIndex.of(scored.group).mean(scores)))
+
+
+class ReinforcePlusPlusBaseline(RolloutAlgorithm[ReinforcePlusPlusBaselineConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return reinforce_plus_plus_baseline(scored)
 
 
 def gdpo(
@@ -300,6 +412,17 @@ def gdpo(
             )
             advantages[has_part] += weight * compared
     return whiten(scored.expand_to_tokens(advantages))
+
+
+class Gdpo(RolloutAlgorithm[GdpoConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        section = self.section
+        return gdpo(
+            scored,
+            weights=section.part_weights,
+            divide_by_std=section.divide_by_std,
+            epsilon=section.std_epsilon,
+        )
 
 
 def logit_gradient_norms(
@@ -333,6 +456,11 @@ def optimal_token_baseline(scored: RolloutBatch) -> torch.Tensor:
     return (returns - baseline * compared)[real]
 
 
+class OptimalTokenBaseline(RolloutAlgorithm[OptimalTokenBaselineConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return optimal_token_baseline(scored)
+
+
 def remax(scored: RolloutBatch) -> torch.Tensor:
     """[K] ReMax (Li et al., arXiv 2310.10505): returns minus the reward of the task's greedy response.
 
@@ -344,6 +472,11 @@ def remax(scored: RolloutBatch) -> torch.Tensor:
         )
     returns = rewards_to_go(scored.token_rewards(), scored.tokens, gamma=1.0)
     return returns - scored.expand_to_tokens(scored.baselines.double())
+
+
+class Remax(RolloutAlgorithm[RemaxConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return remax(scored)
 
 
 def gae(scored: RolloutBatch, values: torch.Tensor, *, gamma: float, lam: float) -> AdvantageEstimate:
@@ -362,6 +495,26 @@ def gae(scored: RolloutBatch, values: torch.Tensor, *, gamma: float, lam: float)
     after = torch.nn.functional.pad(expected[:, 1:], (0, 1))
     advantages = _discounted(rewards + gamma * after - expected, gamma * lam)[real]
     return AdvantageEstimate(advantages, advantages + values.double())
+
+
+class Ppo(RolloutAlgorithm[PpoConfig]):
+    """PPO: whitened advantages and returns, and rollouts drawn by their rewards where the section says so."""
+
+    def chosen_groups(self, groups: Sequence[ExperienceGroup], *, seed: int, step: int) -> list[list[int]]:
+        if self.section.resampling is None:
+            return group_indices(groups)
+        return resample_groups(groups, self.section.resampling, derive_seed(seed, "resample", step))
+
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return self.estimate(scored).advantages
+
+    def estimate(self, scored: RolloutBatch) -> AdvantageEstimate:
+        if scored.values is None:
+            raise ValueError("ppo needs RolloutBatch.values, which are missing")
+        found = gae(scored, scored.values, gamma=self.section.gamma, lam=self.section.lam)
+        advantages = whiten(found.advantages) if self.section.whiten else found.advantages
+        assert found.returns is not None
+        return AdvantageEstimate(advantages.float(), found.returns.float())
 
 
 def _pad(values: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -427,17 +580,14 @@ def _returns(rewards: list[float], rollout: list[int], gamma: float) -> list[flo
     return returns
 
 
-def overlong_penalty(
-    tokens: torch.Tensor, *, max_response_tokens: int, buffer_tokens: int, factor: float
-) -> torch.Tensor:
-    """[N] penalties at most 0: DAPO's soft overlong punishment (arXiv 2503.14476, equation 13).
-
-        0                                               for tokens <= start
-        -factor (tokens - start) / buffer_tokens        above, down to -factor at the limit
-
-    with start = max_response_tokens - buffer_tokens.
-
-    DAPO's factor is 1. A response of several turns that is longer than the limit loses `factor`.
-    """
-    over = tokens.double() - (max_response_tokens - buffer_tokens)
-    return -factor * (over / buffer_tokens).clamp(0, 1)
+class Gigpo(RolloutAlgorithm[GigpoConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        section = self.section
+        return gigpo(
+            scored,
+            turn_weight=section.turn_weight,
+            gamma=section.gamma,
+            divide_by_std=section.divide_by_std,
+            epsilon=section.std_epsilon,
+            states_over=section.states_over,
+        )

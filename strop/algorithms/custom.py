@@ -17,10 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from strop.algorithms.advantages import grpo
+from strop.algorithms.algorithm import RolloutAlgorithm
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import CustomConfig
 from strop.config.user_code import ImportPath
 from strop.errors import ConfigError, StropError, TrainingError
+from strop.protocols import LossFn
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
 ADVANTAGES_KEY, LOSS_KEY = "algorithm.advantages", "algorithm.loss"
@@ -28,26 +31,6 @@ _SIGNATURES = {
     ADVANTAGES_KEY: "f(batch: RolloutBatch) -> torch.Tensor",
     LOSS_KEY: "f(micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput",
 }
-
-
-def check_custom_functions(config: CustomConfig) -> None:
-    """Load a run's functions again and call them on a small example.
-
-    Raises ConfigError for a function that cannot be loaded, has another signature, or returns something else.
-    """
-    _load.cache_clear()
-    if config.advantages is not None:
-        _check_signature(ADVANTAGES_KEY, config.advantages, parameters=1)
-        _compute_advantages(config.advantages, _example_rollouts(config), ConfigError)
-    if config.loss is not None:
-        _check_signature(LOSS_KEY, config.loss, parameters=3)
-        for first_update in (True, False):
-            _check_loss(config, config.loss, first_update=first_update)
-
-
-def compute_custom_advantages(name: str, scored: RolloutBatch) -> torch.Tensor:
-    """[K] advantages of all targets, by a user's function. Raises TrainingError for an error in it."""
-    return _compute_advantages(name, scored, TrainingError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +44,36 @@ class CustomLoss:
         """Raises TrainingError for an error in the function, and for a result that is not a `LossOutput`."""
         result = _compute_loss(self.name, (micro_batch, outputs, counts), TrainingError)
         return replace(result, metrics={f"custom/{name}": value for name, value in result.metrics.items()})
+
+
+class Custom(RolloutAlgorithm[CustomConfig]):
+    """A user's functions; GRPO's advantages, or the policy's objective, in place of one that is not named."""
+
+    def check(self) -> None:
+        """Load the functions again and call them on a small example.
+
+        Raises ConfigError for a function that cannot be loaded, has another signature, or returns something else.
+        """
+        section = self.section
+        _load.cache_clear()
+        if section.advantages is not None:
+            _check_signature(ADVANTAGES_KEY, section.advantages, parameters=1)
+            _compute_advantages(section.advantages, _example_rollouts(section), ConfigError)
+        if section.loss is not None:
+            _check_signature(LOSS_KEY, section.loss, parameters=3)
+            for first_update in (True, False):
+                _check_loss(section, section.loss, first_update=first_update)
+
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        """Raises TrainingError for an error in the user's function."""
+        if self.section.advantages is None:
+            return grpo(scored.penalized_rewards(), scored.group)
+        return _compute_advantages(self.section.advantages, scored, TrainingError)
+
+    def loss(self, max_response_tokens: int) -> LossFn:
+        return (
+            super().loss(max_response_tokens) if self.section.loss is None else CustomLoss(self.section.loss)
+        )
 
 
 @cache

@@ -34,6 +34,7 @@ from typing import assert_never
 
 import torch
 
+from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_gradient import K2GradientKl, SampledKl
 
 MAX_EXPONENT = 20.0
@@ -134,3 +135,19 @@ class AdaptiveKlController:
 
 
 KlController = FixedKlController | AdaptiveKlController
+
+
+def make_kl_controller(config: RolloutAlgorithmConfig, coef: float | None = None) -> KlController | None:
+    """The controller of the KL penalty in the reward; None without such a penalty.
+
+    `coef` is the coefficient of a resumed run's checkpoint; None starts at the run file's.
+    """
+    if config.kl_reward is None:
+        return None
+    start = config.kl_reward.coef if coef is None else coef
+    adaptive = config.kl_reward.adaptive
+    return (
+        FixedKlController(start)
+        if adaptive is None
+        else AdaptiveKlController(start, adaptive.target_kl, adaptive.horizon)
+    )

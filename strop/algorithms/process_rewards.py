@@ -8,8 +8,10 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from strop.algorithms.advantages import GroupIndex, rewards_to_go, whiten
+from strop.algorithms.algorithm import RolloutAlgorithm
 from strop.algorithms.losses.aggregation import TargetTokens, token_weights
 from strop.algorithms.rollout_batch import RolloutBatch
+from strop.config.schema.algorithm import PrimeConfig
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
 
@@ -57,6 +59,11 @@ def prime(scored: RolloutBatch, *, outcome_coef: float, process_coef: float) -> 
     outcomes = (outcomes * scale - groups.total(outcomes) / others) * ~alone
     rewards = (process_coef * centered).index_add(0, scored.tokens.cumsum(0) - 1, outcome_coef * outcomes)
     return whiten(rewards_to_go(rewards, scored.tokens, gamma=1.0))
+
+
+class Prime(RolloutAlgorithm[PrimeConfig]):
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return prime(scored, outcome_coef=self.section.outcome_coef, process_coef=self.section.process_coef)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from strop.errors import DataError
+from strop.protocols import TrainingEngine
 from strop.types import Experience, FloatArray
 
 
@@ -61,3 +64,79 @@ class RunningMean:
         """The mean with further values, each of which counts as much as each of the earlier ones."""
         count = self.count + len(values)
         return RunningMean(self.mean + (float(np.mean(values)) - self.mean) * len(values) / count, count)
+
+
+class ReferencePoint(ABC):
+    """Computes `GlobalCounts.reference_point`, in nats. All passes are without a gradient, over the whole update, so
+    that the result does not depend on micro-batches and ranks."""
+
+    state: RunningMean | None = None
+    """What a checkpoint saves; None for a reference point without a state."""
+
+    def load_state(self, state: RunningMean | None) -> None:  # noqa: B027  (only a running mean has a state)
+        """Continue from a saved state; None starts anew."""
+
+    @abstractmethod
+    def of_update(self, experiences: Sequence[Experience], reference: Sequence[FloatArray]) -> float:
+        """The value for an update on these experiences, given the reference's log-probs [L] of each."""
+
+    @abstractmethod
+    def of_evaluation(self, experiences: Sequence[Experience]) -> float:
+        """The value for an evaluation on these experiences, which changes no state."""
+
+
+class MismatchedKl(ReferencePoint):
+    """KTO's estimate of the KL divergence from the reference, over mismatched pairs of prompt and response."""
+
+    def __init__(self, engine: TrainingEngine, max_tokens: int) -> None:
+        """`max_tokens` is the limit of a sequence, at which a mismatched pair is cut."""
+        self._engine = engine
+        self._max_tokens = max_tokens
+
+    def of_update(self, experiences: Sequence[Experience], reference: Sequence[FloatArray]) -> float:
+        """The estimate over the mismatched pairs of the update."""
+        return self.of_evaluation(experiences)
+
+    def of_evaluation(self, experiences: Sequence[Experience]) -> float:
+        """The estimate over the mismatched pairs of the taskset. Raises `DataError` for an experience with images."""
+        if pictured := next((each.id for each in experiences if each.media), None):
+            raise DataError(
+                f"The row {pictured} has images, and algorithm kto estimates the KL divergence from prompts with other "
+                "rows' responses, for text only. Write algorithm.loss: apo_zero_unpaired, or algorithm bco."
+            )
+        pairs = mismatched_pairs(experiences, self._max_tokens)
+        policy = self._engine.logprobs(pairs)
+        return kl_estimate(log_ratios(pairs, policy, self._engine.logprobs(pairs, reference=True)))
+
+
+class MeanLogRatio(ReferencePoint):
+    """BCO's running mean over the responses of all updates, the current one included."""
+
+    def __init__(self, engine: TrainingEngine) -> None:
+        self._engine = engine
+        self.state: RunningMean = RunningMean()
+
+    def of_update(self, experiences: Sequence[Experience], reference: Sequence[FloatArray]) -> float:
+        """The mean with the responses of the update."""
+        ratios = log_ratios(experiences, self._engine.logprobs(experiences), reference)
+        self.state = self.state.updated(ratios)
+        return self.state.mean
+
+    def load_state(self, state: RunningMean | None) -> None:
+        self.state = state or RunningMean()
+
+    def of_evaluation(self, experiences: Sequence[Experience]) -> float:
+        """The mean so far."""
+        return self.state.mean
+
+
+class NoReferencePoint(ReferencePoint):
+    """0, for APO-zero."""
+
+    def of_update(self, experiences: Sequence[Experience], reference: Sequence[FloatArray]) -> float:
+        """0"""
+        return 0.0
+
+    def of_evaluation(self, experiences: Sequence[Experience]) -> float:
+        """0"""
+        return 0.0

@@ -29,6 +29,8 @@ class RolloutBatch:
     """[N, P] float32: the parts of the reward that the algorithm names; NaN for a rollout without the part."""
     gradient_norms: torch.Tensor | None = None
     """[K] float32: expected squared norm of the gradient of each target's log-prob, up to a constant."""
+    values: torch.Tensor | None = None
+    """[K] float32: return that a critic predicts before each target."""
     process_rewards: torch.Tensor | None = None
     """[K] float32: reward of each target by a process reward model."""
     intermediate_rewards: torch.Tensor | None = None
@@ -50,7 +52,7 @@ class RolloutBatch:
                 )
         if self.rewards.dim() != 1 or bool((self.tokens < 1).any()):
             raise ValueError("rewards must be [N], and each rollout must have at least one target")
-        for name in ("kl_penalties", "gradient_norms", "process_rewards", "intermediate_rewards"):
+        for name in ("kl_penalties", "gradient_norms", "values", "process_rewards", "intermediate_rewards"):
             value = getattr(self, name)
             if value is not None and value.shape != (self.num_targets,):
                 raise ValueError(f"{name} {tuple(value.shape)} must be [{self.num_targets}]")

@@ -21,16 +21,15 @@ from strop.algorithms.advantages import (
     gpg,
     grpo,
     grpo_passk,
-    has_reward_variance,
     opmd_log_avg_exp,
     opo,
-    overlong_penalty,
     preferred,
     raft,
     rloo,
 )
+from strop.algorithms.algorithm import overlong_penalty
+from strop.algorithms.group_choice import has_reward_variance, resampling_weights
 from strop.algorithms.registry import compute_advantages
-from strop.algorithms.resampling import resampling_weights
 from strop.config.schema.algorithm import RewardResamplingConfig, SelfPlayConfig
 from tests.algorithms.batches import rollouts
 
@@ -121,7 +120,7 @@ FIRST, STEP = math.log((math.e + 1) / 2), math.log((3 * math.e + 1) / 4)
 def test_the_baseline_of_self_play_by_hand(settings: dict[str, Any], expected: list[float]) -> None:
     """Eta 1: the logarithm of the mean of e, 1 | e, e for the groups, or of all four for the step."""
     scored = rollouts([1, 0, 1, 1], [1] * 4, [0, 0, 1, 1])
-    found = compute_advantages(SelfPlayConfig(**settings), scored, max_response_tokens=4)
+    found = compute_advantages(SelfPlayConfig(**settings), scored, max_response_tokens=4).advantages
     assert found.tolist() == pytest.approx(expected, abs=1e-6)
 
 

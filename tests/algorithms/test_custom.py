@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from strop.algorithms.custom import check_custom_functions
-from strop.algorithms.loss_spec import LossSpec
-from strop.algorithms.registry import compute_advantages
+from strop.algorithms.custom import Custom
+from strop.algorithms.registry import LossSpec, compute_advantages
 from strop.config.schema.algorithm import CustomConfig, GrpoConfig
 from strop.errors import ConfigError
 from strop.runs.metrics import metric_of
@@ -24,16 +23,16 @@ IMPORTS = "import torch\nfrom strop.types import LossOutput\n"
 
 
 def test_functions_that_fit_pass_the_check(tmp_path: Path) -> None:
-    check_custom_functions(CUSTOM)
-    check_custom_functions(CustomConfig(advantages=f"{FILE}:advantages", rollouts_per_task=1))
-    check_custom_functions(CustomConfig(loss="tests.algorithms.custom_grpo.loss"))
+    Custom(CUSTOM).check()
+    Custom(CustomConfig(advantages=f"{FILE}:advantages", rollouts_per_task=1)).check()
+    Custom(CustomConfig(loss="tests.algorithms.custom_grpo.loss")).check()
     only_targets = "def f(batch, outputs, _):\n    assert not batch.advantages[~batch.loss_mask].any()\n"
     file = tmp_path / "user.py"
     file.write_text(IMPORTS + only_targets + "    return LossOutput(outputs.logprobs.sum(), {})")
-    check_custom_functions(CustomConfig(loss=f"{file}:f"))
+    Custom(CustomConfig(loss=f"{file}:f")).check()
     file.write_text("def f(changed): ...")
     with pytest.raises(ConfigError, match="which does not fit"):
-        check_custom_functions(CustomConfig(loss=f"{file}:f"))
+        Custom(CustomConfig(loss=f"{file}:f")).check()
 
 
 LOSS = "def f(micro_batch, outputs, counts): return "
@@ -72,7 +71,7 @@ LOSS = "def f(micro_batch, outputs, counts): return "
 def test_functions_that_do_not_fit_are_refused_at_the_start(key, source, message, tmp_path):
     (tmp_path / "user.py").write_text(IMPORTS + source)
     with pytest.raises(ConfigError, match=message):
-        check_custom_functions(CustomConfig(**{key: f"{tmp_path / 'user.py'}:f"}))
+        Custom(CustomConfig(**{key: f"{tmp_path / 'user.py'}:f"})).check()
 
 
 @pytest.mark.parametrize(
@@ -81,14 +80,14 @@ def test_functions_that_do_not_fit_are_refused_at_the_start(key, source, message
 )
 def test_a_function_that_is_not_there_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_custom_functions(CustomConfig(loss=name))
+        Custom(CustomConfig(loss=name)).check()
 
 
 def test_advantages_are_those_of_grpo() -> None:
     for seed in range(10):
         scored = make_rollouts(seed)
-        expected = compute_advantages(GrpoConfig(), scored, max_response_tokens=4)
-        found = compute_advantages(CUSTOM, scored, max_response_tokens=4)
+        expected = compute_advantages(GrpoConfig(), scored, max_response_tokens=4).advantages
+        found = compute_advantages(CUSTOM, scored, max_response_tokens=4).advantages
         torch.testing.assert_close(found, expected)
 
 

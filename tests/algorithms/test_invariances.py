@@ -195,7 +195,7 @@ ESTIMATORS: dict[str, Any] = {
 
 
 def advantages_of(config: CriticFreeConfig, scored: RolloutBatch) -> torch.Tensor:
-    return compute_advantages(config, scored, max_response_tokens=LIMIT)
+    return compute_advantages(config, scored, max_response_tokens=LIMIT).advantages
 
 
 OF_TARGETS = ("kl_penalties", "gradient_norms", "process_rewards", "intermediate_rewards", "turns")

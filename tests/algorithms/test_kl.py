@@ -16,10 +16,10 @@ from strop.algorithms.kl import (
     bound_exponent,
     bound_log_ratio,
     estimate_kl,
+    make_kl_controller,
     mean_rollout_kl,
 )
 from strop.algorithms.losses.policy_losses import log_ratio
-from strop.algorithms.registry import make_kl_controller
 from strop.config.schema.algorithm import GrpoConfig
 from strop.config.schema.distillation import DistillationConfig, DistillationRewardConfig, SampledJsdConfig
 from strop.config.schema.policy_gradient import AdaptiveKlConfig, KlRewardConfig, SampledKl

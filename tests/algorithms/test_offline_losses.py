@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from strop.algorithms.losses.policy_objective import PolicyObjective
-from strop.algorithms.losses.preference_losses import PreferenceLoss
+from strop.algorithms.losses.preference_losses import DpoLoss
 from strop.algorithms.losses.sft import MixedLoss, SftLoss
 from strop.algorithms.registry import make_loss_fn
 from strop.config.schema.algorithm import GrpoConfig, MixConfig, SftConfig, TokenWeight
@@ -131,7 +131,7 @@ def test_dpo_by_hand(smoothing: float, more: float) -> None:
         weight=torch.ones(2),
         ref_logprobs=torch.tensor([0.0, -2, -2, 0, -4]),
     )
-    loss = PreferenceLoss(DpoConfig(beta=0.5, label_smoothing=smoothing))
+    loss = DpoLoss(DpoConfig(beta=0.5, label_smoothing=smoothing))
     found = loss(batch, TokenOutputs(torch.tensor([0.0, -1, 0, 0, -3])), GlobalCounts(3, 2, pairs=1))
     assert found.loss.item() == pytest.approx(math.log(1 + math.exp(-1)) + more)
     expected = {"chosen_reward": 1.5, "rejected_reward": 0.5, "margin": 1.0, "accuracy": 1.0}
@@ -216,7 +216,7 @@ def three_pairs() -> tuple[MicroBatch, torch.Tensor]:
 def test_at_the_reference_dpos_loss_is_log_2_and_pulls_each_token_by_half_of_beta() -> None:
     batch, logprobs = three_pairs()
     at = replace(batch, ref_logprobs=logprobs.detach())
-    found = PreferenceLoss(DpoConfig(beta=0.2))(at, TokenOutputs(logprobs), counts_of(batch))
+    found = DpoLoss(DpoConfig(beta=0.2))(at, TokenOutputs(logprobs), counts_of(batch))
     assert found.loss.item() == pytest.approx(math.log(2))
     assert found.metrics["pairs/accuracy"].item() == 0
     found.loss.backward()
@@ -233,4 +233,4 @@ def test_dpo_refuses_a_split_pair_and_a_missing_reference() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             outputs = TokenOutputs(logprobs[: len(faulty.token_ids)])
-            PreferenceLoss(DpoConfig())(faulty, outputs, counts_of(batch))
+            DpoLoss(DpoConfig())(faulty, outputs, counts_of(batch))

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from strop.algorithms.advantages import AdvantageEstimate
-from strop.algorithms.loss_spec import ProcessRewardLossSpec
+from strop.algorithms.algorithm import AdvantageEstimate
 from strop.algorithms.losses.router_losses import RouterLoss, add_losses, expert_counts
 from strop.algorithms.losses.value_losses import ValueLoss, explained_variance, value_loss_terms
-from strop.algorithms.registry import compute_advantages_and_returns
+from strop.algorithms.registry import ProcessRewardLossSpec, compute_advantages
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.policy_gradient import OverlongPenaltyConfig
@@ -88,7 +87,8 @@ VALUES = torch.tensor([0.5, 0.25, 0.75, 0.5, 0.25])
 
 
 def estimate(values: torch.Tensor = VALUES, limit: int = 8, **settings: Any) -> AdvantageEstimate:
-    return compute_advantages_and_returns(PpoConfig(**settings), STEP, values, max_response_tokens=limit)
+    scored = replace(STEP, values=values)
+    return compute_advantages(PpoConfig(**settings), scored, max_response_tokens=limit)
 
 
 def test_ppos_estimates_by_hand() -> None:

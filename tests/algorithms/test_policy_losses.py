@@ -17,7 +17,7 @@ from strop.algorithms.losses.policy_losses import log_ratio, mean_implicit_rewar
 from strop.algorithms.registry import compute_advantages
 from strop.config.schema.algorithm import GrpoConfig, SelfPlayConfig
 from strop.config.schema.policy_loss import GvpoLossConfig, PolicyLossConfig
-from strop.run.optimize.second_models import add_implicit_rewards
+from strop.run.optimize.minibatches import add_implicit_rewards
 from tests.algorithms.batches import counts_of, make_batch, rollouts
 from tests.algorithms.objectives import members, policy_loss
 from tests.models.models import experience
@@ -320,7 +320,7 @@ def test_the_minimum_of_self_play_is_the_policy_of_the_paper(over: Literal["grou
     Z is the mean of exp(eta R), so that the mean of exp(log-ratio) is 1."""
     scored = rollouts([1, 0, 1, 1], [1] * 4, [0, 0, 1, 1])
     config = SelfPlayConfig(eta=2.0, baseline_over=over, policy_loss=policy_loss("self_play", eta=2.0))
-    advantages = compute_advantages(config, scored, max_response_tokens=4)
+    advantages = compute_advantages(config, scored, max_response_tokens=4).advantages
     ratio, targets = 2 * advantages, TargetTokens.concatenated(scored.tokens)
     terms = policy_loss_terms(config.policy_loss, ratio, ratio, advantages, targets)
     assert terms.loss.tolist() == pytest.approx([0.0] * 4)

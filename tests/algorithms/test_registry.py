@@ -16,8 +16,9 @@ from strop.algorithms.advantages import gigpo
 from strop.algorithms.process_rewards import prime
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.load.loader import load_values
+from strop.config.schema.algorithm import AlgorithmConfig, OfflineAlgorithmConfig
 from strop.errors import ConfigError
-from tests.algorithms.objectives import config_of
+from tests.algorithms.objectives import config_of, members
 
 TAUGHT = "type: distillation, distillation: {teachers: [{path: t}], %s}"
 MIXED = TAUGHT + ", demonstration_fraction: 0.5"
@@ -42,7 +43,7 @@ def section(text: str) -> Any:
 
 
 def found(text: str) -> torch.Tensor:
-    return registry.compute_advantages(section(text), SCORED, max_response_tokens=4)
+    return registry.compute_advantages(section(text), SCORED, max_response_tokens=4).advantages
 
 
 @pytest.mark.parametrize(
@@ -277,3 +278,10 @@ def test_online_dpo_refuses_other_settings(override: str, said: str) -> None:
     load_values(run)
     with pytest.raises(ConfigError, match=said):
         load_values(run, [override])
+
+
+def test_every_section_has_an_algorithm() -> None:
+    kinds = [member.model_fields["type"].default for member in members(AlgorithmConfig)]
+    assert kinds == [*registry.ROLLOUT_ALGORITHMS, *registry.OFFLINE_ALGORITHMS]
+    offline = [member.model_fields["type"].default for member in members(OfflineAlgorithmConfig)]
+    assert offline == [*registry.OFFLINE_ALGORITHMS]

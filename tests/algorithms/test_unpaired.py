@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from strop.algorithms.losses.preference_losses import UnpairedLoss
+from strop.algorithms.losses.preference_losses import BcoLoss, KtoLoss
 from strop.algorithms.reference_point import RunningMean, kl_estimate, log_ratios, mismatched_pairs
 from strop.algorithms.registry import make_loss_fn
 from strop.config.schema.preference import BcoConfig, KtoConfig
@@ -64,14 +64,14 @@ def test_labeled_losses_by_hand(section: str, expected: float) -> None:
 
 
 def test_apo_zero_compares_with_zero() -> None:
-    loss = UnpairedLoss(KtoConfig(loss="apo_zero_unpaired", beta=0.5))
+    loss = KtoLoss(KtoConfig(loss="apo_zero_unpaired", beta=0.5))
     found = loss(two_responses(), TokenOutputs(LOGPROBS), GlobalCounts(3, 2, desirable=1, undesirable=1))
     assert found.loss.item() == pytest.approx((1 - sigma(1.5) + sigma(0.5)) / 2)
 
 
 def test_an_update_with_one_label_has_no_mean_of_the_other() -> None:
     batch = replace(two_responses(), role=("desirable",) * 2)
-    found = UnpairedLoss(KtoConfig())(batch, TokenOutputs(LOGPROBS), counts_of(batch))
+    found = KtoLoss(KtoConfig())(batch, TokenOutputs(LOGPROBS), counts_of(batch))
     assert {"labels/margin", "labels/undesirable_reward"}.isdisjoint(found.metrics)
 
 
@@ -82,7 +82,7 @@ def test_a_missing_reference_and_an_unlabeled_sequence_are_refused() -> None:
         (replace(batch, role=("desirable", "sft")), "a sequence with the role sft"),
     ):
         with pytest.raises(ValueError, match=message):
-            UnpairedLoss(BcoConfig())(faulty, TokenOutputs(LOGPROBS), GlobalCounts(3, 2))
+            BcoLoss(BcoConfig())(faulty, TokenOutputs(LOGPROBS), GlobalCounts(3, 2))
 
 
 def test_each_prompt_gets_the_response_of_the_row_before_it() -> None:

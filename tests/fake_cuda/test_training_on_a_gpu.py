@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import masking_utils
 
-from strop.algorithms.losses.preference_losses import PreferenceLoss
+from strop.algorithms.losses.preference_losses import DpoLoss
 from strop.algorithms.losses.sft import MixedLoss, SftLoss
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.algorithms.process_rewards import ProcessRewardLoss
@@ -193,7 +193,7 @@ def test_preference_pairs(gpu: torch.device) -> None:
     micro_batch = fake_micro_batch(pair)
     model = fake_model("qwen2")
     outputs = token_outputs(model, micro_batch, entropy=False)
-    PreferenceLoss(DpoConfig())(micro_batch, outputs, COUNTS).loss.backward()
+    DpoLoss(DpoConfig())(micro_batch, outputs, COUNTS).loss.backward()
     check_gradients(model)
 
 

@@ -19,7 +19,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import strop
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec
 from strop.config.schema.algorithm import GrpoConfig
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.errors import InferenceError, ModelError

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec
 from strop.models.selective_recompute import selective_contexts
 from strop.models.tiny import make_model
 from strop.training.backends.local import LocalEngine

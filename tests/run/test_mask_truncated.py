@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec
 from strop.config.schema.algorithm import GrpoConfig
 from strop.config.schema.policy_gradient import Aggregation, EntropyFilterConfig
 from strop.config.schema.trainer import TrainerConfig

@@ -12,12 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import strop
+from strop.algorithms.reference_point import MismatchedKl
 from strop.data.offline_dataset import load_offline_dataset
 from strop.errors import DataError
 from strop.report.build import write_report
 from strop.run.check.first_rows import check_first_rows
 from strop.run.optimize.policy_optimizer import mean_metrics
-from strop.run.optimize.second_models import MismatchedKl
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.reader import read_run
 from strop.runs.samples import choose_samples

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.trainer import TrainerConfig

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from strop.algorithms.loss_spec import LossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
+from strop.algorithms.registry import LossSpec, make_algorithm
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.policy_gradient import CriticConfig
 from strop.config.schema.training_engine import DeepSpeedEngineConfig, Fsdp2EngineConfig
 from strop.models.tiny import make_model
-from strop.run.optimize.second_models import make_reference_point
 from strop.training.backends.deepspeed import describe_division
 from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine
 from strop.training.backends.local import LocalCriticEngine, LocalEngine
@@ -267,9 +266,9 @@ class PolicyTrainee:
         """One update for each seed: its metrics and the norm of its gradient."""
         loss, rows, algorithm = LossSpec(self._run.algorithm, 64), [], self._run.algorithm
         kl = getattr(algorithm, "kl_loss", None)
-        reference_point = make_reference_point(
-            self._run, self.engine
-        )  # its state is that of the run, not the engine's
+        longest = self._run.data.max_prompt_tokens + self._run.data.max_response_tokens
+        # Its state is that of the run, not the engine's.
+        reference_point = make_algorithm(algorithm).reference_point(self.engine, longest)
         for seed in seeds:
             batch, counts = batch_for(self._job, seed), None
             if reference_point is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 from transformers import AutoModelForCausalLM
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
 from strop.config.units import Amount
 from strop.errors import ModelError

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import distributed
 
-from strop.algorithms.loss_spec import LossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
+from strop.algorithms.registry import LossSpec
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.units import Amount

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
 from strop.errors import ModelError
 from strop.training.backends.fsdp2 import Fsdp2Engine

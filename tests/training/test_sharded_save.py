@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
 from strop.protocols import TrainingEngine
 from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
 from strop.config.schema.algorithm import SftConfig
 from strop.training.backends.local import LocalEngine

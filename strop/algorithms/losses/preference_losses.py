@@ -1,8 +1,9 @@
-"""Losses on pairs (DPO, CPO, SimPO, ORPO), on labeled responses (KTO, APO-zero, BCO), and on rewards (SPPO)."""
+"""Algorithms on pairs (DPO, CPO, SimPO, ORPO) and on labeled responses (KTO, APO-zero, BCO)."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, relu
 
+from strop.algorithms.algorithm import Algorithm
 from strop.algorithms.kl import bound_log_ratio
-from strop.algorithms.losses.aggregation import PolicyLossTerms, TargetTokens
+from strop.algorithms.losses.aggregation import TargetTokens
+from strop.algorithms.reference_point import MeanLogRatio, MismatchedKl, NoReferencePoint, ReferencePoint
 from strop.config.schema.preference import (
     BcoConfig,
     CpoConfig,
@@ -23,6 +26,7 @@ from strop.config.schema.preference import (
     PreferenceConfig,
     UnpairedConfig,
 )
+from strop.protocols import LossFn, TrainingEngine
 from strop.transfers import to_device
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
@@ -32,8 +36,8 @@ _MAX_MEAN_LOGPROB = -1e-6
 """Largest mean log-prob whose odds are computed: of a certain response they are infinite."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreferenceLoss:
+@dataclass(frozen=True)
+class PreferenceLoss(ABC):
     """The loss of an algorithm on pairs, averaged over all pairs of the update; a `LossFn`.
 
     A cross entropy of the chosen responses (`sft`, `sft_weight`, ORPO's) is averaged over all their tokens in the
@@ -45,29 +49,7 @@ class PreferenceLoss:
     def __call__(self, micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
         """Raises ValueError without the reference's log-probs where the loss reads them, or where a pair is split."""
         targets, chosen = TargetTokens.of(micro_batch), _chosen(micro_batch)
-        match self.config:
-            case DpoConfig() as config:
-                pairs = _against_reference(config, micro_batch, outputs, targets, chosen)
-                losses = sum(
-                    (
-                        weight * _DPO_LOSSES[name](pairs, config)
-                        for name, weight in config.losses.items()
-                        if name != "sft"
-                    ),
-                    torch.zeros_like(pairs.chosen),
-                )
-                sft_weight = config.losses.get("sft", 0.0)
-            case CpoConfig() as config:
-                pairs = _without_reference(
-                    micro_batch, outputs, targets, chosen, mean=config.loss in ("ipo", "simpo")
-                )
-                losses, sft_weight = _cpo(pairs, config), config.sft_weight
-            case OrpoConfig() as config:
-                pairs = _without_reference(micro_batch, outputs, targets, chosen, mean=True)
-                losses, sft_weight = (
-                    -config.beta * logsigmoid(_log_odds(pairs.chosen) - _log_odds(pairs.rejected)),
-                    1.0,
-                )
+        pairs, losses, sft_weight = self.compare(micro_batch, outputs, targets, chosen)
         loss = (micro_batch.weight[chosen] * losses).sum() / counts.pairs
         metrics = {"preference_loss": loss.detach()}
         if sft_weight:
@@ -84,6 +66,12 @@ class PreferenceLoss:
             }
             metrics |= {name: each.sum() / counts.pairs for name, each in means.items()}
         return LossOutput(loss, metrics)
+
+    @abstractmethod
+    def compare(
+        self, micro_batch: MicroBatch, outputs: TokenOutputs, targets: TargetTokens, chosen: Tensor
+    ) -> tuple[_Pairs, Tensor, float]:
+        """The compared quantities, their losses [P], and the weight of the chosen responses' cross entropy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +217,29 @@ _DPO_LOSSES: Mapping[DpoLossName, Callable[[_Pairs, DpoConfig], Tensor]] = {
 }
 
 
+class DpoLoss(PreferenceLoss):
+    """Weighted sum of DPO's losses."""
+
+    config: DpoConfig
+
+    def compare(
+        self, micro_batch: MicroBatch, outputs: TokenOutputs, targets: TargetTokens, chosen: Tensor
+    ) -> tuple[_Pairs, Tensor, float]:
+        config = self.config
+        pairs = _against_reference(config, micro_batch, outputs, targets, chosen)
+        weights = {name: weight for name, weight in config.losses.items() if name != "sft"}
+        losses = sum(
+            (weight * _DPO_LOSSES[name](pairs, config) for name, weight in weights.items()),
+            torch.zeros_like(pairs.chosen),
+        )
+        return pairs, losses, config.losses.get("sft", 0.0)
+
+
+class Dpo(Algorithm[DpoConfig]):
+    def loss(self, max_response_tokens: int) -> LossFn:
+        return DpoLoss(self.section)
+
+
 def _cpo(pairs: _Pairs, config: CpoConfig) -> Tensor:
     """Xu et al., arXiv 2401.08417, equation 3; SimPO, arXiv 2405.14734, equation 6; others as under DPO."""
     difference = _shaped(pairs.chosen, config) - _shaped(pairs.rejected, config)
@@ -243,6 +254,24 @@ def _cpo(pairs: _Pairs, config: CpoConfig) -> Tensor:
             return _smoothed(config.beta * difference, config.label_smoothing)
 
 
+class CpoLoss(PreferenceLoss):
+    """CPO, SimPO and AlphaPO."""
+
+    config: CpoConfig
+
+    def compare(
+        self, micro_batch: MicroBatch, outputs: TokenOutputs, targets: TargetTokens, chosen: Tensor
+    ) -> tuple[_Pairs, Tensor, float]:
+        mean = self.config.loss in ("ipo", "simpo")
+        pairs = _without_reference(micro_batch, outputs, targets, chosen, mean=mean)
+        return pairs, _cpo(pairs, self.config), self.config.sft_weight
+
+
+class Cpo(Algorithm[CpoConfig]):
+    def loss(self, max_response_tokens: int) -> LossFn:
+        return CpoLoss(self.section)
+
+
 def _shaped(logprob: Tensor, config: CpoConfig) -> Tensor:
     """AlphaPO's reward of a response (Gupta et al., arXiv 2501.03884)."""
     if config.reward_shape == 0:
@@ -254,6 +283,24 @@ def _log_odds(mean_logprob: Tensor) -> Tensor:
     """log(p / (1 - p)) of the mean probability p per token (Hong et al., arXiv 2403.07691, equation 4)."""
     logprob = mean_logprob.clamp(max=_MAX_MEAN_LOGPROB)
     return logprob - (-torch.expm1(logprob)).log()
+
+
+class OrpoLoss(PreferenceLoss):
+    """Odds ratio of the two responses, and the cross entropy of the chosen one."""
+
+    config: OrpoConfig
+
+    def compare(
+        self, micro_batch: MicroBatch, outputs: TokenOutputs, targets: TargetTokens, chosen: Tensor
+    ) -> tuple[_Pairs, Tensor, float]:
+        pairs = _without_reference(micro_batch, outputs, targets, chosen, mean=True)
+        difference = _log_odds(pairs.chosen) - _log_odds(pairs.rejected)
+        return pairs, -self.config.beta * logsigmoid(difference), 1.0
+
+
+class Orpo(Algorithm[OrpoConfig]):
+    def loss(self, max_response_tokens: int) -> LossFn:
+        return OrpoLoss(self.section)
 
 
 def _cross_entropy_of_chosen(
@@ -274,29 +321,8 @@ def _chosen(micro_batch: MicroBatch) -> Tensor:
     return to_device(np.array(chosen, dtype=np.int64), micro_batch.token_ids.device)
 
 
-def self_play(
-    log_ratio: torch.Tensor, advantages: torch.Tensor, targets: TargetTokens, *, eta: float
-) -> PolicyLossTerms:
-    """Self-play preference optimization (Wu et al., arXiv 2405.00675, equation 3.6), per response.
-
-        (s - eta A)^2,   s = sum of the response's log-ratios
-
-    The minimum is pi = pi_old exp(eta A): the multiplicative-weights update of the paper's equation 3.1, with the
-    logarithm of its normalizer as the baseline of A. A response's loss is divided among its targets, so that
-    `seq-mean-token-sum` is the mean over responses.
-
-    Args:
-        log_ratio: [K] of the targets, with gradient.
-        advantages: [K] equal within a response.
-        eta: factor of the advantage.
-    """
-    tokens = targets.tokens.to(log_ratio.dtype)
-    distance = targets.sequence_sum(log_ratio) - eta * targets.sequence_sum(advantages) / tokens
-    return PolicyLossTerms.unbounded(distance.square() / tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class UnpairedLoss:
+@dataclass(frozen=True)
+class UnpairedLoss(ABC):
     """Mean over all labeled responses of the update; a `LossFn`.
 
     With u the log-ratio of a response to the reference, summed over its tokens, u_0 `GlobalCounts.reference_point`, and
@@ -322,12 +348,7 @@ class UnpairedLoss:
         ratios = ratios.new_zeros(targets.num_segments).index_add(0, targets.segment, ratios)[segments]
         sign = torch.where(is_desirable, 1.0, -1.0)
         signed = sign * self.config.beta * (ratios - counts.reference_point)
-        match self.config:
-            case KtoConfig(desirable_weight=desirable, undesirable_weight=undesirable):
-                losses = torch.where(is_desirable, desirable, undesirable) * (-signed).sigmoid()
-            case BcoConfig():
-                losses = -logsigmoid(signed)
-        loss = (micro_batch.weight[segments] * losses).sum() / counts.sequences
+        loss = (micro_batch.weight[segments] * self.losses(signed, is_desirable)).sum() / counts.sequences
         with torch.no_grad():
             metrics = {
                 "preference_loss": loss.detach(),
@@ -338,6 +359,45 @@ class UnpairedLoss:
             }
             metrics |= _mean_rewards(self.config.beta * ratios, is_desirable, counts)
         return LossOutput(loss, metrics)
+
+    @abstractmethod
+    def losses(self, signed: Tensor, is_desirable: Tensor) -> Tensor:
+        """[N] of s * beta * (u - u_0)."""
+
+
+class KtoLoss(UnpairedLoss):
+    """KTO, and with a reference point of 0 APO-zero."""
+
+    config: KtoConfig
+
+    def losses(self, signed: Tensor, is_desirable: Tensor) -> Tensor:
+        weight = torch.where(is_desirable, self.config.desirable_weight, self.config.undesirable_weight)
+        return weight * (-signed).sigmoid()
+
+
+class Kto(Algorithm[KtoConfig]):
+    def loss(self, max_response_tokens: int) -> LossFn:
+        return KtoLoss(self.section)
+
+    def reference_point(self, engine: TrainingEngine, max_tokens: int) -> ReferencePoint:
+        return MismatchedKl(engine, max_tokens) if self.section.estimates_kl else NoReferencePoint()
+
+
+class BcoLoss(UnpairedLoss):
+    """BCO."""
+
+    config: BcoConfig
+
+    def losses(self, signed: Tensor, is_desirable: Tensor) -> Tensor:
+        return -logsigmoid(signed)
+
+
+class Bco(Algorithm[BcoConfig]):
+    def loss(self, max_response_tokens: int) -> LossFn:
+        return BcoLoss(self.section)
+
+    def reference_point(self, engine: TrainingEngine, max_tokens: int) -> ReferencePoint:
+        return MeanLogRatio(engine)
 
 
 def _mean_rewards(rewards: Tensor, is_desirable: Tensor, counts: GlobalCounts) -> dict[str, Tensor]:

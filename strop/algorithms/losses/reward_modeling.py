@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from strop.algorithms.algorithm import Algorithm
 from strop.config.schema.preference import RewardModelingConfig
+from strop.protocols import LossFn
 from strop.transfers import to_device
 from strop.types import (
     FloatArray,
@@ -90,6 +92,11 @@ class RewardModelLoss:
             }
             metrics |= {name: each.sum() / counts.pairs for name, each in of_pairs.items()}
         return LossOutput(loss, metrics)
+
+
+class RewardModeling(Algorithm[RewardModelingConfig]):
+    def loss(self, max_response_tokens: int) -> LossFn:
+        return RewardModelLoss(self.section)
 
 
 def _of_sequences(values: Tensor, last_targets: IndexArray) -> Tensor:

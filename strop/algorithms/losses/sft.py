@@ -1,4 +1,4 @@
-"""Losses on demonstrations: supervised fine-tuning, and its combination with rollouts (mix)."""
+"""Algorithms on demonstrations: supervised fine-tuning, and together with rollouts mix and distillation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import assert_never
 import numpy as np
 import torch
 
+from strop.algorithms.advantages import grpo
+from strop.algorithms.algorithm import Algorithm, RolloutAlgorithm
 from strop.algorithms.distillation import bound_divergence
 from strop.algorithms.losses.aggregation import TargetTokens
-from strop.config.schema.algorithm import TokenWeight
+from strop.algorithms.rollout_batch import RolloutBatch
+from strop.algorithms.schedules import imitation_weight
+from strop.config.schema.algorithm import DistillationOnlyConfig, MixConfig, SftConfig, TokenWeight
 from strop.config.schema.distillation import DistillationLossConfig
 from strop.protocols import LossFn
 from strop.types import GlobalCounts, LossOutput, MicroBatch, SegmentRole, TokenOutputs
@@ -30,6 +34,11 @@ class SftLoss:
         """`counts` are those of the update."""
         loss = _cross_entropy(micro_batch, outputs, self.token_weight) / counts.tokens
         return LossOutput(loss, {"sft_loss": loss.detach()})
+
+
+class Sft(Algorithm[SftConfig]):
+    def loss(self, max_response_tokens: int) -> LossFn:
+        return SftLoss(self.section.token_weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,28 @@ class MixedLoss:
         imitated = _cross_entropy(expert, outputs, self.token_weight) / max(1, counts.expert_tokens)
         loss = (1 - self.mu) * learned.loss + self.mu * imitated
         return LossOutput(loss, {**learned.metrics, "sft_loss": imitated.detach()})
+
+
+class Mix(RolloutAlgorithm[MixConfig]):
+    """GRPO's advantages, and its loss together with the expert's demonstrations."""
+
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return grpo(
+            scored.penalized_rewards(),
+            scored.group,
+            divide_by_std=self.section.divide_by_std,
+            epsilon=self.section.std_epsilon,
+        )
+
+    def section_at(self, step: int) -> MixConfig:
+        section, schedule = self.section, self.section.mu_schedule
+        if schedule is None:
+            return section
+        mu = imitation_weight(step, peak=section.mu, schedule=schedule)
+        return section.model_copy(update={"mu": mu, "mu_schedule": None})
+
+    def loss(self, max_response_tokens: int) -> LossFn:
+        return MixedLoss(self.section.mu, super().loss(max_response_tokens), self.section.expert_weight)
 
 
 def _cross_entropy(micro_batch: MicroBatch, outputs: TokenOutputs, token_weight: TokenWeight) -> torch.Tensor:
@@ -113,3 +144,17 @@ class DistilledMixLoss:
         demonstrated = self.section.coef * mean
         loss = (1 - self.fraction) * learned.loss + self.fraction * demonstrated
         return LossOutput(loss, {**learned.metrics, "demonstration_loss": demonstrated.detach()})
+
+
+class Distillation(RolloutAlgorithm[DistillationOnlyConfig]):
+    """On-policy distillation: advantages are only those that a teacher gives, which are added to these."""
+
+    def advantages(self, scored: RolloutBatch) -> torch.Tensor:
+        return torch.zeros_like(scored.rewards, dtype=torch.float64)
+
+    def loss(self, max_response_tokens: int) -> LossFn:
+        objective, section = super().loss(max_response_tokens), self.section.distillation.loss
+        if self.section.demonstration_fraction == 0:
+            return objective
+        assert section is not None
+        return DistilledMixLoss(self.section.demonstration_fraction, objective, section)

@@ -37,8 +37,6 @@ from strop.runs.lock import require_unlocked
 from strop.training.checkpoints.file_writer import WEIGHTS_FILE
 from strop.workers.torchrun import torchrun_process
 
-_SECOND_MODELS = {"ppo": ("critic",), "prime": ("process_reward",)}
-"""Subfolders of a checkpoint with the state of a second model, by algorithm."""
 _VALUES = "the values, and the files and folders on this machine that they name"
 
 
@@ -242,7 +240,7 @@ def _check_folder(stage: LoadedRun) -> Findings:
         return Findings()
     if not run.algorithm.is_offline and not run.is_distributed:
         require_tasks_taken(run, start.state, start.checkpoint)
-    for part in _SECOND_MODELS.get(run.algorithm.type, ()):
+    for part in run.algorithm.trained_models:
         from strop.training.checkpoints.sharded_tensors import ShardedTensors
 
         ShardedTensors(start.checkpoint / part, WEIGHTS_FILE)

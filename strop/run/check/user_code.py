@@ -22,7 +22,6 @@ from strop.config.environment_values import set_environment
 from strop.config.model_files import folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
-from strop.config.schema.algorithm import CustomConfig
 from strop.config.schema.buffer import CustomOperatorConfig
 from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
 from strop.config.schema.rollout import WorkflowConfig
@@ -166,11 +165,10 @@ def _load_workflow(run: Run, field: str, workflow: WorkflowConfig) -> Findings:
 
 
 def _check_algorithm(run: Run) -> Findings:
-    from strop.algorithms.custom import check_custom_functions
+    from strop.algorithms.registry import make_algorithm
 
-    assert isinstance(run.algorithm, CustomConfig)
-    check_custom_functions(run.algorithm)
-    named = filter(None, (run.algorithm.advantages, run.algorithm.loss))
+    make_algorithm(run.algorithm).check()
+    named = run.algorithm.user_functions.values()
     return Findings(checked=[f"algorithm: {', '.join(named)} on a small example"])
 
 

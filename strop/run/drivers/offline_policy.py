@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strop.algorithms.loss_spec import LossSpec
 from strop.algorithms.losses.reward_modeling import held_out_pairs, held_out_scores
+from strop.algorithms.reference_point import ReferencePoint
+from strop.algorithms.registry import LossSpec, make_algorithm
 from strop.config.schema import Run
 from strop.config.schema.preference import RewardModelingConfig
 from strop.data.offline_dataset import OfflineDataset, is_offline_taskset, load_offline_dataset
@@ -21,7 +22,6 @@ from strop.python_rewards import PythonRewards
 from strop.run.check.refusals import is_evaluated_by_reward
 from strop.run.distributed.placement import open_rank_placement
 from strop.run.optimize.logprobs import ReferenceLogprobs, reference_logprobs
-from strop.run.optimize.second_models import ReferencePoint, make_reference_point
 from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.evaluation import Evaluation, evaluate
 from strop.run.rollout.inference_engines import (
@@ -170,9 +170,10 @@ def open_offline_policy(
             cache = RunFolder.of(run).path / "reference"
             reference = reference_logprobs(datasets, engine, run.model, cache, stop.check)
         state = restore_engine(engine, checkpoint)
-        point = make_reference_point(run, engine)
+        longest = run.data.max_prompt_tokens + run.data.max_response_tokens
+        point = make_algorithm(run.algorithm).reference_point(engine, longest)
         if point is not None:
-            point.load_state(state)
+            point.load_state(state.mean_log_ratio)
         policy = None
         if held_out.sampled:
             services = stack.enter_context(open_rollout_services(run, reward_sources(run, reward)))

@@ -93,7 +93,7 @@ def _open_offline(run: Run, reward: PythonRewards | None, stop: StopSignal) -> I
         def evaluate_checkpoint(checkpoint: Path | None) -> CheckpointMetrics:
             state = _restore(policy.engine, checkpoint)
             if policy.reference_point is not None:
-                policy.reference_point.load_state(state)
+                policy.reference_point.load_state(state.mean_log_ratio)
             return CheckpointMetrics(state.step, policy.evaluate(run, held_out, step=state.step).metrics)
 
         yield evaluate_checkpoint

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from strop.algorithms.custom import check_custom_functions
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec, make_algorithm
 from strop.buffer.factory import clear_buffer, open_buffer
 from strop.config.checks.run import unusual_values
 from strop.config.load.loader import LoadedRun
@@ -23,7 +22,6 @@ from strop.config.plan.table import machine_of
 from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import (
-    CustomConfig,
     RolloutAlgorithmConfig,
     SftConfig,
 )
@@ -307,8 +305,7 @@ def _phases(
         horizon,
         max_response_tokens=run.data.max_response_tokens,
         seed=run.seed,
-        critic=second.critic,
-        process_reward=second.process_reward,
+        second_models=second,
         expert=expert,
     )
     rollouts = TrainPhase(source, updater, horizon.steps)
@@ -337,7 +334,10 @@ def _snapshot(
     run: Run, engine: TrainingEngine, second: SecondModels, publisher: Publisher | None = None
 ) -> CompositeSnapshot:
     """Snapshot of the policy, the second models, and the published versions that the explorer still needs."""
-    parts: dict[str, EngineSnapshot] = {".": engine.snapshot(), **second.snapshots()}
+    parts: dict[str, EngineSnapshot] = {
+        ".": engine.snapshot(),
+        **{each.name: each.snapshot() for each in second},
+    }
     versions = None if publisher is None else publisher.snapshot()
     if versions is not None:
         parts[SYNC_FOLDER] = versions
@@ -375,8 +375,7 @@ def train(
     elif not run.is_distributed:
         require_reward(run, reward)
         require_scorable_tasks(run, reward)
-    if isinstance(run.algorithm, CustomConfig):
-        check_custom_functions(run.algorithm)
+    make_algorithm(run.algorithm).check()
     folder = RunFolder.of(run)
     identity = None if run.is_launched_in_roles else run_identity(run, reward)  # that of roles: `launch`
     start = find_start(run, folder, identity)

@@ -4,66 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import numpy as np
 import torch
 
-from strop.algorithms.losses.policy_losses import excess_tokens, select_tokens
-from strop.algorithms.resampling import resampling_weights
+from strop.algorithms.losses.policy_losses import excess_tokens, mean_implicit_rewards, select_tokens
 from strop.config.schema import Run
-from strop.config.schema.algorithm import (
-    DistillationOnlyConfig,
-    MixConfig,
-    RewardResamplingConfig,
-    RolloutAlgorithmConfig,
-)
-from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig, M2poLossConfig
+from strop.config.schema.algorithm import RolloutAlgorithmConfig
+from strop.config.schema.policy_loss import ClipCovLossConfig, GvpoLossConfig, KlCovLossConfig, M2poLossConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.data.offline_dataset import OfflineDataset
-from strop.reward_comparison import exceeds
 from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience, zeros_for
 from strop.seeds import derive_seed
-from strop.types import BoolArray, Experience, ExperienceGroup, FloatArray
-
-
-def group_indices(groups: Sequence[ExperienceGroup]) -> list[list[int]]:
-    """Indices of each group's experiences among those of all groups."""
-    ends = np.cumsum([len(group.experiences) for group in groups])
-    return [list(range(end - len(g.experiences), end)) for g, end in zip(groups, ends, strict=True)]
-
-
-def varied_groups(groups: Sequence[ExperienceGroup], min_reward_std: float) -> list[list[int]]:
-    """`group_indices` of the groups whose rewards have an unbiased standard deviation above `min_reward_std`; that of a
-    single rollout is 0."""
-    found = []
-    for group, indices in zip(groups, group_indices(groups), strict=True):
-        rewards = list({experience.index: experience.reward for experience in group.experiences}.values())
-        if len(rewards) > 1 and exceeds(np.std(rewards, ddof=1), min_reward_std):
-            found.append(indices)
-    return found
-
-
-def repeat_groups(groups: Sequence[list[int]], count: int, seed: int) -> list[list[int]]:
-    """The groups, and draws from them with replacement up to `count` groups; none if there are none."""
-    random = np.random.Generator(np.random.Philox(seed))
-    missing = count - len(groups) if groups else 0
-    return [*groups, *(groups[i] for i in random.integers(len(groups) or 1, size=missing))]
-
-
-def resample_groups(
-    groups: Sequence[ExperienceGroup], section: RewardResamplingConfig, seed: int
-) -> list[list[int]]:
-    """Indices of the experiences of as many rollouts as the groups have, drawn with replacement, in groups of the same
-    numbers of rollouts."""
-    experiences = [experience for group in groups for experience in group.experiences]
-    keys = [(experience.group, experience.index) for experience in experiences]
-    rollouts = [[i for i, _ in same] for _, same in groupby(enumerate(keys), key=lambda pair: pair[1])]
-    weights = resampling_weights(torch.tensor([experiences[first].reward for first, *_ in rollouts]), section)
-    random = np.random.Generator(np.random.Philox(seed))
-    drawn = iter(random.choice(len(rollouts), size=len(rollouts), p=weights.numpy()))
-    sizes = [len({experience.index for experience in group.experiences}) for group in groups]
-    return [[i for _ in range(size) for i in rollouts[next(drawn)]] for size in sizes]
+from strop.types import BoolArray, Experience, FloatArray
 
 
 def plan_minibatches(
@@ -179,15 +132,12 @@ class ExpertData:
     """Gives each update its demonstrations, a fraction of the update, epoch after epoch."""
 
     def __init__(self, demonstrations: OfflineDataset, run: Run) -> None:
-        algorithm, trainer = run.algorithm, run.trainer
-        if isinstance(algorithm, MixConfig):
-            fraction, self._temperature = algorithm.expert_fraction, 1.0
-        else:
-            assert isinstance(algorithm, DistillationOnlyConfig)
-            fraction, self._temperature = algorithm.demonstration_fraction, run.rollout.sampling.temperature
-        rollouts = (trainer.tasks_per_update or trainer.tasks_per_step) * algorithm.rollouts_per_task
+        added, trainer = run.algorithm.added_demonstrations, run.trainer
+        assert added is not None
+        rollouts = (trainer.tasks_per_update or trainer.tasks_per_step) * run.algorithm.rollouts_per_task
+        self._temperature = run.rollout.sampling.temperature if added.like_rollouts else 1.0
         self._demonstrations = demonstrations
-        self.per_update = expert_answers_per_update(rollouts, fraction)
+        self.per_update = expert_answers_per_update(rollouts, added.fraction)
 
     @property
     def position(self) -> int:
@@ -211,6 +161,35 @@ class ExpertData:
 def expert_answers_per_update(rollouts: int, fraction: float) -> int:
     """Number of demonstrations that are `fraction` of an update with `rollouts` rollouts; at least one."""
     return max(1, round(rollouts * fraction / (1 - fraction)))
+
+
+def add_implicit_rewards(
+    algorithm: RolloutAlgorithmConfig,
+    rollouts: Sequence[Experience],
+    advantages: Sequence[FloatArray],
+    old_logprobs: Sequence[FloatArray] | None,
+    current_logprobs: Callable[[], Sequence[FloatArray]],
+) -> Sequence[FloatArray]:
+    """[L] of each rollout of an update: its advantages, under GVPO plus the mean implicit reward of its group.
+
+    Args:
+        algorithm: the section `algorithm`.
+        rollouts: the experiences of the update.
+        advantages: [L] of each.
+        old_logprobs: [L] of each, under the old policy; None where it is the current one, so that the means are 0.
+        current_logprobs: computes [L] of each, under the current weights.
+    """
+    loss = algorithm.policy_loss
+    if not isinstance(loss, GvpoLossConfig) or old_logprobs is None or not rollouts:
+        return advantages
+    numbers: dict[str, int] = {}
+    means = mean_implicit_rewards(
+        gather_targets(current_logprobs(), rollouts) - gather_targets(old_logprobs, rollouts),
+        torch.tensor([each.response_tokens for each in rollouts]),
+        torch.tensor([numbers.setdefault(each.group, len(numbers)) for each in rollouts]),
+        beta=loss.beta,
+    )
+    return [old + mean for old, mean in zip(advantages, split_by_experience(means, rollouts), strict=True)]
 
 
 def select_update_tokens(

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from strop.algorithms.reference_point import ReferencePoint
 from strop.config.schema.preference import ReferenceSyncConfig
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
-from strop.run.optimize.second_models import ReferencePoint
 from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.run_state import RunState
 from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
@@ -52,11 +52,12 @@ class OfflineUpdater:
     def load_state(self, state: RunState) -> None:
         """Continue from a saved state."""
         if self._reference_point is not None:
-            self._reference_point.load_state(state)
+            self._reference_point.load_state(state.mean_log_ratio)
 
     def save_state(self, state: RunState) -> RunState:
         """The state with that of the reference point."""
-        return state if self._reference_point is None else self._reference_point.save_state(state)
+        point = self._reference_point
+        return state if point is None else replace(state, mean_log_ratio=point.state)
 
     def update(self, batch: StepBatch, *, step: int, updates_done: int) -> UpdateResult:
         """Train on each row once, in the batch's order."""

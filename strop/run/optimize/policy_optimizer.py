@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec
 from strop.algorithms.schedules import PlateauState, lr_at, update_plateau, weight_decay_at
 from strop.config.schema.data import EvalTasksetConfig
 from strop.config.schema.optimizer import OptimizerConfig, ReduceOnPlateauScheduleConfig, ScheduleConfig

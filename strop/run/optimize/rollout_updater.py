@@ -8,21 +8,15 @@ from dataclasses import replace
 
 import torch
 
-from strop.algorithms import registry
 from strop.algorithms.advantages import logit_gradient_norms
+from strop.algorithms.algorithm import add_overlong_penalty
 from strop.algorithms.distillation import distillation_advantages, sampled_divergence
-from strop.algorithms.kl import estimate_kl, mean_rollout_kl
+from strop.algorithms.kl import estimate_kl, make_kl_controller, mean_rollout_kl
 from strop.algorithms.losses.policy_objective import weighs_current_policy
+from strop.algorithms.registry import make_rollout_algorithm
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_filters import clip_b, clip_v
-from strop.config.schema.algorithm import (
-    GdpoConfig,
-    GigpoConfig,
-    GrpoConfig,
-    OptimalTokenBaselineConfig,
-    PpoConfig,
-    RolloutAlgorithmConfig,
-)
+from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_gradient import KlEstimator
 from strop.config.schema.trainer import TrainerConfig
 from strop.errors import ConfigError
@@ -42,15 +36,12 @@ from strop.run.optimize.logprobs import (
 from strop.run.optimize.minibatches import (
     ExpertData,
     Minibatch,
-    group_indices,
+    add_implicit_rewards,
     make_minibatches,
     plan_minibatches,
-    repeat_groups,
-    resample_groups,
     select_update_tokens,
     shuffle_seed,
     trained_experiences,
-    varied_groups,
 )
 from strop.run.optimize.off_policy import (
     count_kept,
@@ -59,12 +50,12 @@ from strop.run.optimize.off_policy import (
     staleness_metrics,
 )
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
-from strop.run.optimize.second_models import Critic, ProcessRewardModel, add_implicit_rewards
+from strop.run.optimize.second_models import SecondModels
 from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.seeds import derive_seed
-from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts
+from strop.types import Experience, FloatArray, GlobalCounts
 
 
 class RolloutUpdater:
@@ -79,8 +70,7 @@ class RolloutUpdater:
         *,
         max_response_tokens: int,
         seed: int,
-        critic: Critic | None = None,
-        process_reward: ProcessRewardModel | None = None,
+        second_models: SecondModels = (),
         expert: ExpertData | None = None,
     ) -> None:
         """
@@ -91,9 +81,8 @@ class RolloutUpdater:
             horizon: length of the run.
             max_response_tokens: `data.max_response_tokens`, for the overlong penalty.
             seed: the run's seed.
-            critic: the critic, for PPO.
-            process_reward: the process reward model, for PRIME.
-            expert: expert demonstrations, for mix.
+            second_models: models that are trained in addition to the policy.
+            expert: demonstrations that each update adds to its rollouts.
         """
         self._policy = policy
         self._algorithm = algorithm
@@ -102,10 +91,10 @@ class RolloutUpdater:
         self._max_response_tokens = max_response_tokens
         self._seed = seed
         self._shuffle_seed = shuffle_seed(trainer, seed) if trainer.shuffle_each_epoch else None
-        self._critic = critic
-        self._process_reward = process_reward
+        self._formulas = make_rollout_algorithm(algorithm)
+        self._second_models = second_models
         self._expert = expert
-        self._kl = registry.make_kl_controller(algorithm)
+        self._kl = make_kl_controller(algorithm)
         self._skip_zero_advantages = (
             trainer.skip_zero_advantages
             and trainer.router_loss is None
@@ -115,7 +104,7 @@ class RolloutUpdater:
 
     def load_state(self, state: RunState) -> None:
         """Continue with the saved KL coefficient and expert position."""
-        self._kl = registry.make_kl_controller(self._algorithm, state.kl_coef)
+        self._kl = make_kl_controller(self._algorithm, state.kl_coef)
         if self._expert is not None:
             self._expert.position = state.expert_position
 
@@ -135,7 +124,7 @@ class RolloutUpdater:
             return UpdateResult(0, {})
         if self._algorithm.distillation is not None:
             require_teachers(self._algorithm.distillation, {e.source for e in experiences})
-        chosen = self._chosen_groups(groups, step)
+        chosen = self._formulas.chosen_groups(groups, seed=self._seed, step=step)
         planned = self._plan_minibatches(chosen, step, updates_done)
         started = time.perf_counter()
         logprobs = compute_step_logprobs(self._policy.engine, self._algorithm, experiences)
@@ -200,11 +189,10 @@ class RolloutUpdater:
         """Rewards, minus the KL penalty of `algorithm.kl_reward` where it is set; and the penalty's metrics."""
         algorithm = self._algorithm
         metrics: dict[str, float] = {}
-        parts = algorithm.reward_parts if isinstance(algorithm, GdpoConfig) else ()
-        scored = make_rollout_batch(experiences, baselines=baselines, parts=parts)
-        if isinstance(algorithm, GigpoConfig) and scored.turn_states is None:
+        scored = make_rollout_batch(experiences, baselines=baselines, parts=algorithm.compared_parts)
+        if algorithm.needs_turn_states and scored.turn_states is None:
             raise ConfigError(turn_states_fault())
-        if isinstance(algorithm, OptimalTokenBaselineConfig):
+        if algorithm.needs_gradient_norms:
             assert logprobs.old is not None
             norms = logit_gradient_norms(
                 gather_targets(logprobs.old, experiences),
@@ -241,27 +229,18 @@ class RolloutUpdater:
         scored: RolloutBatch,
         step: int,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """[K] of all targets, and metrics. PPO's critic predicts values and trains on the returns; PRIME's process
-        reward model trains on the outcomes."""
-        algorithm, limit = self._algorithm, self._max_response_tokens
+        """[K] of all targets, and metrics. Second models score the targets before, and learn from the returns."""
         started = time.perf_counter()
         metrics: dict[str, float] = {}
-        if isinstance(algorithm, PpoConfig):
-            assert self._critic is not None
-            predicted = self._critic.values(experiences)
-            values = gather_targets(predicted, experiences)
-            estimate = registry.compute_advantages_and_returns(
-                algorithm, scored, values, max_response_tokens=limit
-            )
-            advantages, returns = estimate.advantages, split_by_experience(estimate.returns, experiences)
-            metrics = self._critic.update(experiences, trained, predicted, returns, step=step)
-            metrics["time/critic_seconds"] = time.perf_counter() - started
-            return advantages, metrics
-        if self._process_reward is not None:
-            rewards, metrics = self._process_reward.rewards(experiences, trained, step=step)
-            scored = replace(scored, process_rewards=rewards)
-            metrics["time/process_reward_seconds"] = time.perf_counter() - started
-        return registry.compute_advantages(algorithm, scored, max_response_tokens=limit), metrics
+        for model in self._second_models:
+            scored, found = model.score(scored, experiences, trained, step=step)
+            metrics |= found
+        scored = add_overlong_penalty(self._algorithm, scored, self._max_response_tokens)
+        estimate = self._formulas.estimate(scored)
+        for model in self._second_models:
+            metrics |= model.learn(scored, estimate.returns, experiences, trained, step=step)
+            metrics[f"time/{model.name}_seconds"] = time.perf_counter() - started
+        return estimate.advantages, metrics
 
     def _distillation_advantages(
         self, experiences: Sequence[Experience], logprobs: StepLogprobs
@@ -299,18 +278,6 @@ class RolloutUpdater:
             deviations=section.deviations,
             max_fraction=section.max_fraction,
         )
-
-    def _chosen_groups(self, groups: Sequence[ExperienceGroup], step: int) -> list[list[int]]:
-        """Indices of the experiences of each group that the updates train on."""
-        algorithm = self._algorithm
-        if isinstance(algorithm, PpoConfig) and algorithm.resampling is not None:
-            return resample_groups(groups, algorithm.resampling, derive_seed(self._seed, "resample", step))
-        if isinstance(algorithm, GrpoConfig) and algorithm.min_reward_std is not None:
-            varied = varied_groups(groups, algorithm.min_reward_std)
-            if not algorithm.repeat_groups:
-                return varied
-            return repeat_groups(varied, len(groups), derive_seed(self._seed, "repeat_groups", step))
-        return group_indices(groups)
 
     def _plan_minibatches(
         self, groups: Sequence[Sequence[int]], step: int, updates_done: int

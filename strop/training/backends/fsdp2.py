@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.algorithms.loss_spec import AnyLossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
+from strop.algorithms.registry import AnyLossSpec
 from strop.config.schema import Run
 from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig

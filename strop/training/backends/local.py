@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from strop.algorithms.loss_spec import AnyLossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
+from strop.algorithms.registry import AnyLossSpec
 from strop.config.schema import Run
 from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
 from strop.data.packing import build_micro_batch, pack, plan_micro_batches, unpack

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, distributed
 
-from strop.algorithms.loss_spec import AnyLossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
+from strop.algorithms.registry import AnyLossSpec
 from strop.config.schema.training_engine import RankNetworkConfig
 from strop.models.formats.huggingface import join_export
 from strop.training.checkpoints.file_writer import rng_file_name
