@@ -71,10 +71,10 @@ class ReferencePoint(ABC):
     that the result does not depend on micro-batches and ranks."""
 
     state: RunningMean | None = None
-    """What a checkpoint saves; None for a reference point without a state."""
+    """State that a checkpoint saves; None for a reference point without one."""
 
     def load_state(self, state: RunningMean | None) -> None:  # noqa: B027  (only a running mean has a state)
-        """Continue from a saved state; None starts anew."""
+        """Continue from a saved state, or start without one."""
 
     @abstractmethod
     def of_update(self, experiences: Sequence[Experience], reference: Sequence[FloatArray]) -> float:

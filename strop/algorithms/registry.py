@@ -30,7 +30,7 @@ from strop.algorithms.algorithm import AdvantageEstimate, Algorithm, RolloutAlgo
 from strop.algorithms.custom import Custom
 from strop.algorithms.losses.preference_losses import Bco, Cpo, Dpo, Kto, Orpo
 from strop.algorithms.losses.reward_modeling import RewardModeling
-from strop.algorithms.losses.sft import Distillation, Mix, Sft
+from strop.algorithms.losses.sft import Distillation, ExpertMix, Sft
 from strop.algorithms.process_rewards import Prime, ProcessRewardLoss
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema import Run
@@ -58,7 +58,7 @@ ROLLOUT_ALGORITHMS: Mapping[str, type[RolloutAlgorithm[Any]]] = {
     "self_play": SelfPlay,
     "online_dpo": OnlineDpo,
     "distillation": Distillation,
-    "mix": Mix,
+    "mix": ExpertMix,
     "custom": Custom,
     "ppo": Ppo,
 }

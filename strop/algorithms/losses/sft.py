@@ -65,7 +65,7 @@ class MixedLoss:
         return LossOutput(loss, {**learned.metrics, "sft_loss": imitated.detach()})
 
 
-class Mix(RolloutAlgorithm[MixConfig]):
+class ExpertMix(RolloutAlgorithm[MixConfig]):
     """GRPO's advantages, and its loss together with the expert's demonstrations."""
 
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
