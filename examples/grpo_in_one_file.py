@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import strop
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
 from strop.config.schema.algorithm import GrpoConfig
 from strop.data.encoding.turn_encoder import TurnEncoder

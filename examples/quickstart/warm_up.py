@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.registry import LossSpec
 from strop.config.load.loader import LoadedRun
 from strop.config.schema.algorithm import SftConfig
 from strop.data.offline_dataset import load_offline_dataset
