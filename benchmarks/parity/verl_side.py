@@ -19,7 +19,7 @@ from strop.algorithms.advantages import gae, whiten
 from strop.algorithms.kl import AdaptiveKlController, estimate_kl
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.importance import compute_importance_weights
-from strop.algorithms.resampling import resampling_weights
+from strop.algorithms.group_choice import resampling_weights
 from strop.config.schema.algorithm import RewardResamplingConfig
 from strop.config.schema.policy_loss import ImportanceCorrectionConfig
 
