@@ -55,9 +55,8 @@ def measure_mix(model: Path, tasks_per_update: int, kl_loss: Mapping[str, Any] |
     """CPU seconds of a step's updates, by `skip_zero_advantages`."""
     from strop.algorithms.registry import LossSpec
     from strop.config.schema import Run
-    from strop.run.optimize.policy_optimizer import PolicyOptimizer
+    from strop.run.optimize.policy_optimizer import PolicyOptimizer, StepBatch
     from strop.run.optimize.rollout_updater import RolloutUpdater
-    from strop.run.optimize.updater import StepBatch
     from strop.run.state.horizon import Horizon
     from strop.training.backends.local import LocalEngine
 

@@ -33,8 +33,8 @@ from trinity.algorithm.policy_loss_fn.topr_policy_loss import TOPRPolicyLossFn
 from verl_side import AGGREGATIONS, DUAL, GROUP_OF_ONE, HIGH, LOW, TAU_NEG, strop_gae
 
 from strop.algorithms.kl import estimate_kl
+from strop.algorithms.losses.policy_losses import clip_b
 from strop.algorithms.losses.sft import SftLoss
-from strop.algorithms.token_filters import clip_b
 from strop.config.schema.algorithm import TokenWeight
 from strop.config.schema.preference import DpoConfig
 

@@ -1,4 +1,4 @@
-"""KL divergence between policy and reference: estimators from sampled tokens, and coefficient controllers.
+"""KL divergence between policy and reference or teacher: estimators from sampled tokens, and coefficient controllers.
 
 John Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html). With tokens sampled
 from pi and r = ref / pi:
@@ -25,16 +25,26 @@ computed with them in `strop/models/logprobs.py`.
 
 k3 bounds log r to +-20 before the exponential, as verl does. verl also bounds the value of k3 to +-10, and
 OpenRLHF that of each estimator; the gradient of a token beyond this bound is 0, so Strop does not bound the value.
+
+On-policy distillation as a reward: K. Lu, "On-Policy Distillation" (Thinking Machines Lab, 2025), where the
+advantage of each token is minus its k1 estimate, log q - log p, without a baseline and without a discount. Divergences
+from a teacher over the whole vocabulary are in `strop/models/divergences.py`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 import torch
 
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
+from strop.config.schema.distillation import (
+    DistillationRewardConfig,
+    SampledDivergenceConfig,
+    SampledJsdConfig,
+)
 from strop.config.schema.policy_gradient import K2GradientKl, SampledKl
 
 MAX_EXPONENT = 20.0
@@ -151,3 +161,32 @@ def make_kl_controller(config: RolloutAlgorithmConfig, coef: float | None = None
         if adaptive is None
         else AdaptiveKlController(start, adaptive.target_kl, adaptive.horizon)
     )
+
+
+def sampled_divergence(
+    logprobs: torch.Tensor, teacher_logprobs: torch.Tensor, section: SampledDivergenceConfig
+) -> torch.Tensor:
+    """[K] Divergence at each sampled token, from the log-probs of policy and teacher [K]."""
+    if isinstance(section, SampledJsdConfig):
+        return _jsd_terms(logprobs, teacher_logprobs, section.beta)
+    return estimate_kl(logprobs, teacher_logprobs, section.estimator)
+
+
+def bound_divergence(divergence: torch.Tensor, bound: float | None) -> torch.Tensor:
+    """Values within +-bound; the gradient of a value beyond it is 0. The same values for no bound."""
+    return divergence if bound is None else divergence.clamp(-bound, bound)
+
+
+def distillation_advantages(divergence: torch.Tensor, section: DistillationRewardConfig) -> torch.Tensor:
+    """[K] Part of each token's advantage: minus the bounded divergence, times the coefficient."""
+    return -section.coef * bound_divergence(divergence, section.max_divergence)
+
+
+def _jsd_terms(logprobs: torch.Tensor, teacher_logprobs: torch.Tensor, beta: float) -> torch.Tensor:
+    """The sampled token's term of GKD's equation 1 (arXiv 2306.13649), with m = beta q + (1 - beta) p:
+
+    beta q (log q - log m) + (1 - beta) p (log p - log m)
+    """
+    mixture = torch.logaddexp(logprobs + math.log1p(-beta), teacher_logprobs + math.log(beta))
+    teacher_term = teacher_logprobs.exp() * (teacher_logprobs - mixture)
+    return beta * teacher_term + (1 - beta) * logprobs.exp() * (logprobs - mixture)

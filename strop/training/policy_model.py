@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from strop.algorithms.losses.router_losses import RouterLoss, add_losses, expert_counts
-from strop.algorithms.reference_sync import sync_reference
+from strop.algorithms.reference import sync_reference
 from strop.config.schema.distillation import DivergenceConfig
 from strop.errors import ModelError
 from strop.models.chunked_head import Comparison, FrozenStates

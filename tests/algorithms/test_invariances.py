@@ -124,9 +124,9 @@ def test_the_bounds_of_log_ratios_leave_ordinary_values_their_bits(name, monkeyp
     batch = short_batch(case)
     logprobs = torch.linspace(-8, 7, len(batch.token_ids))
     bounded, gradient = on_logprobs(case, batch, logprobs)
-    for module in ("kl", "losses.importance", "losses.policy_losses"):
+    for module in ("kl", "losses.aggregation", "losses.policy_losses"):
         monkeypatch.setattr(f"strop.algorithms.{module}.bound_exponent", lambda x: x)
-    for module in ("kl", "losses.importance", "losses.preference_losses"):
+    for module in ("kl", "losses.aggregation", "losses.preference_losses"):
         monkeypatch.setattr(f"strop.algorithms.{module}.bound_log_ratio", lambda x: x)
     plain, plain_gradient = on_logprobs(case, batch, logprobs)
     torch.testing.assert_close(bounded.metrics, plain.metrics, rtol=0, atol=0)

@@ -9,15 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.distillation import bound_divergence, distillation_advantages, sampled_divergence
 from strop.algorithms.kl import (
     AdaptiveKlController,
     FixedKlController,
+    bound_divergence,
     bound_exponent,
     bound_log_ratio,
+    distillation_advantages,
     estimate_kl,
     make_kl_controller,
     mean_rollout_kl,
+    sampled_divergence,
 )
 from strop.algorithms.losses.policy_losses import log_ratio
 from strop.config.schema.algorithm import GrpoConfig

@@ -10,8 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.losses.aggregation import TargetTokens
-from strop.algorithms.losses.importance import ImportanceWeights, compute_importance_weights, kept_targets
+from strop.algorithms.losses.aggregation import (
+    ImportanceWeights,
+    TargetTokens,
+    compute_importance_weights,
+    kept_targets,
+)
 from strop.config.schema.policy_loss import ImportanceCorrectionConfig, RejectionRuleConfig
 
 # Two answers of two tokens and one. The trainer's probability over the sampler's: 4, 1/2 and 3.

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from strop.algorithms.distillation import sampled_divergence
-from strop.algorithms.losses.aggregation import TargetTokens
-from strop.algorithms.losses.importance import kept_targets
+from strop.algorithms.kl import sampled_divergence
+from strop.algorithms.losses.aggregation import TargetTokens, kept_targets
 from strop.algorithms.registry import make_loss_fn
 from strop.config.schema.algorithm import GrpoConfig
 from strop.config.schema.distillation import DistillationConfig, SampledKlLossConfig

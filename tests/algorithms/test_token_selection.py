@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from strop.algorithms.losses.policy_losses import excess_tokens, select_tokens
-from strop.algorithms.token_filters import clip_b, clip_v
+from strop.algorithms.losses.policy_losses import clip_b, clip_v, excess_tokens, select_tokens
 from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig
 
 # Means -2 and 0: the covariances are 3, -1, -2, 2, 0 and 0.

@@ -16,8 +16,7 @@ import pytest
 import torch
 import yaml
 
-from strop.algorithms.losses.aggregation import TargetTokens
-from strop.algorithms.losses.importance import compute_importance_weights
+from strop.algorithms.losses.aggregation import TargetTokens, compute_importance_weights
 from strop.compat.convert import convert
 from strop.compat.trl.reader import TrlProgram, read_trl_arguments
 from strop.config.load.job import Job

@@ -12,7 +12,7 @@ from strop.config.schema.algorithm import GrpoConfig, RolloutAlgorithmConfig
 from strop.config.schema.policy_loss import ImportanceCorrectionConfig, RejectionRuleConfig
 from strop.errors import RewardError
 from strop.run.optimize.advantage_inputs import gather_targets, make_rollout_batch, split_by_experience
-from strop.run.optimize.off_policy import count_kept, mean_importance_weight
+from strop.run.optimize.minibatches import count_kept, mean_importance_weight
 from strop.types import Experience, FloatArray
 
 

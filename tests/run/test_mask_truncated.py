@@ -16,7 +16,7 @@ from strop.config.schema.policy_gradient import Aggregation, EntropyFilterConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.config.units import Amount
 from strop.data.packing import pack
-from strop.run.optimize.updater import StepBatch
+from strop.run.optimize.policy_optimizer import StepBatch
 from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TokenOutputs, TrainingBatch
 from tests.run.test_advantage_inputs import experience
 from tests.run.zero_advantages import rollout_updater

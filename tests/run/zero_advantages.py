@@ -14,9 +14,8 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.protocols import TrainingEngine
-from strop.run.optimize.policy_optimizer import PolicyOptimizer
+from strop.run.optimize.policy_optimizer import PolicyOptimizer, StepBatch
 from strop.run.optimize.rollout_updater import RolloutUpdater
-from strop.run.optimize.updater import StepBatch
 from strop.run.state.horizon import Horizon
 from strop.types import ExperienceGroup
 from tests.training.test_local_engine import experiences

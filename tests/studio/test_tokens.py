@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strop.run.optimize.updater import UpdateResult
+from strop.run.optimize.policy_optimizer import UpdateResult
 from strop.runs.folder import RunFolder
 from strop.runs.reader import RunData
 from strop.runs.rollout_file import read_rollouts, rollout_path, write_rollouts

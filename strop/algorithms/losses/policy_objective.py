@@ -6,10 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from strop.algorithms.distillation import bound_divergence, sampled_divergence
-from strop.algorithms.kl import estimate_kl
-from strop.algorithms.losses.aggregation import PolicyLossTerms, TargetTokens, token_weights
-from strop.algorithms.losses.importance import ImportanceWeights, compute_importance_weights, kept_targets
+from strop.algorithms.kl import bound_divergence, estimate_kl, sampled_divergence
+from strop.algorithms.losses.aggregation import (
+    ImportanceWeights,
+    PolicyLossTerms,
+    TargetTokens,
+    compute_importance_weights,
+    kept_targets,
+    token_weights,
+)
 from strop.algorithms.losses.policy_losses import log_ratio, policy_loss_terms
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.distillation import DistillationLossConfig, SampledKlLossConfig

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid, relu
 from strop.algorithms.algorithm import Algorithm
 from strop.algorithms.kl import bound_log_ratio
 from strop.algorithms.losses.aggregation import TargetTokens
-from strop.algorithms.reference_point import MeanLogRatio, MismatchedKl, NoReferencePoint, ReferencePoint
+from strop.algorithms.reference import MeanLogRatio, MismatchedKl, NoReferencePoint, ReferencePoint
 from strop.config.schema.preference import (
     BcoConfig,
     CpoConfig,

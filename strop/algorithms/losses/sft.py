@@ -10,7 +10,7 @@ import torch
 
 from strop.algorithms.advantages import grpo
 from strop.algorithms.algorithm import Algorithm, RolloutAlgorithm
-from strop.algorithms.distillation import bound_divergence
+from strop.algorithms.kl import bound_divergence
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.schedules import imitation_weight

@@ -26,7 +26,7 @@ from strop.config.schema.trainer import StalenessSelectionConfig
 from strop.data.offline_dataset import OfflineDataset
 from strop.errors import BufferExhausted, StoreError, WritersLostError
 from strop.protocols import Buffer
-from strop.run.optimize.updater import StepBatch
+from strop.run.optimize.policy_optimizer import StepBatch
 from strop.run.rollout.collector import Collector
 from strop.run.rollout.group_ids import remove_padding, step_of_group
 from strop.run.rollout.rollout_metrics import training_metrics

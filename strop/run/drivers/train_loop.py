@@ -16,8 +16,7 @@ from strop.run.drivers.batch_source import BatchSource
 from strop.run.drivers.callbacks import CallbackList, RunControl
 from strop.run.drivers.evaluator import Evaluator
 from strop.run.drivers.publisher import WeightPublisher
-from strop.run.optimize.policy_optimizer import LrSchedule
-from strop.run.optimize.updater import StepBatch, Updater, UpdateResult
+from strop.run.optimize.policy_optimizer import LrSchedule, StepBatch, Updater, UpdateResult
 from strop.run.recording.recorder import Recorder
 from strop.run.rollout.evaluation import Evaluation
 from strop.run.state.checkpoint_manager import CheckpointManager

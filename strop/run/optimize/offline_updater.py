@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from strop.algorithms.reference_point import ReferencePoint
+from strop.algorithms.reference import ReferencePoint
 from strop.config.schema.preference import ReferenceSyncConfig
-from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
-from strop.run.optimize.updater import StepBatch, UpdateResult
+from strop.run.optimize.policy_optimizer import PolicyOptimizer, StepBatch, UpdateResult, mean_metrics
 from strop.run.state.run_state import RunState
 from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
 

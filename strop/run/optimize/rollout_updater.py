@@ -10,12 +10,17 @@ import torch
 
 from strop.algorithms.advantages import logit_gradient_norms
 from strop.algorithms.algorithm import add_overlong_penalty
-from strop.algorithms.distillation import distillation_advantages, sampled_divergence
-from strop.algorithms.kl import estimate_kl, make_kl_controller, mean_rollout_kl
+from strop.algorithms.kl import (
+    distillation_advantages,
+    estimate_kl,
+    make_kl_controller,
+    mean_rollout_kl,
+    sampled_divergence,
+)
+from strop.algorithms.losses.policy_losses import clip_b, clip_v
 from strop.algorithms.losses.policy_objective import weighs_current_policy
 from strop.algorithms.registry import make_rollout_algorithm
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.algorithms.token_filters import clip_b, clip_v
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_gradient import KlEstimator
 from strop.config.schema.trainer import TrainerConfig
@@ -37,21 +42,18 @@ from strop.run.optimize.minibatches import (
     ExpertData,
     Minibatch,
     add_implicit_rewards,
+    count_kept,
+    importance_weights,
     make_minibatches,
+    mean_importance_weight,
     plan_minibatches,
     select_update_tokens,
     shuffle_seed,
+    staleness_metrics,
     trained_experiences,
 )
-from strop.run.optimize.off_policy import (
-    count_kept,
-    importance_weights,
-    mean_importance_weight,
-    staleness_metrics,
-)
-from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
+from strop.run.optimize.policy_optimizer import PolicyOptimizer, StepBatch, UpdateResult, mean_metrics
 from strop.run.optimize.second_models import SecondModels
-from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.seeds import derive_seed
