@@ -115,7 +115,6 @@ class GdpoConfig(GroupBaselineConfig):
 
     @property
     def compared_parts(self) -> tuple[str, ...] | None:
-        """The parts of the section."""
         return self.reward_parts
 
 
@@ -241,7 +240,6 @@ class MixConfig(GroupBaselineConfig):
 
     @property
     def added_demonstrations(self) -> AddedDemonstrations | None:
-        """The expert's, in every update."""
         return AddedDemonstrations("expert", self.expert, self.expert_fraction, like_rollouts=False)
 
 
@@ -427,7 +425,6 @@ class PrimeConfig(GroupBaselineConfig):
 
     @property
     def trained_models(self) -> Mapping[str, CriticConfig | ProcessRewardConfig]:
-        """The process reward model."""
         return {"process_reward": self.process_reward}
 
     def run_faults(self, run: Run) -> Iterator[str]:
@@ -486,12 +483,10 @@ class PpoConfig(PolicyGradientConfig):
 
     @property
     def trained_models(self) -> Mapping[str, CriticConfig | ProcessRewardConfig]:
-        """The critic."""
         return {"critic": self.critic}
 
     @property
     def critic_warmup_steps(self) -> int:
-        """Number of first steps in which only the critic is trained."""
         return self.critic.warmup_steps
 
     def run_faults(self, run: Run) -> Iterator[str]:
@@ -538,7 +533,6 @@ class CustomConfig(PolicyGradientConfig):
 
     @property
     def user_functions(self) -> Mapping[str, str]:
-        """The functions that the section names."""
         named = {"advantages": self.advantages, "loss": self.loss}
         return {field: name for field, name in named.items() if name is not None}
 
@@ -549,7 +543,6 @@ class CustomConfig(PolicyGradientConfig):
 
     @property
     def needs_reference_logprobs(self) -> bool:
-        """Whether a penalty, or `loss`, reads them."""
         return self.ref_logprobs or super().needs_reference_logprobs
 
     @property
@@ -578,7 +571,6 @@ class SftConfig(BaseOfflineConfig):
 
     @property
     def rows(self) -> Rows:
-        """Demonstrations."""
         return "demonstrations"
 
 

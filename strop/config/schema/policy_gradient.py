@@ -304,7 +304,6 @@ class PolicyGradientConfig(BaseAlgorithmConfig):
 
     @property
     def teachers(self) -> tuple[TeacherConfig, ...]:
-        """Frozen models that the policy learns from."""
         return () if self.distillation is None else self.distillation.teachers
 
     @property
@@ -330,12 +329,10 @@ class PolicyGradientConfig(BaseAlgorithmConfig):
 
     @property
     def needs_divergence(self) -> bool:
-        """Whether the loss reads `TokenOutputs.divergence`."""
         return self.kl_loss is not None and self.kl_loss.estimator == "full"
 
     @property
     def teacher_divergence(self) -> DivergenceConfig | None:
-        """Divergence over the vocabulary that the loss reads as `TokenOutputs.teacher_divergence`; None for none."""
         if self.distillation is None or self.distillation.loss is None:
             return None
         divergence = self.distillation.loss.divergence

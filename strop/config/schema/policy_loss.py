@@ -236,7 +236,6 @@ class DroLossConfig(BasePolicyLossConfig):
 
     @property
     def vanishes_at_zero_advantage(self) -> bool:
-        """False: the log-ratio is squared."""
         return False
 
 
@@ -252,7 +251,6 @@ class GvpoLossConfig(BasePolicyLossConfig):
 
     @property
     def vanishes_at_zero_advantage(self) -> bool:
-        """False: the log-ratio is squared."""
         return False
 
 
@@ -266,7 +264,6 @@ class SelfPlayLossConfig(BasePolicyLossConfig):
 
     @property
     def vanishes_at_zero_advantage(self) -> bool:
-        """False: the log-ratio is squared."""
         return False
 
 

@@ -99,7 +99,6 @@ class DpoConfig(BaseOfflineConfig):
 
     @property
     def rows(self) -> Rows:
-        """Pairs."""
         return "pairs"
 
     @property
@@ -109,12 +108,10 @@ class DpoConfig(BaseOfflineConfig):
 
     @property
     def needs_initial_logprobs(self) -> bool:
-        """Whether the reference stays the initial model."""
         return self.reference_sync is None
 
     @property
     def changed_reference(self) -> ReferenceSyncConfig | None:
-        """The section's."""
         return self.reference_sync
 
     def run_faults(self, run: Run) -> Iterator[str]:
@@ -161,7 +158,6 @@ class CpoConfig(BaseOfflineConfig):
 
     @property
     def rows(self) -> Rows:
-        """Pairs."""
         return "pairs"
 
 
@@ -175,7 +171,6 @@ class OrpoConfig(BaseOfflineConfig):
 
     @property
     def rows(self) -> Rows:
-        """Pairs."""
         return "pairs"
 
 
@@ -207,12 +202,10 @@ class KtoConfig(BaseOfflineConfig):
 
     @property
     def rows(self) -> Rows:
-        """Responses with a label."""
         return "labels"
 
     @property
     def needs_initial_logprobs(self) -> bool:
-        """True: responses are compared with the initial model."""
         return True
 
     @property
@@ -249,12 +242,10 @@ class BcoConfig(BaseOfflineConfig):
 
     @property
     def rows(self) -> Rows:
-        """Responses with a label."""
         return "labels"
 
     @property
     def needs_initial_logprobs(self) -> bool:
-        """True: responses are compared with the initial model."""
         return True
 
 
@@ -294,12 +285,10 @@ class RewardModelingConfig(BaseOfflineConfig):
 
     @property
     def rows(self) -> Rows:
-        """Pairs, or responses with a score."""
         return "pairs" if self.loss == "bradley_terry" else "scores"
 
     @property
     def reward_model(self) -> RewardModelingConfig | None:
-        """This section."""
         return self
 
     def run_faults(self, run: Run) -> Iterator[str]:

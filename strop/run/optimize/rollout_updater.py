@@ -53,7 +53,7 @@ from strop.run.optimize.minibatches import (
     trained_experiences,
 )
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, StepBatch, UpdateResult, mean_metrics
-from strop.run.optimize.second_models import SecondModels
+from strop.run.optimize.second_models import SecondModels, StepExperiences
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.seeds import derive_seed
@@ -133,7 +133,7 @@ class RolloutUpdater:
         logprobs_ended = time.perf_counter()
         baselines = {group.id: group.baseline for group in groups if group.baseline is not None}
         scored, metrics = self._score(experiences, logprobs, baselines or None)
-        advantages, advantage_metrics = self._advantages(chosen, experiences, scored, step)
+        advantages, advantage_metrics = self._advantages(scored, StepExperiences(experiences, chosen, step))
         from_teacher, teacher_metrics = self._distillation_advantages(experiences, logprobs)
         advantages = advantages + from_teacher
         by_experience = split_by_experience(advantages, experiences)
@@ -225,22 +225,18 @@ class RolloutUpdater:
         return estimate_kl(current, target, estimator)
 
     def _advantages(
-        self,
-        trained: Sequence[Sequence[int]],
-        experiences: Sequence[Experience],
-        scored: RolloutBatch,
-        step: int,
+        self, scored: RolloutBatch, trained: StepExperiences
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """[K] of all targets, and metrics. Second models score the targets before, and learn from the returns."""
         started = time.perf_counter()
         metrics: dict[str, float] = {}
         for model in self._second_models:
-            scored, found = model.score(scored, experiences, trained, step=step)
+            scored, found = model.score(scored, trained)
             metrics |= found
         scored = add_overlong_penalty(self._algorithm, scored, self._max_response_tokens)
         estimate = self._formulas.estimate(scored)
         for model in self._second_models:
-            metrics |= model.learn(scored, estimate.returns, experiences, trained, step=step)
+            metrics |= model.learn(scored, estimate.returns, trained)
             metrics[f"time/{model.name}_seconds"] = time.perf_counter() - started
         return estimate.advantages, metrics
 

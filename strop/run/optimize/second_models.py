@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,17 @@ if TYPE_CHECKING:
 E = TypeVar("E", CriticEngine, TrainingEngine)
 
 
+class StepExperiences(NamedTuple):
+    """Experiences of a step."""
+
+    experiences: Sequence[Experience]
+    """Those of a rollout are next to each other."""
+    groups: Sequence[Sequence[int]]
+    """Indices of the experiences of each group to train on."""
+    step: int
+    """Number of the step, from 1."""
+
+
 class SecondModel(ABC, Generic[E]):
     """Drives a model's engine through the updates of each step. It trains from the first step on, with its own number
     of updates; what its section leaves out is taken from `trainer`."""
@@ -57,33 +68,13 @@ class SecondModel(ABC, Generic[E]):
         )
 
     @abstractmethod
-    def score(
-        self,
-        scored: RolloutBatch,
-        experiences: Sequence[Experience],
-        groups: Sequence[Sequence[int]],
-        *,
-        step: int,
-    ) -> tuple[RolloutBatch, dict[str, float]]:
-        """The batch with what the model gives for advantages, and metrics.
-
-        Args:
-            scored: the rewards of the step's rollouts.
-            experiences: the step's experiences, those of a rollout next to each other.
-            groups: indices of the experiences of each group to train on.
-            step: number of the step, from 1.
-        """
+    def score(self, scored: RolloutBatch, trained: StepExperiences) -> tuple[RolloutBatch, dict[str, float]]:
+        """The batch of the step's rollouts with what the model gives for advantages, and metrics."""
 
     def learn(
-        self,
-        scored: RolloutBatch,
-        returns: torch.Tensor | None,
-        experiences: Sequence[Experience],
-        groups: Sequence[Sequence[int]],
-        *,
-        step: int,
+        self, scored: RolloutBatch, returns: torch.Tensor | None, trained: StepExperiences
     ) -> dict[str, float]:
-        """Train on the returns [K] that the advantages were computed from, as `score` was called; returns metrics."""
+        """Train on the returns [K], if the algorithm has any, after `score`; returns metrics."""
         return {}
 
     def snapshot(self) -> EngineSnapshot:
@@ -91,25 +82,24 @@ class SecondModel(ABC, Generic[E]):
         return self.engine.snapshot()
 
     def _train(
-        self,
-        groups: Sequence[Sequence[int]],
-        forward_backward: Callable[[Sequence[int]], Mapping[str, float]],
-        step: int,
+        self, trained: StepExperiences, forward_backward: Callable[[Sequence[int]], Mapping[str, float]]
     ) -> dict[str, float]:
         """Run one step's updates; returns the means of their metrics.
 
         `forward_backward` adds the gradient of the experiences at some indices, and returns the loss's metrics.
         """
         batches = plan_minibatches(
-            groups,
+            trained.groups,
             per_update=self._per_update,
             epochs=self._epochs,
-            shuffle_seed=None if self._shuffle_seed is None else (self._shuffle_seed, step),
+            shuffle_seed=None if self._shuffle_seed is None else (self._shuffle_seed, trained.step),
         )
-        first = (step - 1) * self._horizon.updates_per_step
+        first = (trained.step - 1) * self._horizon.updates_per_step
         rows = []
         for update, indices in enumerate(batches, start=first):
-            lr = learning_rate(self._optimizer, self._schedule, self._horizon, step=step, update=update)
+            lr = learning_rate(
+                self._optimizer, self._schedule, self._horizon, step=trained.step, update=update
+            )
             self.engine.set_lr(lr)
             metrics = {"lr": lr, **forward_backward(indices)}
             rows.append({**metrics, "grad_norm": self.engine.step()})
@@ -125,26 +115,15 @@ class Critic(SecondModel[CriticEngine]):
         super().__init__(engine, section, run, horizon)
         self._loss = ValueLoss(section.value_clip, section.aggregation, run.data.max_response_tokens)
 
-    def score(
-        self,
-        scored: RolloutBatch,
-        experiences: Sequence[Experience],
-        groups: Sequence[Sequence[int]],
-        *,
-        step: int,
-    ) -> tuple[RolloutBatch, dict[str, float]]:
-        return replace(scored, values=gather_targets(self.engine.values(experiences), experiences)), {}
+    def score(self, scored: RolloutBatch, trained: StepExperiences) -> tuple[RolloutBatch, dict[str, float]]:
+        values = self.engine.values(trained.experiences)
+        return replace(scored, values=gather_targets(values, trained.experiences)), {}
 
     def learn(
-        self,
-        scored: RolloutBatch,
-        returns: torch.Tensor | None,
-        experiences: Sequence[Experience],
-        groups: Sequence[Sequence[int]],
-        *,
-        step: int,
+        self, scored: RolloutBatch, returns: torch.Tensor | None, trained: StepExperiences
     ) -> dict[str, float]:
         assert scored.values is not None and returns is not None
+        experiences = trained.experiences
         values, wanted = (split_by_experience(each, experiences) for each in (scored.values, returns))
 
         def forward_backward(indices: Sequence[int]) -> Mapping[str, float]:
@@ -155,7 +134,7 @@ class Critic(SecondModel[CriticEngine]):
             )
             return self.engine.forward_backward(batch, self._loss)
 
-        means = self._train(groups, forward_backward, step)
+        means = self._train(trained, forward_backward)
         metrics = {f"critic/{name}": value for name, value in means.items()}
         explained = explained_variance(scored.values, returns)
         if explained is not None:
@@ -178,25 +157,19 @@ class ProcessRewardModel(SecondModel[TrainingEngine]):
         self._section = section
         self._loss = ProcessRewardLossSpec(section.beta)
 
-    def score(
-        self,
-        scored: RolloutBatch,
-        experiences: Sequence[Experience],
-        groups: Sequence[Sequence[int]],
-        *,
-        step: int,
-    ) -> tuple[RolloutBatch, dict[str, float]]:
+    def score(self, scored: RolloutBatch, trained: StepExperiences) -> tuple[RolloutBatch, dict[str, float]]:
         """Raises RewardError for an outcome that is not between 0 and 1."""
+        experiences = trained.experiences
         for experience in experiences:
             if not is_probability(experience.reward):
                 raise RewardError(no_probability(experience.task_id, experience.reward))
         reference = self.engine.logprobs(experiences, reference=True)
         if self._section.update_first:
-            metrics = self._update(experiences, groups, reference, step)
+            metrics = self._update(trained, reference)
             rewards = self._rewards(scored, experiences, reference)
         else:
             rewards = self._rewards(scored, experiences, reference)
-            metrics = self._update(experiences, groups, reference, step)
+            metrics = self._update(trained, reference)
         metrics["reward"] = float(rewards.sum()) / len(scored.rewards)
         return replace(scored, process_rewards=rewards), {
             f"process_reward/{name}": value for name, value in metrics.items()
@@ -214,17 +187,11 @@ class ProcessRewardModel(SecondModel[TrainingEngine]):
             normalize=self._section.normalize,
         )
 
-    def _update(
-        self,
-        experiences: Sequence[Experience],
-        groups: Sequence[Sequence[int]],
-        reference: Sequence[FloatArray],
-        step: int,
-    ) -> dict[str, float]:
+    def _update(self, trained: StepExperiences, reference: Sequence[FloatArray]) -> dict[str, float]:
         """Run one step's updates; returns the means of their metrics."""
 
         def forward_backward(indices: Sequence[int]) -> Mapping[str, float]:
-            chosen = [experiences[i] for i in indices]
+            chosen = [trained.experiences[i] for i in indices]
             batch = TrainingBatch(
                 chosen,
                 ref_logprobs=[reference[i] for i in indices],
@@ -232,7 +199,7 @@ class ProcessRewardModel(SecondModel[TrainingEngine]):
             )
             return self.engine.forward_backward(batch, self._loss)
 
-        return self._train(groups, forward_backward, step)
+        return self._train(trained, forward_backward)
 
 
 SecondModels = Sequence[Critic | ProcessRewardModel]
