@@ -61,7 +61,7 @@ from strop.types import Experience, FloatArray, GlobalCounts
 
 
 class RolloutUpdater:
-    """Computes advantages and drives the policy, and the critic of PPO, through a step's updates."""
+    """Computes advantages and drives the policy and the second models through a step's updates."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class StepExperiences(NamedTuple):
     """Experiences of a step."""
 
     experiences: Sequence[Experience]
-    """Those of a rollout are next to each other."""
+    """All experiences; those of a rollout are next to each other."""
     groups: Sequence[Sequence[int]]
     """Indices of the experiences of each group to train on."""
     step: int
