@@ -11,7 +11,7 @@ import torch
 
 from strop.algorithms.group_choice import group_indices
 from strop.algorithms.losses.policy_objective import PolicyObjective
-from strop.algorithms.reference import ReferencePoint
+from strop.algorithms.reference_point import ReferencePoint
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_gradient import BaseAlgorithmConfig

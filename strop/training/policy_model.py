@@ -14,8 +14,8 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from strop.algorithms.losses.preference_losses import sync_reference
 from strop.algorithms.losses.router_losses import RouterLoss, add_losses, expert_counts
-from strop.algorithms.reference import sync_reference
 from strop.config.schema.distillation import DivergenceConfig
 from strop.errors import ModelError
 from strop.models.chunked_head import Comparison, FrozenStates

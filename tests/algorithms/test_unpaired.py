@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from strop.algorithms.losses.preference_losses import BcoLoss, KtoLoss
-from strop.algorithms.reference import RunningMean, kl_estimate, log_ratios, mismatched_pairs
+from strop.algorithms.reference_point import RunningMean, kl_estimate, log_ratios, mismatched_pairs
 from strop.algorithms.registry import make_loss_fn
 from strop.config.schema.preference import BcoConfig, KtoConfig
 from strop.types import GlobalCounts, MicroBatch, TokenOutputs

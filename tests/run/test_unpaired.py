@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import strop
-from strop.algorithms.reference import MismatchedKl
+from strop.algorithms.reference_point import MismatchedKl
 from strop.data.offline_dataset import load_offline_dataset
 from strop.errors import DataError
 from strop.report.build import write_report

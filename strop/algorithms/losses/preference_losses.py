@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, relu
 
 from strop.algorithms.algorithm import Algorithm
 from strop.algorithms.kl import bound_log_ratio
 from strop.algorithms.losses.aggregation import TargetTokens
-from strop.algorithms.reference import MeanLogRatio, MismatchedKl, NoReferencePoint, ReferencePoint
+from strop.algorithms.reference_point import MeanLogRatio, MismatchedKl, NoReferencePoint, ReferencePoint
 from strop.config.schema.preference import (
     BcoConfig,
     CpoConfig,
@@ -238,6 +238,18 @@ class DpoLoss(PreferenceLoss):
 class Dpo(Algorithm[DpoConfig]):
     def loss(self, max_response_tokens: int) -> LossFn:
         return DpoLoss(self.section)
+
+
+@torch.no_grad()
+def sync_reference(reference: nn.Module, policy: nn.Module, policy_weight: float) -> None:
+    """Set each weight of the reference to policy_weight * policy + (1 - policy_weight) * reference.
+
+    The soft update of Gorbatovski et al., arXiv 2404.09656, with policy_weight as alpha. The modules have the same
+    parameters; the result has the dtype of the reference.
+    """
+    own = dict(policy.named_parameters())
+    for name, weight in reference.named_parameters():
+        weight.lerp_(own[name].to(weight.dtype), policy_weight)
 
 
 def _cpo(pairs: _Pairs, config: CpoConfig) -> Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strop.algorithms.losses.reward_modeling import held_out_pairs, held_out_scores
-from strop.algorithms.reference import ReferencePoint
+from strop.algorithms.reference_point import ReferencePoint
 from strop.algorithms.registry import LossSpec, make_algorithm
 from strop.config.schema import Run
 from strop.config.schema.preference import RewardModelingConfig

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from strop.algorithms.reference import ReferencePoint
+from strop.algorithms.reference_point import ReferencePoint
 from strop.config.schema.preference import ReferenceSyncConfig
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, StepBatch, UpdateResult, mean_metrics
 from strop.run.state.run_state import RunState

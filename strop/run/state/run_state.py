@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from strop.algorithms.reference import RunningMean
+from strop.algorithms.reference_point import RunningMean
 from strop.algorithms.schedules import PlateauState
 from strop.config.aliases import current_metric
 from strop.run.state.tracked_metric import BestCheckpoint, EvaluationRecord

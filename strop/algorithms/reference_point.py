@@ -1,5 +1,5 @@
-"""Reference points of labeled responses, KTO's estimate of the KL divergence and BCO's running mean; changes of the
-reference model."""
+"""Reference points of labeled responses: KTO's estimate of the KL divergence and BCO's running mean. Imports no torch,
+because a run's state has the mean."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from torch import nn
 
 from strop.errors import DataError
 from strop.protocols import TrainingEngine
@@ -143,15 +141,3 @@ class NoReferencePoint(ReferencePoint):
     def of_evaluation(self, experiences: Sequence[Experience]) -> float:
         """0"""
         return 0.0
-
-
-@torch.no_grad()
-def sync_reference(reference: nn.Module, policy: nn.Module, policy_weight: float) -> None:
-    """Set each weight of the reference to policy_weight * policy + (1 - policy_weight) * reference.
-
-    The soft update of Gorbatovski et al., arXiv 2404.09656, with policy_weight as alpha. The modules have the same
-    parameters; the result has the dtype of the reference.
-    """
-    own = dict(policy.named_parameters())
-    for name, weight in reference.named_parameters():
-        weight.lerp_(own[name].to(weight.dtype), policy_weight)
