@@ -18,7 +18,7 @@ from functools import cache, partial
 from async_settings import Loop, Outcome
 from event_clock import Clock, Process, Wait
 
-from strop.config.schema.synchronizer import FixedStyleConfig, OnRequestStyleConfig
+from strop.config.schema.buffer import FixedStyleConfig, OnRequestStyleConfig
 from strop.sync.staleness_policy import publishes_after, requests_weights, training_step_for, version_window
 
 WEIGHTS_POLL_SECONDS = 0.05

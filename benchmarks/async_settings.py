@@ -7,7 +7,7 @@ import random
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from strop.config.schema.synchronizer import StyleConfig
+from strop.config.schema.buffer import StyleConfig
 
 
 @dataclass(frozen=True, slots=True)

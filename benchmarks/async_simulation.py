@@ -22,12 +22,7 @@ from async_loop import simulate
 from async_settings import Engines, Lengths, Loop, Outcome
 from step_time import EFFICIENCY, H100, flops_per_token, shape_of
 
-from strop.config.schema.synchronizer import (
-    BoundedStyleConfig,
-    FixedStyleConfig,
-    LatestStyleConfig,
-    StyleConfig,
-)
+from strop.config.schema.buffer import BoundedStyleConfig, FixedStyleConfig, LatestStyleConfig, StyleConfig
 from strop.config.units import Amount
 
 SHAPE = shape_of("7B")

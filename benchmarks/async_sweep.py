@@ -17,7 +17,7 @@ from itertools import product
 from async_settings import Outcome
 from async_simulation import TAILS, Variant, outcome, split_loop
 
-from strop.config.schema.synchronizer import (
+from strop.config.schema.buffer import (
     BoundedStyleConfig,
     FixedStyleConfig,
     LatestStyleConfig,

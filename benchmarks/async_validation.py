@@ -34,7 +34,7 @@ from async_settings import Engines, Lengths, Loop, Outcome
 from async_workflows import SEED, UPDATE_SECONDS
 from pydantic import TypeAdapter
 
-from strop.config.schema.synchronizer import StyleConfig
+from strop.config.schema.buffer import StyleConfig
 from strop.models.tiny import make_model
 
 WORKFLOWS = Path(__file__).resolve().with_name("async_workflows.py")

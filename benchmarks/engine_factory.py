@@ -7,12 +7,8 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from strop.config.schema.inference_engine import (
-    NativeEngineConfig,
-    SglangEngineConfig,
-    VllmEngineConfig,
-)
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
 from strop.inference.registry import load_engine
 from strop.protocols import InferenceEngine
 

@@ -31,7 +31,7 @@ from strop.compat.registry import LEDGERS
 from strop.compat.trinity.reader import read_trinity
 from strop.compat.verl.ppo_trainer import read_verl
 from strop.compat.verl.sft_engine import read_verl_sft
-from strop.config.load.job import Job
+from strop.config.load.loader import Job
 from strop.errors import ConfigError
 from tests.compat.trinity_file import BASE
 

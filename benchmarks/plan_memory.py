@@ -19,8 +19,8 @@ from typing import Any
 from peak_memory import make_model, measure_run
 
 from strop.config.load.loader import load_run
-from strop.config.plan.fit import memory_rows, needed_memory
-from strop.config.plan.table import machine_of
+from strop.plan.fit import memory_rows, needed_memory
+from strop.plan.placement import machine_of
 
 STEPS = 2
 SIZES = {

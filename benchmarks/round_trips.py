@@ -26,7 +26,7 @@ from strop.compat.verl.evaluation import read_verl_eval
 from strop.compat.verl.generation import read_verl_generate
 from strop.compat.verl.ppo_trainer import read_verl
 from strop.compat.verl.sft_engine import read_verl_sft
-from strop.config.load.job import Job
+from strop.config.load.loader import Job
 from strop.errors import StropError
 from strop.reading import read_any
 

@@ -26,7 +26,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from strop.config.schema.inference_engine import NativeEngineConfig
+from strop.config.schema.rollout import NativeEngineConfig
 from strop.inference.native import NativeEngine
 from strop.models.fused_storage import fuse_storage
 from strop.models.tiny import make_tokenizer

@@ -29,7 +29,7 @@ from experiences import unsampled
 
 from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
-from strop.config.schema.checkpoint import SaveConcurrency
+from strop.config.schema.record import SaveConcurrency
 from strop.models.tiny import make_model
 from strop.protocols import TrainingEngine
 from strop.training.backends.registry import open_training_engines

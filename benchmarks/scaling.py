@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import strop
-from strop.config.plan.machine import Machine, uniform_machine
-from strop.config.plan.memory import MemoryNeed
-from strop.config.plan.request import request_of
+from strop.config.machine import Machine, uniform_machine
+from strop.plan.memory import MemoryNeed
+from strop.plan.request import request_of
 
 GPUS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 GPUS_PER_NODE = 8

@@ -20,8 +20,8 @@ from statistics import median
 
 import torch
 
+from strop.config.schema.buffer import CheckpointSyncConfig, CollectiveSyncConfig
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.synchronizer import CheckpointSyncConfig, CollectiveSyncConfig
 from strop.models.loading import load_model
 from strop.models.lora import merged_weights
 from strop.models.tiny import make_model

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from strop.config.environment_values import set_environment
 from strop.config.load.loader import LoadedRun, load_run, load_values
+from strop.config.redact import set_environment
 from strop.errors import Interrupted
 from strop.python_rewards import PythonRewards, list_rewards
 from strop.reading import key_owner

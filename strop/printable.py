@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 MAX_MESSAGE = 2000
 """Maximum number of characters of an error message."""
@@ -41,3 +43,16 @@ def counted(number: int, noun: str) -> str:
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def closest(word: str, options: Iterable[str]) -> str | None:
+    """Return the option that is most similar to a misspelled word; None if none is similar."""
+    lowered = {option.lower(): option for option in options}
+    found = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.7)
+    return lowered[found[0]] if found else None
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?`, or an empty text."""
+    found = closest(word, options)
+    return f"; did you mean {found!r}?" if found else ""

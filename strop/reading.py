@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strop.config.load.config_tree import iter_values
-from strop.config.load.job import Job
-from strop.config.load.loader import load_run
-from strop.config.load.run_folder import is_run_folder
+from strop.config.load.loader import Job, is_run_folder, load_run
 from strop.config.load.schema_faults import OwnerHint
 from strop.config.load.yaml_file import read_yaml
 from strop.config.paths import expand_user
-from strop.config.schema.walk import all_keys
+from strop.config.schema.run import all_keys
 
 
 def read_any(

@@ -24,7 +24,7 @@ from benchmarks import round_trips
 from strop.compat.convert import convert
 from strop.compat.ledger.key_mapping import UNSET, KeyMapping
 from strop.compat.registry import LEDGERS
-from strop.config.load.job import Job
+from strop.config.load.loader import Job
 from strop.errors import StropError
 from strop.reading import read_any
 

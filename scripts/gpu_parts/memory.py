@@ -11,8 +11,8 @@ import strop
 from gpu_parts.measuring import print_table
 from gpu_parts.options import Options
 from gpu_parts.runs import absolute, quickstart_run
-from strop.config.plan.fit import needed_memory
-from strop.config.plan.machine import this_machine
+from strop.config.machine import this_machine
+from strop.plan.fit import needed_memory
 from strop.run.recording.recorder import peak_memory_mb
 
 

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 from strop.cli.columns import align_columns
 from strop.cli.memory import print_memory
 from strop.cli.output import echo
-from strop.config.load.loader import LoadedRun
-from strop.config.load.placement import OverriddenKey
-from strop.config.load.run_folder import start_directory
-from strop.config.plan.fit import with_default_microbatch
-from strop.config.plan.machine import described_machine
-from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
+from strop.config.load.loader import LoadedRun, start_directory
+from strop.config.machine import OverriddenKey, described_machine
 from strop.config.schema import Run
+from strop.plan.fit import with_default_microbatch
+from strop.plan.placement import describe_plan, machine_of, plan_rows, plan_run
 from strop.printable import counted
 from strop.workers.output import lasting_output
 
 if TYPE_CHECKING:
-    from strop.config.load.job import Job
+    from strop.config.load.loader import Job
     from strop.run.entry.result import RunResult
 
 
@@ -131,7 +129,7 @@ def check_run(loaded: LoadedRun) -> None:
 
     Raises what `check_stages` raises, and PlacementError for what the machine lacks.
     """
-    from strop.config.load.preflight import hub_models
+    from strop.config.preflight import hub_models
     from strop.run.check.stage_check import check_stages
 
     for stage in loaded.runs:

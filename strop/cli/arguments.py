@@ -22,7 +22,7 @@ RunFolderArgument = Annotated[
 
 def _complete_key(incomplete: str) -> list[str]:
     """Keys of the run file that an incomplete override may be meant to set."""
-    from strop.config.schema.walk import all_keys
+    from strop.config.schema.run import all_keys
 
     mark = incomplete[: len(incomplete) - len(incomplete.lstrip("+~"))]
     found = sorted({f"{mark}{key}" for key in all_keys() if f"{mark}{key}".startswith(incomplete)})

@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from strop.cli.output import echo
-from strop.config.environment_values import forget_environment
 from strop.config.paths import expand_user
+from strop.config.redact import forget_environment
 from strop.errors import ConfigError, ExitCode, StropError, message_with_notes, out_of_memory
 
 _UNLIMITED = 1000

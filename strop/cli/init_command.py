@@ -55,9 +55,9 @@ def init(
 ) -> None:
     """Write a first run file with comments, and check it; asks for what the options do not say."""
     from strop.config.first_run import SCHEMA, FirstRun
-    from strop.config.plan.machine import parse_machine, this_machine
-    from strop.config.plan.request import has_fast_bfloat16
-    from strop.config.reference.json_schema import schema_text
+    from strop.config.machine import parse_machine, this_machine
+    from strop.config.reference import schema_text
+    from strop.plan.request import has_fast_bfloat16
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists. Write another name, or --force to replace it.")
@@ -96,8 +96,8 @@ def _make_fit(file: Path, values: FirstRun, machine: str | None) -> None:
     """Write the changes with which the run fits into the machine's memory, if it does not fit and there are such."""
     from strop.cli.memory import print_changes
     from strop.config.load.loader import load_run
-    from strop.config.plan.fit import memory_fit
-    from strop.config.plan.machine import GIB, on_machine, parse_machine
+    from strop.config.machine import GIB, on_machine, parse_machine
+    from strop.plan.fit import memory_fit
 
     with on_machine(parse_machine(machine) if machine else None):
         fit = memory_fit(load_run(file).run)
@@ -114,7 +114,7 @@ def _check(file: Path, machine: str | None) -> None:
     """Print whether the run can start."""
     from strop.cli.actions import check_run
     from strop.config.load.loader import load_run
-    from strop.config.plan.machine import on_machine, parse_machine
+    from strop.config.machine import on_machine, parse_machine
 
     loaded = load_run(file)
     with on_machine(parse_machine(machine) if machine else None):

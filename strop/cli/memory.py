@@ -8,13 +8,13 @@ from strop.cli.columns import align_columns
 from strop.cli.output import echo
 
 if TYPE_CHECKING:
-    from strop.config.plan.fit import MemoryFit, Proposal
     from strop.config.schema import Run
+    from strop.plan.fit import MemoryFit, Proposal
 
 
 def print_memory(run: Run) -> MemoryFit | None:
     """Print the memory that a run needs, and what to change where it does not fit; returns it where it is known."""
-    from strop.config.plan.fit import memory_fit
+    from strop.plan.fit import memory_fit
 
     fit = memory_fit(run)
     if fit is None:

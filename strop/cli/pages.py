@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import strop
-from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError
+from strop.printable import did_you_mean
 
 _PACKAGE = Path(strop.__file__).parent
 _FOLDERS = (_PACKAGE / "pages", _PACKAGE.parent / "docs")

@@ -26,7 +26,7 @@ def plan(
     ] = False,
 ) -> None:
     """Print the memory of each process by purpose, the tokens and seconds of a step and the disk that a run needs."""
-    from strop.config.plan.machine import on_machine, parse_machine
+    from strop.config.machine import on_machine, parse_machine
     from strop.errors import ConfigError
     from strop.reading import read_any
 
@@ -50,7 +50,7 @@ def _measure(run: Run) -> None:
 
 def _print_times(run: Run) -> None:
     """Seconds of a step and of the run, where they were measured on this machine."""
-    from strop.config.plan.calibration import calibration_lines
+    from strop.plan.fit import calibration_lines
     from strop.run.entry.calibrate import known_calibration
 
     found = known_calibration(run)
@@ -62,11 +62,11 @@ def _print_times(run: Run) -> None:
 
 
 def _print_budget(loaded: LoadedRun) -> None:
-    from strop.config.plan import fit
-    from strop.config.plan.fit import with_default_microbatch
-    from strop.config.plan.machine import described_machine
-    from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
+    from strop.config.machine import described_machine
     from strop.errors import PlacementError
+    from strop.plan import fit
+    from strop.plan.fit import with_default_microbatch
+    from strop.plan.placement import describe_plan, machine_of, plan_rows, plan_run
 
     run = with_default_microbatch(loaded.run)
     place = machine_of(run)

@@ -45,13 +45,13 @@ def keys(
 
 def schema() -> None:
     """Print the JSON Schema of the run file, for completion and checks in an editor."""
-    from strop.config.reference.json_schema import schema_text
+    from strop.config.reference import schema_text
 
     typer.echo(schema_text(), nl=False)  # as it is: an example of a URL in it is no secret
 
 
 def _cells(entry: dict[str, Any]) -> tuple[str, ...]:
-    from strop.config.reference.field_text import format_yaml
+    from strop.config.reference import format_yaml
 
     return tuple(format_yaml(entry[name]) if name == "default" else entry[name] for name in _COLUMNS)
 

@@ -38,7 +38,7 @@ def train(
     """Train, or resume a run that was stopped. The file may also be one of verl, Trinity-RFT, TRL or AzureML, or the
     folder of a run."""
     from strop.cli.actions import change_recorded, enter_start_directory, run_job
-    from strop.config.load.run_folder import is_run_folder
+    from strop.config.load.loader import is_run_folder
     from strop.config.paths import SCRIPT_SUFFIXES
     from strop.reading import read_any
 
@@ -63,7 +63,7 @@ def check(
 ) -> None:
     """Check whether a run can start, without loading its model."""
     from strop.cli.actions import check_run
-    from strop.config.plan.machine import on_machine, parse_machine
+    from strop.config.machine import on_machine, parse_machine
     from strop.reading import read_any
 
     with on_machine(parse_machine(machine) if machine else None):
@@ -79,7 +79,7 @@ def explain(
     """Print what a run will do, and every value with its unit, source and effect."""
     from strop.cli.actions import print_outputs
     from strop.cli.show import show_explanation
-    from strop.config.plan.machine import on_machine, parse_machine
+    from strop.config.machine import on_machine, parse_machine
     from strop.reading import read_any
 
     with on_machine(parse_machine(machine) if machine else None):
@@ -128,7 +128,7 @@ def _policy(
     run: Path, overrides: Sequence[str], checkpoint: Path | None, *, here: bool
 ) -> tuple[LoadedRun, Path | None]:
     """The run of a file with its initial model, or that of a folder with its last checkpoint, unless one is named."""
-    from strop.config.load.run_folder import is_run_folder
+    from strop.config.load.loader import is_run_folder
     from strop.reading import key_owner, read_any
 
     if not is_run_folder(run):

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from strop.cli.actions import check_run, print_notes, print_plan
 from strop.cli.columns import align_columns
 from strop.cli.output import echo
-from strop.config.explain.summary import summarize
-from strop.config.explain.values import ExplainedValue, explain_values
+from strop.config.explain import ExplainedValue, explain_values, summarize
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import safe_text
 from strop.errors import PlacementError

@@ -17,19 +17,18 @@ from strop.compat.trl.reader import LEDGERS as TRL
 from strop.compat.verl.ppo_trainer import LEDGER as VERL
 from strop.compat.verl.sft import LEDGER as VERL_SFT
 from strop.compat.verl.sft_engine import LEDGER as VERL_SFT_ENGINE
-from strop.config.explain.values import format_value
-from strop.config.load.job import Job
-from strop.config.load.loader import LoadedRun, load_values
-from strop.config.load.placement import configured_devices
+from strop.config.explain import format_value
+from strop.config.load.loader import Job, LoadedRun, load_values
+from strop.config.machine import configured_devices
 from strop.config.redact import redact
 from strop.config.save import minimal_values
 from strop.config.schema import Run
 from strop.config.schema.algorithm import SftConfig
 from strop.config.schema.base import Section
 from strop.config.semantic_diff import NON_LEARNING_FIELDS, FieldDifference, semantic_diff
-from strop.config.suggest import did_you_mean
 from strop.config.units import Amount
 from strop.errors import ConfigError
+from strop.printable import did_you_mean
 
 _OF_RECIPES = ("algorithm.sppo_eta", "actor_rollout_ref.actor.dpo_beta", "trainer.ref_update_freq")
 ALWAYS_WRITTEN = {

@@ -16,13 +16,12 @@ from strop.compat.verl.ppo_trainer import read_verl
 from strop.compat.verl.sft_engine import read_verl_sft
 from strop.config.aliases import KEY_ALIASES
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, iter_values
-from strop.config.load.job import Job
-from strop.config.load.loader import load_run
+from strop.config.load.loader import Job, load_run
 from strop.config.load.yaml_file import read_yaml
 from strop.config.paths import SCRIPT_SUFFIXES
-from strop.config.schema.walk import all_keys
-from strop.config.suggest import did_you_mean
+from strop.config.schema.run import all_keys
 from strop.errors import ConfigError
+from strop.printable import did_you_mean
 
 _TRL_PROGRAMS: Mapping[str, TrlProgram] = {
     "trl": "grpo",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from strop.compat.registry import LEDGERS
 from strop.config.load.config_tree import split_key
 from strop.config.load.schema_faults import OwnerHint
-from strop.config.schema.walk import all_keys
+from strop.config.schema.run import all_keys
 
 RUN_FILE = "strop"
 """Name of Strop's run file among the dialect names."""

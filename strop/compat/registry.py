@@ -14,8 +14,8 @@ from strop.compat.verl.model_merger import LEDGER as VERL_MERGE
 from strop.compat.verl.ppo_trainer import LEDGER as VERL
 from strop.compat.verl.sft import LEDGER as VERL_SFT
 from strop.compat.verl.sft_engine import LEDGER as VERL_SFT_ENGINE
-from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError
+from strop.printable import did_you_mean
 
 LEDGERS: Mapping[str, Ledger] = {
     "verl": VERL,

@@ -1,8 +1,14 @@
-"""Lookup of paths from a configuration, which may be too long or invalid for the file system."""
+"""Paths and names of files: lookup of paths from a configuration, which may be too long or invalid for the file
+system; names that become files or folders; formats of data files by their names."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, WithJsonSchema
 
 SCRIPT_SUFFIXES = (".py", ".ipynb")
 """Endings of the names of programs, which are run where a configuration is read."""
@@ -49,3 +55,62 @@ def gguf_file(path: str) -> Path | None:
         return None
     files = sorted(found.glob(f"*{GGUF_SUFFIX}"))
     return files[0] if len(files) == 1 else None
+
+
+MAX_NAME_LENGTH = 100
+NAME_PATTERN = "^[A-Za-z0-9_]([A-Za-z0-9 ._+=,@-]*[A-Za-z0-9_+=,@-])?$"
+NAME_RULE = (
+    f"write at most {MAX_NAME_LENGTH} characters: letters (a-z), digits, spaces and . _ - + = , @, with a letter, "
+    "a digit or _ at the start, and no space or dot at the end"
+)
+_NAME = re.compile(NAME_PATTERN)
+_SHOWN_CHARACTERS = 40
+
+
+def check_file_name(name: object) -> str:
+    """Return a name that can be a file or folder name. Raises ValueError for any other value."""
+    if not isinstance(name, str):
+        raise ValueError(f"expected a name, got {name!r}; {NAME_RULE}")
+    if len(name) <= MAX_NAME_LENGTH and _NAME.fullmatch(name):
+        return name
+    shown = repr(name[:_SHOWN_CHARACTERS]) + ("..." if len(name) > _SHOWN_CHARACTERS else "")
+    raise ValueError(f"{shown} ({len(name)} characters) cannot be the name of a file or folder; {NAME_RULE}")
+
+
+FileName = Annotated[
+    str,
+    AfterValidator(check_file_name),
+    WithJsonSchema({"type": "string", "pattern": NAME_PATTERN, "maxLength": MAX_NAME_LENGTH}),
+]
+"""Name that becomes a file or folder."""
+
+
+FileFormat = Literal["parquet", "json", "csv"]
+
+DATA_FILE_PATTERNS = (
+    "*.parquet, *.jsonl or *.json (one object per line, or one list of them), *.csv or *.tsv (the last four also "
+    "packed, as *.jsonl.gz or *.csv.zst)"
+)
+_SUFFIX = re.compile(
+    r"\.(?:(?P<parquet>parquet)|(?:(?P<table>csv|tsv)|jsonl|ndjson|json)(?P<packed>\.gz|\.zst|\.bz2)?)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFileName:
+    """Format, compression and delimiter of a data file, by its name."""
+
+    format: FileFormat
+    packed: str | None
+    """Suffix of the compression: `.gz`, `.zst` or `.bz2`; None for a file that is not compressed."""
+    delimiter: str
+    """Character between the values of a row of CSV or TSV."""
+
+
+def data_file_name(path: str) -> DataFileName | None:
+    """The format of a data file, by its name or URL; None for other files, folders and names on the Hub."""
+    match = _SUFFIX.search(re.split(r"[?#]", path)[0] if "://" in path else path)
+    if match is None:
+        return None
+    form: FileFormat = "parquet" if match["parquet"] else "csv" if match["table"] else "json"
+    return DataFileName(form, match["packed"], "\t" if match["table"] == "tsv" else ",")

@@ -12,9 +12,8 @@ from typing import Any
 
 import yaml
 
-from strop.config.environment_values import name_environment
 from strop.config.load.config_tree import iter_values, value_at
-from strop.config.redact import HIDDEN, is_secret, redact, redact_text
+from strop.config.redact import HIDDEN, is_secret, name_environment, redact, redact_text
 from strop.config.schema import Run
 from strop.config.schema.base import Section
 from strop.workers.files import atomic_write

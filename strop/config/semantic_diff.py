@@ -18,18 +18,16 @@ from strop.config.redact import redact
 from strop.config.save import escape_interpolations, fingerprint, recorded_fingerprints
 from strop.config.schema import Run
 from strop.config.schema.base import Section
-from strop.config.schema.cluster import RayClusterConfig
+from strop.config.schema.buffer import MemorySyncConfig
 from strop.config.schema.data import DataConfig
-from strop.config.schema.inference_engine import AutoEngineConfig
 from strop.config.schema.optimizer import (
     BaseScheduleConfig,
     ConstantScheduleConfig,
     ReduceOnPlateauScheduleConfig,
 )
-from strop.config.schema.synchronizer import MemorySyncConfig
+from strop.config.schema.rollout import AutoEngineConfig
+from strop.config.schema.run import RayClusterConfig, leaves, to_steps, updates_per_step
 from strop.config.schema.trainer import WarmupSelectionConfig
-from strop.config.schema.walk import leaves
-from strop.config.step_arithmetic import to_steps, updates_per_step
 from strop.config.units import Amount
 
 

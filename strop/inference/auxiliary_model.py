@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.rollout import AuxiliaryModelConfig
+from strop.config.schema.rollout import AuxiliaryModelConfig, NativeEngineConfig
 from strop.errors import ModelError
 from strop.inference.pool import EnginePool, EngineSpec
 from strop.inference.registry import load_engine

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from strop.config.schema.synchronizer import PauseMode
+from strop.config.schema.buffer import PauseMode
 from strop.errors import InferenceError
 from strop.inference.native.pending_request import StopStringMatcher
 from strop.inference.partial_completion import continuation, joined

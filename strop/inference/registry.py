@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from strop.config.schema.data import ImagesConfig
-from strop.config.schema.inference_engine import (
+from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import (
     AutoEngineConfig,
     InferenceEngineConfig,
     NativeEngineConfig,
@@ -19,7 +20,6 @@ from strop.config.schema.inference_engine import (
     SglangServerConfig,
     VllmEngineConfig,
 )
-from strop.config.schema.model import ModelConfig
 from strop.data.encoding.model_tokens import eos_token_ids
 from strop.errors import InferenceError
 from strop.inference.native import NativeEngine

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from strop.config.schema.inference_engine import AuxiliaryEngineConfig, NativeEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import AuxiliaryEngineConfig, NativeEngineConfig
 from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.model_tokens import eos_token_ids
 from strop.data.encoding.turn_encoder import TurnEncoder

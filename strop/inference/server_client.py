@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from strop.config.environment_values import read_secret
-from strop.config.schema.inference_engine import ServerConnectionConfig
+from strop.config.redact import read_secret
+from strop.config.schema.rollout import ServerConnectionConfig
 from strop.errors import EngineLostError, InferenceError, MissingExtraError
 from strop.workers.http_retries import FATAL_STATUSES, RETRYABLE_STATUSES, retry_wait_seconds
 

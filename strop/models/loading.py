@@ -31,7 +31,6 @@ from strop.config.paths import GGUF_SUFFIX, gguf_file, is_local
 from strop.config.peft_adapter import adapter_in_model_folder
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.policy_gradient import HeadInit
-from strop.config.suggest import did_you_mean
 from strop.config.user_code import import_user_module
 from strop.errors import ModelError
 from strop.models.cpu_memory import limit_cpu_memory
@@ -51,7 +50,7 @@ from strop.models.selective_recompute import selective_contexts
 from strop.models.silence import one_line, silence_transformers
 from strop.models.value_head import SCORE, head_of, init_head, wrong_head
 from strop.models.vision.embedding import takes_images, vision_tower
-from strop.printable import printable, shorten
+from strop.printable import did_you_mean, printable, shorten
 
 LOAD_ERRORS = (Exception,)
 """Exceptions that transformers, tokenizers and a model's own code raise for invalid files, options and missing

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from strop.config.schema.buffer import LlmQualityConfig
-from strop.config.schema.language_model import EndpointModelConfig, InvalidRepliesConfig
+from strop.config.schema.task_pipeline import EndpointModelConfig, InvalidRepliesConfig
 from strop.errors import RolloutError
 from strop.pipelines.group_shaping import with_reward
 from strop.pipelines.services import ExperienceServices, prompt_text

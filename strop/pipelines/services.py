@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from strop.config.schema.language_model import ReplyConfig
+from strop.config.schema.task_pipeline import ReplyConfig
 from strop.data.images.messages import content_text
 from strop.types import Task
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.rollout import WorkflowConfig
+from strop.config.schema.run import effective_reward
 from strop.errors import RewardError
 from strop.python_rewards import PythonRewards, list_rewards
 from strop.rewards.execution.function_spec import RewardFunctionSpec

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
 from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
+from strop.config.schema.run import effective_reward
 from strop.errors import ConfigError
 from strop.python_rewards import PythonRewards
 from strop.rewards.function_check import function_faults

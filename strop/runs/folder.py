@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
 
-from strop.config.load.run_folder import RUN_FILE
+from strop.config.load.loader import RUN_FILE
 from strop.config.schema import Run
 from strop.errors import RunFolderError
 

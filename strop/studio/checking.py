@@ -11,9 +11,9 @@ from typing import Any
 
 from strop.compat.detect import detect_dialect
 from strop.config.load.config_tree import ConfigTree, KeyPath
-from strop.config.load.job import Job
-from strop.config.load.preflight import missing_files
+from strop.config.load.loader import Job
 from strop.config.load.yaml_file import read_yaml
+from strop.config.preflight import missing_files
 from strop.errors import ConfigError, StropError
 from strop.reading import read_any
 from strop.studio.files import refuse_script

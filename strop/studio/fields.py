@@ -10,11 +10,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from strop.config.load.config_tree import KeyPath
-from strop.config.reference.field_text import default_of, format_yaml, type_of, unit_of_field
+from strop.config.reference import default_of, format_yaml, type_of, unit_of_field
 from strop.config.schema import Run
 from strop.config.schema.base import Section
 from strop.config.schema.reward import expand_reward
-from strop.config.schema.walk import section_types
+from strop.config.schema.run import section_types
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strop.config.explain.summary import summarize
+from strop.config.explain import summarize
 from strop.config.load.loader import LoadedRun
-from strop.config.plan import fit
-from strop.config.plan.fit import MemoryFit, memory_fit, with_default_microbatch
-from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
 from strop.errors import PlacementError
+from strop.plan import fit
+from strop.plan.fit import MemoryFit, memory_fit, with_default_microbatch
+from strop.plan.placement import describe_plan, machine_of, plan_rows, plan_run
 
 
 @dataclass(frozen=True, slots=True)

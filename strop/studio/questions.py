@@ -9,8 +9,8 @@ from typing import Any, Literal
 from strop.compat.ledger.key_mapping import UNSET
 from strop.compat.trinity.reader import LEDGER
 from strop.config.load.config_tree import split_key
-from strop.config.reference.field_text import default_of, format_yaml
-from strop.config.schema.walk import field_at
+from strop.config.reference import default_of, format_yaml
+from strop.config.schema.run import field_at
 from strop.studio.fields import FormField, FormSection, written_text
 
 Suggestions = Literal["", "model", "data", "column", "reward", "algorithm", "template"]

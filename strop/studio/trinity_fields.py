@@ -8,7 +8,7 @@ from typing import Any
 
 from strop.compat.ledger.key_mapping import UNSET, KeyMapping
 from strop.compat.trinity.reader import LEDGER
-from strop.config.reference.field_text import format_yaml
+from strop.config.reference import format_yaml
 from strop.studio.fields import FormField, FormSection, written_text
 from strop.studio.questions import value_at
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
-from strop.config.schema.synchronizer import CheckpointSyncConfig, CollectiveSyncConfig
+from strop.config.schema.buffer import CheckpointSyncConfig, CollectiveSyncConfig
 from strop.sync.folder_store import FolderVersionStore
 from strop.sync.transport import WeightReceiver, WeightSender
 from strop.workers.waiting import StopCheck

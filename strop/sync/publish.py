@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from strop.config.schema.synchronizer import StyleConfig
+from strop.config.schema.buffer import StyleConfig
 from strop.protocols import EngineSnapshot
 from strop.sync.staleness_policy import (
     publishes_after,

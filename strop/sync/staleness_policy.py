@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import assert_never
 
-from strop.config.schema.synchronizer import (
+from strop.config.schema.buffer import (
     BoundedStyleConfig,
     FixedStyleConfig,
     LatestStyleConfig,

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from strop.config.schema.synchronizer import FixedStyleConfig, StyleConfig
+from strop.config.schema.buffer import FixedStyleConfig, StyleConfig
 from strop.errors import CheckpointError, ModelError, WeightTransferError
 from strop.sync.staleness_policy import (
     VersionWindow,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.optimizer import OptimizerConfig, ScheduleFreeSgdConfig
+from strop.config.schema.record import CheckpointConfig
 from strop.errors import CheckpointError, TrainingError
 from strop.models.dtensor import full_tensor
 from strop.training.checkpoints.file_writer import (

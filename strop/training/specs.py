@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from strop.config.schema import Run
-from strop.config.schema.checkpoint import CheckpointConfig, ExportConfig
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import OptimizerConfig
 from strop.config.schema.policy_gradient import CriticConfig, HeadInit, ProcessRewardConfig
-from strop.config.schema.trainer import RouterLossConfig
-from strop.config.schema.training_engine import TrainingEngineConfig
+from strop.config.schema.record import CheckpointConfig, ExportConfig
+from strop.config.schema.trainer import RouterLossConfig, TrainingEngineConfig
 from strop.config.units import Amount
 
 

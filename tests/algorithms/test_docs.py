@@ -13,7 +13,7 @@ import pytest
 import strop
 from strop.config.schema.algorithm import CriticFreeConfig, MixConfig, PpoConfig
 from strop.config.schema.policy_gradient import PolicyGradientConfig
-from strop.config.schema.walk import all_keys
+from strop.config.schema.run import all_keys
 from strop.models.tiny import make_model
 
 ROOT = Path(__file__).parents[2]

@@ -197,7 +197,7 @@ def test_check_names_missing_files(cli: Cli, run_file: Path, changes: list[str],
 
 
 def test_a_folder_that_cannot_be_written(cli: Cli, run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strop.config.load.preflight.os.access", lambda path, mode: path != run_file.parent)
+    monkeypatch.setattr("strop.config.preflight.os.access", lambda path, mode: path != run_file.parent)
     output = f"output={run_file.parent}/runs"
     assert refused_status(cli, "is not writable", "check", run_file, output) == 2
 

@@ -20,7 +20,7 @@ from strop.compat.verl.ppo_trainer import read_verl
 from strop.compat.verl.sft_engine import read_verl_sft
 from strop.config.load.loader import LoadedRun, load_run
 from strop.config.load.yaml_file import read_yaml
-from strop.config.schema.walk import all_keys
+from strop.config.schema.run import all_keys
 from strop.reading import read_any
 
 REAL = Path(__file__).parent / "real"

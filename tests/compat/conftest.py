@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.config.plan.machine import Machine, Node
+from strop.config.machine import Machine, Node
 
 from .trinity_file import BASE
 
@@ -16,9 +16,7 @@ DEEPSPEED = '{"zero_optimization": {"stage": 3}}'
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The current folder, with Trinity's `t.yaml` and DeepSpeed's `ds.json`."""
-    monkeypatch.setattr(
-        "strop.config.plan.machine._local_machine", lambda: Machine((Node("this machine", 0),))
-    )
+    monkeypatch.setattr("strop.config.machine._local_machine", lambda: Machine((Node("this machine", 0),)))
     for name in ("STROP_HERE", "TRINITY_CHECKPOINT_ROOT_DIR", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)

@@ -23,11 +23,11 @@ from strop.compat.azureml.grpo import SYSTEM_PROMPT
 from strop.compat.azureml.job import install_packages, link_or_copy
 from strop.compat.azureml.reader import COMPONENTS, read_component
 from strop.compat.ledger.key_mapping import UNSET
-from strop.config.load.job import Job
-from strop.config.plan.machine import GIB, Machine, Node
+from strop.config.load.loader import Job
+from strop.config.machine import GIB, Machine, Node
 from strop.config.save import save_resolved
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.training_engine import DeepSpeedEngineConfig
+from strop.config.schema.trainer import DeepSpeedEngineConfig
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.errors import ConfigError, PlacementError
 from strop.models.loading import load_tokenizer
@@ -419,7 +419,7 @@ def test_defaults_need_no_here_on_the_hardware_that_they_name(
 ) -> None:
     """AzureML passes every input with its default."""
     machine = Machine((Node("node", 8, 80 * GIB),))
-    monkeypatch.setattr("strop.config.plan.machine._local_machine", lambda: machine)
+    monkeypatch.setattr("strop.config.machine._local_machine", lambda: machine)
     found = COMPONENTS[name]
     defaults = {
         part.name: to_argument(part.row.default) for part in found.inputs if part.row.default is not UNSET

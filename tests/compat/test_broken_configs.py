@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.config.load.preflight import missing_files
+from strop.config.preflight import missing_files
 from strop.errors import ConfigError, PlacementError, StropError
 from tests.cases import nightly
 

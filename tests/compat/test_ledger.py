@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from strop.compat.registry import LEDGERS
-from strop.config.load.interpolation import UnresolvedError, resolve_interpolations
+from strop.config.load.config_tree import UnresolvedError, resolve_interpolations
 
 _VALUES: dict[str, Any] = {
     "number": 3,

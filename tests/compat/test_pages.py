@@ -13,7 +13,7 @@ from strop.compat.ledger.key_mapping import UNSET
 from strop.compat.ledger.table import Ledger
 from strop.compat.registry import LEDGERS, ledger_of
 from strop.config.load.config_tree import ConfigTree, Source, split_key
-from strop.config.schema.walk import all_keys
+from strop.config.schema.run import all_keys
 from strop.errors import ConfigError
 
 from .pages import PAGES, SEEDS, page_copy, read_page

@@ -13,7 +13,7 @@ from strop.compat.azureml.reader import COMPONENTS
 from strop.compat.convert import ALWAYS_WRITTEN, CONVERSION_TARGETS, Conversion, convert
 from strop.compat.ledger.writer import unflatten, write_dialect
 from strop.compat.registry import LEDGERS, ledger_of
-from strop.config.load.job import Job
+from strop.config.load.loader import Job
 from strop.config.save import yaml_text
 from strop.config.semantic_diff import semantic_diff
 from strop.errors import ConfigError

@@ -7,7 +7,7 @@ import pytest
 from strop.compat.ledger.writer import write_dialect
 from strop.compat.verl.ppo_trainer import LEDGER as VERL
 from strop.compat.verl.ppo_trainer import read_verl
-from strop.config.schema.inference_engine import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
+from strop.config.schema.rollout import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
 from strop.errors import PlacementError
 
 from .trinity_file import read

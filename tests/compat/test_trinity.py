@@ -14,13 +14,12 @@ from strop.compat.ledger.writer import write_dialect
 from strop.compat.trinity.inference_model import write_engines
 from strop.compat.trinity.reader import LEDGER
 from strop.compat.trinity.workflows import BOXED_PROMPT, R1_PROMPT
-from strop.config.effective_reward import effective_reward
-from strop.config.explain.values import explain_values
+from strop.config.explain import explain_values
 from strop.config.redact import safe_text
 from strop.config.save import save_resolved
 from strop.config.schema.data import DifficultyOrderConfig
-from strop.config.schema.inference_engine import OpenAiEngineConfig, VllmEngineConfig
-from strop.config.schema.rollout import EnginePoolConfig, WorkflowConfig
+from strop.config.schema.rollout import EnginePoolConfig, OpenAiEngineConfig, VllmEngineConfig, WorkflowConfig
+from strop.config.schema.run import effective_reward
 from strop.errors import ConfigError, PlacementError
 from strop.reading import read_any
 from strop.workers.signals import StopSignal

@@ -10,10 +10,9 @@ from strop.compat.ledger.overrides import config_tree_from_overrides
 from strop.compat.ledger.reader import read_ignoring_placement
 from strop.compat.ledger.writer import write_dialect
 from strop.compat.trinity.reader import LEDGER
-from strop.config.schema.buffer import QueueBufferConfig
-from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
-from strop.config.schema.synchronizer import MemorySyncConfig
-from strop.config.schema.training_engine import Fsdp2EngineConfig, LocalEngineConfig
+from strop.config.schema.buffer import MemorySyncConfig, QueueBufferConfig
+from strop.config.schema.run import LocalClusterConfig, RayClusterConfig
+from strop.config.schema.trainer import Fsdp2EngineConfig, LocalEngineConfig
 from strop.errors import ConfigError, PlacementError
 
 from .trinity_file import read

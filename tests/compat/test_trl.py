@@ -19,11 +19,10 @@ import yaml
 from strop.algorithms.losses.aggregation import TargetTokens, compute_importance_weights
 from strop.compat.convert import convert
 from strop.compat.trl.reader import TrlProgram, read_trl_arguments
-from strop.config.load.job import Job
-from strop.config.load.loader import LoadedRun
-from strop.config.schema.inference_engine import NativeEngineConfig, OpenAiEngineConfig, VllmEngineConfig
+from strop.config.load.loader import Job, LoadedRun
 from strop.config.schema.policy_loss import ImportanceCorrectionConfig
-from strop.config.schema.training_engine import Fsdp2EngineConfig, LocalEngineConfig, WrapPolicyConfig
+from strop.config.schema.rollout import NativeEngineConfig, OpenAiEngineConfig, VllmEngineConfig
+from strop.config.schema.trainer import Fsdp2EngineConfig, LocalEngineConfig, WrapPolicyConfig
 from strop.errors import ConfigError, PlacementError
 from strop.reading import read_any
 

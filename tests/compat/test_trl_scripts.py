@@ -28,8 +28,7 @@ from strop.compat.trl.script.configurations import (
     plain,
 )
 from strop.compat.trl.script.run import read_trl_script, run_trl_script
-from strop.config.load.job import Job
-from strop.config.load.loader import LoadedRun
+from strop.config.load.loader import Job, LoadedRun
 from strop.errors import ConfigError
 from strop.reading import read_any
 from strop.run.entry.result import RunResult

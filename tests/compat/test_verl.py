@@ -17,7 +17,7 @@ from strop.config.load.config_tree import ConfigTree, Source, split_key
 from strop.config.load.loader import LoadedRun
 from strop.config.schema import Run
 from strop.config.schema.algorithm import OnlineDpoConfig
-from strop.config.schema.synchronizer import CollectiveSyncConfig, FixedStyleConfig
+from strop.config.schema.buffer import CollectiveSyncConfig, FixedStyleConfig
 from strop.config.units import Amount
 from strop.errors import ConfigError, PlacementError
 

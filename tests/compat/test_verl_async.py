@@ -21,7 +21,7 @@ from strop.compat.launch.importer import import_script
 from strop.compat.verl.ppo_trainer import read_verl
 from strop.config.load.loader import LoadedRun
 from strop.config.schema import Run
-from strop.config.schema.synchronizer import BoundedStyleConfig, CollectiveSyncConfig
+from strop.config.schema.buffer import BoundedStyleConfig, CollectiveSyncConfig
 from strop.models.tiny import make_model
 from tests.cases import nightly
 from tests.command import run_strop

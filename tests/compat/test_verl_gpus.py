@@ -6,12 +6,12 @@ import pytest
 
 from strop.compat.verl.ppo_trainer import read_verl
 from strop.config.load.loader import LoadedRun
-from strop.config.plan.machine import on_machine, parse_machine
-from strop.config.plan.table import plan_run
-from strop.config.schema.cluster import RayClusterConfig
-from strop.config.schema.inference_engine import VllmEngineConfig
-from strop.config.schema.training_engine import Fsdp2EngineConfig, WrapPolicyConfig
+from strop.config.machine import on_machine, parse_machine
+from strop.config.schema.rollout import VllmEngineConfig
+from strop.config.schema.run import RayClusterConfig
+from strop.config.schema.trainer import Fsdp2EngineConfig, WrapPolicyConfig
 from strop.errors import ConfigError, PlacementError
+from strop.plan.placement import plan_run
 
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))
 LINE = (

@@ -28,7 +28,7 @@ from strop.config.aliases import (
 from strop.config.load.config_tree import split_key
 from strop.config.load.loader import LoadedRun, load_run, load_values
 from strop.config.save import save_resolved
-from strop.config.schema.walk import all_keys
+from strop.config.schema.run import all_keys
 from strop.errors import ConfigError
 from strop.reading import read_any
 from strop.runs.metrics import METRICS

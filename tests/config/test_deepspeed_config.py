@@ -11,9 +11,9 @@ import yaml
 from pydantic import ValidationError
 
 from strop.config.checks.run import run_faults
-from strop.config.deepspeed.settings import engine_config, with_hidden_size
+from strop.config.deepspeed import engine_config, with_hidden_size
 from strop.config.schema import Run
-from strop.config.schema.training_engine import DeepSpeedEngineConfig
+from strop.config.schema.trainer import DeepSpeedEngineConfig
 
 from .refused import rows
 

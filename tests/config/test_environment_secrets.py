@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from strop.config.environment_values import forget_environment, name_environment
 from strop.config.load.loader import load_run
-from strop.config.redact import safe_text
+from strop.config.redact import forget_environment, name_environment, safe_text
 from strop.config.save import folder_mode, resolved_text, save_resolved, yaml_text
 from strop.config.semantic_diff import recorded_differences
 from strop.runs.folder import RunFolder

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from strop.compat.verl.ppo_trainer import read_verl
-from strop.config.explain.summary import summarize
-from strop.config.explain.values import explain_values, unit_of
+from strop.config.explain import explain_values, summarize, unit_of
 from strop.config.load.loader import load_run
-from strop.config.schema.walk import leaves
+from strop.config.schema.run import leaves
 from strop.config.units import Amount
 
 EPOCHS = "lasts 2 epochs; an epoch has a step for every 64 training tasks, and the remaining tasks"

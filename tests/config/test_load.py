@@ -8,7 +8,7 @@ import pytest
 
 from strop.config.load.loader import load_run, load_values
 from strop.config.save import minimal_values
-from strop.config.schema.walk import leaves
+from strop.config.schema.run import leaves
 from strop.config.units import Amount
 from strop.errors import ConfigError, PlacementError
 

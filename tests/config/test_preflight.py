@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from strop.config import preflight
 from strop.config.checks.run import unusual_values
-from strop.config.load import library_arguments
 from strop.config.load.loader import load_values
-from strop.config.load.preflight import missing_files
+from strop.config.preflight import missing_files
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
 from strop.models.loading import load_model
@@ -109,7 +109,7 @@ def test_the_dropout_of_an_adapter_that_is_continued_is_named(tmp_path: Path) ->
 def test_an_engine_that_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, name: str
 ) -> None:
-    monkeypatch.setattr("strop.config.load.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("strop.config.preflight.find_spec", lambda name: None)
     (fault,) = faults(tmp_path, rollout={"engine": engine})
     assert f"rollout.engine.type: {name} is not installed: pip install 'strop[{engine}]'" in fault
     assert faults(tmp_path, rollout={"engine": "auto"}) == []
@@ -127,7 +127,7 @@ def test_an_engine_that_is_not_installed(
 def test_a_package_that_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr("strop.config.load.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("strop.config.preflight.find_spec", lambda name: None)
     (fault,) = faults(tmp_path, **sections)
     assert message in fault
 
@@ -178,11 +178,11 @@ def test_names_that_the_librarys_class_of_arguments_does_not_have(
     path.parent.mkdir(parents=True)
     path.write_text(source)
     spec = SimpleNamespace(origin=str(tmp_path / library / "__init__.py")) if installed else None
-    monkeypatch.setattr(library_arguments, "find_spec", lambda name: spec)
-    library_arguments.argument_names.cache_clear()
+    monkeypatch.setattr(preflight, "find_spec", lambda name: spec)
+    preflight.argument_names.cache_clear()
     names = {misspelled: 32, "newer_option": True, "wrong": 1}
     found = faults(tmp_path, rollout={"engine": {"type": library, "engine_kwargs": names}})
-    library_arguments.argument_names.cache_clear()
+    preflight.argument_names.cache_clear()
     said = [fault for fault in found if "engine_kwargs" in fault]
     assert len(said) == (2 if installed else 3) and all(owner[installed] in fault for fault in said)
     assert f"rollout.engine.engine_kwargs.{misspelled}" in said[0] and f"did you mean '{known}'?" in said[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.config.explain.values import explain_values
+from strop.config.explain import explain_values
 from strop.config.load.loader import load_run
 from strop.config.redact import is_secret, redact, redact_arguments, redact_override, redact_text
 from strop.config.save import save_resolved

@@ -16,12 +16,12 @@ from strop.compat.detect import detect_dialect
 from strop.compat.reference import ledgers
 from strop.compat.reference.pages import pages
 from strop.compat.registry import LEDGERS
+from strop.config import reference
 from strop.config.load.loader import load_run
 from strop.config.load.yaml_file import read_yaml
-from strop.config.reference import run_file
-from strop.config.reference.json_schema import json_schema, schema_text
+from strop.config.reference import json_schema, schema_text
 from strop.config.save import save_resolved
-from strop.config.schema.walk import all_keys
+from strop.config.schema.run import all_keys
 from tests.cases import nightly
 
 from .conftest import RUN
@@ -117,10 +117,10 @@ def test_every_property_has_a_description() -> None:
 
 
 def test_every_field_is_on_the_page_and_every_link_has_a_target() -> None:
-    anchors = re.findall(r'<a id="([^"]+)"></a>', run_file.page())
+    anchors = re.findall(r'<a id="([^"]+)"></a>', reference.page())
     assert len(anchors) == len(set(anchors))
     for key in all_keys():
-        place = re.search(r"#([^)]+)\)", run_file.field_link(key))
+        place = re.search(r"#([^)]+)\)", reference.field_link(key))
         assert place and place[1] in anchors, key
     for text in pages().values():
         for link in re.findall(r"\]\((?:run-file\.md)?#([^)]+)\)", text):

@@ -15,9 +15,9 @@ from strop.config.checks.topology import one_node_fault
 from strop.config.load.loader import LoadedRun, load_run, load_values
 from strop.config.load.schema_faults import FAMILIAR_NAMES
 from strop.config.load.yaml_file import MAX_BYTES
-from strop.config.names import MAX_NAME_LENGTH, check_file_name
+from strop.config.paths import MAX_NAME_LENGTH, check_file_name
 from strop.config.schema import Run
-from strop.config.schema.walk import all_keys
+from strop.config.schema.run import all_keys
 from strop.errors import ConfigError, PlacementError, StropError
 from strop.printable import MAX_MESSAGE
 from strop.reading import read_any

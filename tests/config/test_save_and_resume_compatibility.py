@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strop.config.load.loader import load_run, load_values
 from strop.config.save import save_resolved
-from strop.config.schema.walk import all_keys
+from strop.config.schema.run import all_keys
 from strop.config.semantic_diff import NON_LEARNING_FIELDS, resume_differences
 
 BASE: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": {"path": "t.jsonl"}}, "reward": "exact"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from strop.config.load.loader import LoadedRun, load_run
-from strop.config.load.preflight import missing_files
+from strop.config.preflight import missing_files
 from strop.errors import ConfigError
 
 from .refused import assert_refused

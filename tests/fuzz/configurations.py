@@ -20,12 +20,10 @@ import yaml
 from strop.compat.convert import CONVERSION_TARGETS, convert
 from strop.compat.detect import detect_dialect
 from strop.compat.verl.model_merger import read_verl_merge
-from strop.config.explain.summary import summarize
-from strop.config.explain.values import explain_values
-from strop.config.load.job import Job
-from strop.config.load.loader import LoadedRun
-from strop.config.load.preflight import missing_files
+from strop.config.explain import explain_values, summarize
+from strop.config.load.loader import Job, LoadedRun
 from strop.config.load.yaml_file import read_yaml
+from strop.config.preflight import missing_files
 from strop.config.save import save_resolved
 from tests.compat.broken_configs import CHANGES, DIALECTS, REAL, SCRAWLS, read
 from tests.fuzz.outcome import Outcome, attempt

@@ -26,16 +26,14 @@ from strop.buffer.factory import open_buffer
 from strop.cli import folder_commands
 from strop.compat.trl.script.run import read_trl_script
 from strop.compat.verl.interface.tool_files import check_classes, load_interactions, load_tools
-from strop.config.deepspeed.settings import engine_config, resolved, with_hidden_size
-from strop.config.explain.summary import summarize
-from strop.config.explain.values import explain_values
+from strop.config.deepspeed import engine_config, resolved, with_hidden_size
+from strop.config.explain import explain_values, summarize
 from strop.config.load.loader import load_run
-from strop.config.plan.memory import read_model_size
 from strop.config.schema.buffer import BufferConfig
 from strop.config.schema.data import DataConfig, TasksetConfig
-from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.training_engine import DeepSpeedEngineConfig
+from strop.config.schema.rollout import NativeEngineConfig
+from strop.config.schema.trainer import DeepSpeedEngineConfig
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.images.files import check_image
 from strop.data.offline_dataset import load_offline_dataset
@@ -43,6 +41,7 @@ from strop.data.taskset import load_taskset
 from strop.inference.native.engine import NativeEngine
 from strop.models.loading import load_model, load_tokenizer
 from strop.models.tiny import CHAT_TEMPLATE, make_model
+from strop.plan.memory import read_model_size
 from strop.report.build import write_report
 from strop.run.state.resume import find_start
 from strop.run.tokenizer import load_model_tokens

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from strop.config.schema.inference_engine import SglangEngineConfig, VllmEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import SglangEngineConfig, VllmEngineConfig
 from strop.inference.registry import load_engine
 from strop.protocols import InferenceEngine
 from tests.inference.helpers import NEEDS_SGLANG, NEEDS_VLLM, NativeFactory, pool_of

@@ -90,8 +90,7 @@ def tiny_model(folder: Path) -> Iterator[ServedModel]:
     """A model named `tiny`, which is made in a new folder."""
     import torch  # the endpoint process has no use for it
 
-    from strop.config.schema.inference_engine import NativeEngineConfig
-    from strop.config.schema.rollout import AuxiliaryModelConfig
+    from strop.config.schema.rollout import AuxiliaryModelConfig, NativeEngineConfig
     from strop.inference.auxiliary_model import load_auxiliary_model
     from strop.models.tiny import make_model
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from strop.config.schema.inference_engine import NativeEngineConfig
+from strop.config.schema.rollout import NativeEngineConfig
 from strop.inference.native import NativeEngine
 from strop.inference.pool import EnginePool, EngineSpec
 from strop.inference.vllm.library import is_vllm_installed

@@ -19,7 +19,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from strop.config.schema.synchronizer import CollectiveSyncConfig
+from strop.config.schema.buffer import CollectiveSyncConfig
 from strop.errors import InferenceError, WeightTransferError
 from strop.inference.partial_completion import continuation
 from strop.inference.registry import running_engine

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from strop.config.schema.inference_engine import AutoEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import AutoEngineConfig
 from strop.inference import registry
 
 

@@ -15,8 +15,8 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from strop.config.schema.data import ImagesConfig
-from strop.config.schema.inference_engine import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
 from strop.config.units import Amount
 from strop.data.packing import pack, unpack
 from strop.errors import InferenceError

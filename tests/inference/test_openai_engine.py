@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("aiohttp")
 
-from strop.config.schema.inference_engine import NativeEngineConfig, OpenAiEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import NativeEngineConfig, OpenAiEngineConfig
 from strop.errors import EngineLostError, InferenceError
 from strop.inference.native import NativeEngine
 from strop.inference.openai import OpenAiEngine

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from strop.config.schema.inference_engine import NativeEngineConfig
+from strop.config.schema.rollout import NativeEngineConfig
 from strop.inference.native import NativeEngine
 from strop.inference.native.model.runner import DecodingSteps, RecordedSteps
 from strop.models.shared_weights import named_weights

@@ -17,9 +17,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, PreTrainedModel
 
-from strop.config.schema.inference_engine import SglangEngineConfig, VllmEngineConfig
+from strop.config.schema.buffer import PauseMode
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.synchronizer import PauseMode
+from strop.config.schema.rollout import SglangEngineConfig, VllmEngineConfig
 from strop.errors import ConfigError, ModelError, StropError
 from strop.inference.interruptible_sampler import InterruptibleSampler
 from strop.inference.pool import EnginePool

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from transformers import Qwen2Config
 
-from strop.config.schema.inference_engine import SglangEngineConfig
 from strop.config.schema.model import LoraConfig, ModelConfig
+from strop.config.schema.rollout import SglangEngineConfig
 from strop.errors import ConfigError, InferenceError
 from strop.inference.native.pending_request import StopStringMatcher
 from strop.inference.sglang.arguments import (

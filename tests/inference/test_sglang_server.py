@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytest.importorskip("aiohttp")
 
 from benchmarks.free_port import find_free_port
-from strop.config.schema.inference_engine import SglangServerConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import SglangServerConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.registry import load_engine, running_engine
 from strop.models.tiny import make_model

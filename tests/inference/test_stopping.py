@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import GenerationConfig
 
-from strop.config.schema.inference_engine import NativeEngineConfig
+from strop.config.schema.rollout import NativeEngineConfig
 from strop.data.encoding.model_tokens import eos_token_ids
 from strop.inference.native import NativeEngine
 from strop.inference.native.pending_request import StopStringMatcher

@@ -14,8 +14,8 @@ import torch
 from transformers import Qwen2Config
 
 from strop.config.schema.data import ImagesConfig
-from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import VllmEngineConfig
 from strop.errors import ConfigError, InferenceError, ModelError
 from strop.inference.serving.backend import request_images
 from strop.inference.vllm.library import StatisticsRecorder, VllmLibrary

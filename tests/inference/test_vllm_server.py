@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from strop.config.schema.inference_engine import OpenAiEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import OpenAiEngineConfig
 from strop.errors import EngineLostError, InferenceError
 from strop.inference.registry import load_engine, running_engine
 from strop.protocols import InferenceEngine

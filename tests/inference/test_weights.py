@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from strop.config.schema.inference_engine import NativeEngineConfig
+from strop.config.schema.rollout import NativeEngineConfig
 from strop.errors import ModelError
 from strop.inference.native import NativeEngine
 from strop.inference.weight_files import checkpoint_weights, read_weights

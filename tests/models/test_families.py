@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import strop
 from strop.algorithms.registry import LossSpec
 from strop.config.schema.algorithm import GrpoConfig
-from strop.config.schema.inference_engine import NativeEngineConfig
+from strop.config.schema.rollout import NativeEngineConfig
 from strop.errors import InferenceError, ModelError
 from strop.inference.native import NativeEngine
 from strop.models.tiny import make_model

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from strop.config.load.loader import load_values
-from strop.config.load.preflight import missing_files
 from strop.config.paths import gguf_file
-from strop.config.plan.memory import read_model_size
+from strop.config.preflight import missing_files
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
@@ -20,6 +19,7 @@ from strop.models.formats import gguf as gguf_format
 from strop.models.loading import load_config, load_generation_config, load_model, load_tokenizer
 from strop.models.tiny import make_model
 from strop.models.vision.model_images import ModelImages
+from strop.plan.memory import read_model_size
 
 from .gguf_files import write_gguf
 
@@ -69,7 +69,7 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     file = tmp_path / "small.gguf"
     file.write_bytes(b"GGUF")
     monkeypatch.setattr(gguf_format, "find_spec", lambda name: None)
-    monkeypatch.setattr("strop.config.load.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("strop.config.preflight.find_spec", lambda name: None)
     for load in (load_config, load_tokenizer):
         with pytest.raises(ModelError, match=r"pip install 'strop\[gguf\]'"):
             load(ModelConfig(path=str(file)))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from strop.config.schema.synchronizer import (
+from strop.config.schema.buffer import (
     BoundedStyleConfig,
     FixedStyleConfig,
     LatestStyleConfig,

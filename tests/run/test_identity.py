@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import strop
-from strop.config.code_digest import callable_digest, code_digest
+from strop.config.user_code import callable_digest, code_digest
 from strop.errors import RunFolderError
 from strop.run.state.identity import change_configuration, identity_differences, run_identity
 

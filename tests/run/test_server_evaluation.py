@@ -14,9 +14,8 @@ import torch
 pytest.importorskip("aiohttp")
 
 import strop
-from strop.config.load.preflight import missing_files
-from strop.config.schema.inference_engine import NativeEngineConfig
-from strop.config.schema.rollout import AuxiliaryModelConfig
+from strop.config.preflight import missing_files
+from strop.config.schema.rollout import AuxiliaryModelConfig, NativeEngineConfig
 from strop.errors import CheckpointError, ConfigError
 from strop.inference.auxiliary_model import load_auxiliary_model
 from strop.run.entry.evaluate import evaluate

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from strop.models.tiny import make_model
 from strop.studio.processes import started_process
-from tests.config.plan.headers import write_header
+from tests.plan.headers import write_header
 
 TEXT = """\
 # Sums.

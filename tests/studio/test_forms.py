@@ -8,7 +8,7 @@ import pytest
 
 from strop.compat.trinity.reader import LEDGER
 from strop.config.load.config_tree import split_key
-from strop.config.schema.walk import all_keys, field_at
+from strop.config.schema.run import all_keys, field_at
 from strop.studio import questions
 from strop.studio.fields import FormField, FormSection, run_file_sections
 from strop.studio.questions import question_section

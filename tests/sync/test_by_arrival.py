@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from strop.config.schema.synchronizer import BoundedStyleConfig, StyleConfig
+from strop.config.schema.buffer import BoundedStyleConfig, StyleConfig
 from strop.sync.staleness_policy import publishes_after, requests_weights, training_step_for, version_window
 
 from .test_staleness_policy import style

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strop.config.schema.buffer import BoundedStyleConfig, CollectiveSyncConfig, FixedStyleConfig
 from strop.config.schema.model import LoraConfig, ModelConfig
-from strop.config.schema.synchronizer import BoundedStyleConfig, CollectiveSyncConfig, FixedStyleConfig
 from strop.errors import CheckpointError, PlacementError, WeightTransferError
 from strop.inference.weight_transfer import buckets, process_group, shared_buffer
 from strop.inference.weight_transfer.buckets import Bucket, BucketReceiver, pack_buckets

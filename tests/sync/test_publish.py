@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strop.config.schema.synchronizer import CheckpointSyncConfig, CollectiveSyncConfig
+from strop.config.schema.buffer import CheckpointSyncConfig, CollectiveSyncConfig
 from strop.errors import CheckpointError, Interrupted, ModelError
 from strop.sync.factory import open_weight_receiver, open_weight_sender
 from strop.sync.folder_store import FolderVersionStore

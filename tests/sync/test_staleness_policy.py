@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from strop.config.schema.synchronizer import BoundedStyleConfig, FixedStyleConfig, StyleConfig
+from strop.config.schema.buffer import BoundedStyleConfig, FixedStyleConfig, StyleConfig
 from strop.sync.staleness_policy import (
     VersionWindow,
     publishes_after,

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 
-from strop.config.schema.synchronizer import CollectiveSyncConfig
+from strop.config.schema.buffer import CollectiveSyncConfig
 from strop.inference.weight_transfer import buckets
 from strop.inference.weight_transfer.process_group import WeightProcessGroup
 from strop.sync.collective.receiver import CollectiveReceiver

@@ -19,7 +19,7 @@ from strop.algorithms.registry import LossSpec, make_algorithm
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.policy_gradient import CriticConfig
-from strop.config.schema.training_engine import DeepSpeedEngineConfig, Fsdp2EngineConfig
+from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig
 from strop.models.tiny import make_model
 from strop.training.backends.deepspeed import describe_division
 from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine

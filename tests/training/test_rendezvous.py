@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from strop.config.schema.training_engine import RankNetworkConfig
+from strop.config.schema.trainer import RankNetworkConfig
 from strop.training.ranks.rendezvous import open_rendezvous, set_gloo_interface
 from strop.workers.agent_hub import AgentHub
 from strop.workers.network import LOOPBACK

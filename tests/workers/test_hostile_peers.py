@@ -18,8 +18,7 @@ import torch
 
 from strop.buffer.factory import BUFFER_ADDRESS_FILE, serve_buffer
 from strop.buffer.remote.client import BufferClientRole, RemoteStore
-from strop.config.schema.buffer import QueueBufferConfig
-from strop.config.schema.synchronizer import CollectiveSyncConfig
+from strop.config.schema.buffer import CollectiveSyncConfig, QueueBufferConfig
 from strop.protocols import BufferCounts
 from strop.sync.collective.receiver import CollectiveReceiver
 from strop.sync.collective.sender import CollectiveSender

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from strop.config.schema.inference_engine import NativeEngineConfig as NativeSection
+from strop.config.schema.rollout import NativeEngineConfig as NativeSection
 from strop.config.schema.rollout import RolloutConfig as Section
 from strop.config.schema.rollout import WorkflowConfig
 from strop.data.encoding.turn_encoder import TurnEncoder

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from strop.compat.ledger.key_mapping import UNSET, ForeignValues, KeyConverter, KeyMapping
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.config.load.job import ComponentOutput
+from strop.config.load.loader import ComponentOutput
 from strop.config.load.yaml_file import read_yaml
 from strop.config.paths import existing_path
 from strop.config.redact import redacted_repr
-from strop.config.suggest import closest
 from strop.errors import ConfigError, Fault, FaultKind
+from strop.printable import closest
 
 InputType = Literal["string", "boolean", "integer", "number", "uri_file", "uri_folder"]
 """AzureML's input types."""

@@ -28,11 +28,10 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.ledger.placement_notes import NO_DEEPSPEED
 from strop.compat.ledger.value_types import ANY
-from strop.config.deepspeed.sections import KEYS, SWITCHED_OFF, VALUES_OFF, read_deepspeed_file
-from strop.config.deepspeed.settings import LOGGING
+from strop.config.deepspeed import KEYS, LOGGING, SWITCHED_OFF, VALUES_OFF, read_deepspeed_file
 from strop.config.load.config_tree import KeyPath
 from strop.config.schema import Run
-from strop.config.schema.training_engine import DeepSpeedEngineConfig
+from strop.config.schema.trainer import DeepSpeedEngineConfig
 from strop.errors import ConfigError
 from strop.workers.torchrun import torchrun_process
 

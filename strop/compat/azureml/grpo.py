@@ -30,12 +30,12 @@ from strop.compat.ledger.key_mapping import (
 from strop.compat.ledger.placement_notes import NATIVE_SAMPLER, NO_DEEPSPEED, NO_SHARDS, fused_kernels
 from strop.compat.ledger.table import Ledger
 from strop.compat.ledger.value_types import ANY, one_of
-from strop.config.load.job import ComponentOutput
+from strop.config.load.loader import ComponentOutput
 from strop.config.schema import Run
 from strop.config.schema.algorithm import GrpoConfig
 from strop.config.schema.optimizer import AdamWConfig
 from strop.config.schema.policy_loss import ClippedLossConfig
-from strop.config.step_arithmetic import to_steps, updates_per_step
+from strop.config.schema.run import to_steps, updates_per_step
 from strop.config.units import Amount
 from strop.errors import ConfigError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from strop.compat.ledger.value_types import ValueType
-from strop.config.load.job import Job
+from strop.config.load.loader import Job
 from strop.config.redact import safe_text
 from strop.errors import ConfigError
 from strop.workers.files import atomic_path

@@ -20,13 +20,12 @@ from strop.compat.azureml.verl_components import RFT_TRAINER, VERL_TRAINER, rena
 from strop.compat.ledger.reader import read_dialect
 from strop.compat.ledger.table import KeyOwnerHint, no_key_owner
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
-from strop.config.load.job import Job
-from strop.config.load.loader import LoadedRun
-from strop.config.load.placement import OverriddenKey, here_requested
+from strop.config.load.loader import Job, LoadedRun
+from strop.config.machine import OverriddenKey, here_requested
 from strop.config.paths import existing_path
 from strop.config.semantic_diff import learning_fields, recorded_differences
-from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError, Fault, FaultKind
+from strop.printable import did_you_mean
 
 COMPONENTS: Mapping[str, Component] = {
     component.name: component for component in (RFT_TRAINER, VERL_TRAINER, GRPO)

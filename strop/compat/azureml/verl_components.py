@@ -21,7 +21,7 @@ from strop.compat.ledger.value_types import one_of
 from strop.compat.verl.algorithm import ESTIMATORS
 from strop.compat.verl.ppo_trainer import LEDGER as VERL
 from strop.compat.verl.trainer import every, frequency
-from strop.config.load.job import ComponentOutput
+from strop.config.load.loader import ComponentOutput
 from strop.config.schema import Run
 from strop.config.units import Amount
 

@@ -20,8 +20,7 @@ from strop.compat.trl.reader import find_program as find_trl_program
 from strop.compat.trl.reader import read_trl_arguments, read_trl_file, take_config
 from strop.compat.verl.ppo_trainer import read_verl
 from strop.compat.verl.sft_engine import read_verl_sft
-from strop.config.load.job import Job
-from strop.config.load.loader import LoadedRun
+from strop.config.load.loader import Job, LoadedRun
 from strop.errors import ConfigError
 
 _HYDRA_OPTIONS = {

@@ -13,8 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from strop.config.data_files import DataFileName, data_file_name
-from strop.config.paths import existing_path
+from strop.config.paths import DataFileName, data_file_name, existing_path
 
 _ROWS = 1000
 """Rows of a file of JSON Lines whose keys are read; at the start a run names columns that it does not read."""

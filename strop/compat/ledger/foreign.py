@@ -8,8 +8,17 @@ from typing import Any
 from strop.compat.ledger.key_mapping import KeyMapping
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.compat.ledger.value_types import typed_value
-from strop.config.load.config_tree import ConfigTree, KeyPath, Source, iter_values, references, split_key
-from strop.config.load.interpolation import MISSING, UnresolvedError, resolve_interpolations
+from strop.config.load.config_tree import (
+    MISSING,
+    ConfigTree,
+    KeyPath,
+    Source,
+    UnresolvedError,
+    iter_values,
+    references,
+    resolve_interpolations,
+    split_key,
+)
 from strop.config.redact import redacted_repr
 from strop.errors import ConfigError, FaultKind, config_error
 

@@ -10,10 +10,10 @@ from typing import Any
 from strop.compat.ledger.foreign import ForeignConfig
 from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, ReadFunction, in_effect
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.config.explain.values import format_value
+from strop.config.explain import format_value
 from strop.config.load.config_tree import ConfigTree, Source, iter_values, split_key
 from strop.config.load.loader import LoadedRun, run_sources, validate
-from strop.config.load.placement import OverriddenKey, placement_error
+from strop.config.machine import OverriddenKey, placement_error
 from strop.config.redact import redact, redacted_repr
 from strop.config.schema import Run
 from strop.errors import ConfigError, FaultKind, config_error

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from strop.compat.ledger.key_mapping import UNSET, KeyMapping
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key, to_plain
-from strop.config.suggest import closest
+from strop.printable import closest
 
 
 class KeyOwnerHint(Protocol):

@@ -11,9 +11,7 @@ from strop.compat.ledger.key_mapping import UNSET, KeyMapping
 from strop.compat.registry import LEDGERS
 from strop.compat.trinity.embedded_verl import PREFIX
 from strop.config.load.config_tree import split_key
-from strop.config.reference.field_text import format_yaml
-from strop.config.reference.markdown import GENERATED_NOTICE, inline_code, table
-from strop.config.reference.run_file import field_link
+from strop.config.reference import GENERATED_NOTICE, field_link, format_yaml, inline_code, table
 
 _COUNTS = re.compile(r"counts (\w+)")
 _NAME_ENDINGS = ("path", "files", "dir", "project", "name", "output", "folder")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from strop.compat.reference import defaults, ledgers
 from strop.compat.registry import LEDGERS
-from strop.config.reference import run_file
+from strop.config import reference
 
 PAGES: Mapping[str, Callable[[], str]] = {
-    "run-file": run_file.page,
+    "run-file": reference.page,
     **{name: partial(ledgers.page, ledger) for name, ledger in LEDGERS.items()},
     "defaults": defaults.page,
 }

@@ -48,7 +48,7 @@ from strop.config.schema.buffer import (
     SqlBufferConfig,
 )
 from strop.config.schema.preference import DpoConfig
-from strop.config.step_arithmetic import to_steps
+from strop.config.schema.run import to_steps
 
 _EXPERT_FRACTION = "algorithm.sample_strategy_args.expert_data_ratio"
 

@@ -26,7 +26,7 @@ from strop.compat.trinity.inference_model import gpus_per_engine
 from strop.compat.trinity.presets import is_offline
 from strop.compat.verl.gpus import one_gpu
 from strop.config.schema import Run
-from strop.config.schema.cluster import RayClusterConfig
+from strop.config.schema.run import RayClusterConfig
 
 _NODES, _GPUS = "cluster.node_num", "cluster.gpu_per_node"
 _NAMESPACE, _TIMELINE, _BY_NODE = "ray_namespace", "monitor.enable_ray_timeline", "log.group_by_node"

@@ -46,10 +46,11 @@ from strop.config.schema.buffer import (
     RewardTermConfig,
 )
 from strop.config.schema.data import DifficultyOrderConfig
-from strop.config.schema.data_juicer import DataJuicerSection
-from strop.config.schema.language_model import EndpointModelConfig, EngineModelConfig
 from strop.config.schema.task_pipeline import (
+    DataJuicerSection,
     DataJuicerTasksConfig,
+    EndpointModelConfig,
+    EngineModelConfig,
     LlmScoreConfig,
     OrderConfig,
     TaskOperatorConfig,

@@ -8,7 +8,7 @@ from typing import Any
 
 from strop.compat.ledger.key_mapping import ForeignValues, InactiveCheck, KeyMapping, mapped, no_effect
 from strop.compat.ledger.value_types import ANY, BOOLEAN, STRING, nullable, one_of
-from strop.config.data_files import data_file_name
+from strop.config.paths import data_file_name
 from strop.config.schema.data import TasksetConfig
 
 INPUT = "buffer.explorer_input"

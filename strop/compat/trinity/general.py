@@ -27,14 +27,13 @@ from strop.compat.ledger.key_mapping import (
 from strop.compat.ledger.value_types import ANY, BOOLEAN, MAPPING, STRING, nullable, one_of
 from strop.compat.trinity.presets import algorithm_type, is_offline
 from strop.compat.trinity.synchronizer import is_single_role
-from strop.config.environment_values import remember_secret
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, to_plain
-from strop.config.names import check_file_name
-from strop.config.paths import existing_path
+from strop.config.paths import check_file_name, existing_path
+from strop.config.redact import remember_secret
 from strop.config.schema import Run
 from strop.config.schema.algorithm import OfflineAlgorithmConfig
-from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError, FaultKind, config_error
+from strop.printable import did_you_mean
 
 
 def write_mode(run: Run) -> Mapping[str, Any]:

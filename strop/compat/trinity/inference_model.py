@@ -44,7 +44,7 @@ from strop.compat.trinity.formats import EXPERIENCE
 from strop.compat.trinity.presets import DISTILLED, advantage, is_offline, repeat_times
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig
-from strop.config.schema.inference_engine import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
+from strop.config.schema.rollout import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
 
 _NATIVE = "the native sampler in the trainer's process"
 _MODEL = "explorer.rollout_model"

@@ -40,7 +40,7 @@ from strop.compat.trinity.presets import is_offline, only_sampled, without_criti
 from strop.compat.trinity.tasksets import tasks
 from strop.compat.verl.critic import critic
 from strop.config.schema import Run
-from strop.config.schema.inference_engine import OpenAiEngineConfig
+from strop.config.schema.rollout import OpenAiEngineConfig
 from strop.errors import ConfigError
 
 

@@ -26,11 +26,10 @@ from strop.compat.trinity import (
     trainer_config,
 )
 from strop.compat.trinity.general import monitor_environment, split_stages
-from strop.config.load.config_tree import ConfigTree, iter_values, split_key
-from strop.config.load.interpolation import resolve_interpolations
+from strop.config.load.config_tree import ConfigTree, iter_values, resolve_interpolations, split_key
 from strop.config.load.loader import LoadedRun
-from strop.config.load.placement import here_requested
 from strop.config.load.yaml_file import read_yaml
+from strop.config.machine import here_requested
 from strop.config.paths import existing_path, expand_user
 from strop.errors import ConfigError, Fault, config_error
 

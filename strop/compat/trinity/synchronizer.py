@@ -25,12 +25,12 @@ from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, nulla
 from strop.compat.trinity.cluster import uses_cluster
 from strop.compat.trinity.presets import is_offline, only_sampled
 from strop.config.schema import Run
-from strop.config.schema.buffer import PriorityBufferConfig
-from strop.config.schema.synchronizer import (
+from strop.config.schema.buffer import (
     BoundedStyleConfig,
     CollectiveSyncConfig,
     FixedStyleConfig,
     MemorySyncConfig,
+    PriorityBufferConfig,
 )
 
 _SYNC_STYLES = {

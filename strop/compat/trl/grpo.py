@@ -54,9 +54,9 @@ from strop.compat.trl.training_arguments import (
 from strop.compat.trl.vllm import VLLM_CORRECTION, VLLM_ENGINE, context_length
 from strop.config.schema import Run
 from strop.config.schema.algorithm import GrpoConfig
-from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.policy_gradient import PolicyGradientConfig
 from strop.config.schema.policy_loss import CispoLossConfig, ClippedLossConfig, GspoLossConfig, SapoLossConfig
+from strop.config.schema.rollout import VllmEngineConfig
 from strop.errors import ConfigError
 
 _LOSSES = ("dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")

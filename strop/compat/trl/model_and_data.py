@@ -24,9 +24,8 @@ from strop.compat.ledger.placement_notes import OWN_KERNELS
 from strop.compat.ledger.value_types import ANY, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.compat.trl.optimization import precision
 from strop.compat.trl.training_arguments import without_evaluation
-from strop.config.data_files import data_file_name
 from strop.config.model_files import folder_takes_images
-from strop.config.paths import existing_path
+from strop.config.paths import data_file_name, existing_path
 from strop.config.schema import Run
 from strop.errors import ConfigError
 

@@ -17,8 +17,8 @@ from strop.compat.trl.preferences import CPO_LEDGER, DPO_LEDGER, KTO_LEDGER, ORP
 from strop.compat.trl.rloo import RLOO_LEDGER
 from strop.config.load.config_tree import ConfigTree, Source
 from strop.config.load.loader import LoadedRun
-from strop.config.load.placement import here_requested
 from strop.config.load.yaml_file import YamlLimitError, parse_yaml, read_yaml
+from strop.config.machine import here_requested
 from strop.config.redact import redacted_repr
 from strop.errors import ConfigError, FaultKind
 

@@ -25,7 +25,7 @@ from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING
 from strop.compat.trl.optimization import optimization_rows
 from strop.compat.trl.training_engine import ENGINE_ROWS
 from strop.config.schema import Run
-from strop.config.step_arithmetic import to_steps, updates_per_step
+from strop.config.schema.run import to_steps, updates_per_step
 from strop.config.units import Amount
 
 

@@ -14,7 +14,7 @@ from strop.compat.ledger.placement_notes import NO_DEEPSPEED, NO_SHARDS
 from strop.compat.ledger.value_types import ANY
 from strop.config.load.yaml_file import read_bounded
 from strop.config.schema import Run
-from strop.config.schema.training_engine import DeepSpeedEngineConfig, Fsdp2EngineConfig
+from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig
 from strop.errors import ConfigError
 
 _HYBRID = ("hybrid_shard", "hybrid_shard_zero2")

@@ -17,7 +17,7 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.ledger.value_types import INTEGER, NUMBER, STRING, nullable, one_of
 from strop.config.schema import Run
-from strop.config.schema.inference_engine import OpenAiEngineConfig, VllmEngineConfig
+from strop.config.schema.rollout import OpenAiEngineConfig, VllmEngineConfig
 
 _ENGINE = "rollout.engine"
 _CORRECTION = "algorithm.importance_correction"

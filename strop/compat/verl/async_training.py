@@ -28,7 +28,7 @@ from strop.compat.verl.data import batches
 from strop.compat.verl.rollout_correction import correction
 from strop.compat.verl.trainer import duration
 from strop.config.schema import Run
-from strop.config.schema.synchronizer import CollectiveSyncConfig, FixedStyleConfig
+from strop.config.schema.buffer import CollectiveSyncConfig, FixedStyleConfig
 
 _HYBRID = "actor_rollout_ref.hybrid_engine"
 

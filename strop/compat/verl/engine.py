@@ -43,7 +43,7 @@ from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING_OR_LIST
 from strop.compat.verl import switches
 from strop.compat.verl.gpus import gpus, uses_gpus
 from strop.config.schema import Run
-from strop.config.schema.training_engine import Fsdp2EngineConfig
+from strop.config.schema.trainer import Fsdp2EngineConfig
 
 _ACTOR, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 _HALF = ("fp16", "float16")

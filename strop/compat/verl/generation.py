@@ -35,8 +35,8 @@ from strop.compat.ledger.value_types import INTEGER, NUMBER, STRING, STRING_OR_L
 from strop.compat.verl.data import all_tokens, image_columns
 from strop.compat.verl.gpus import one_gpu
 from strop.compat.verl.hydra import GENERATION, read_command_line
-from strop.config.load.placement import OverriddenKey, here_requested
 from strop.config.load.schema_faults import value_reason
+from strop.config.machine import OverriddenKey, here_requested
 from strop.config.schema.generation import GenerationConfig
 from strop.errors import ConfigError
 

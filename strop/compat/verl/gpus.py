@@ -26,11 +26,10 @@ from strop.compat.ledger.key_mapping import (
 from strop.compat.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE, ONE_TRAINER
 from strop.compat.ledger.value_types import BOOLEAN, one_of
 from strop.compat.verl.switches import serving_engine
-from strop.config.load.placement import count_cuda_devices
-from strop.config.plan.machine import described_machine
+from strop.config.machine import count_cuda_devices, described_machine
 from strop.config.schema import Run
-from strop.config.schema.cluster import RayClusterConfig
-from strop.config.schema.inference_engine import ServingEngineConfig
+from strop.config.schema.rollout import ServingEngineConfig
+from strop.config.schema.run import RayClusterConfig
 
 
 def devices_per_engine(foreign: ForeignValues) -> int:

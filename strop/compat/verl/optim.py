@@ -50,7 +50,7 @@ from strop.config.schema.optimizer import (
     SgdConfig,
     WsdScheduleConfig,
 )
-from strop.config.step_arithmetic import to_steps
+from strop.config.schema.run import to_steps
 
 OPTIM = "actor_rollout_ref.actor.optim"
 _OVERWRITTEN = "verl overwrites it with the length of the run; write trainer.total_training_steps"

@@ -29,7 +29,7 @@ from strop.compat.verl import (
 from strop.compat.verl.hydra import PPO, read_command_line
 from strop.compat.verl.versions import OTHER_NAMES, dated
 from strop.config.load.loader import LoadedRun
-from strop.config.load.placement import here_requested
+from strop.config.machine import here_requested
 
 NULL_IS_UNSET = (
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",

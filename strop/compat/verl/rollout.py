@@ -35,7 +35,7 @@ from strop.compat.verl.data import all_tokens, tasksets
 from strop.compat.verl.engine import NO_PROFILER, ONE_ROUTING, ONE_SEED, default_only, log_prob_rows
 from strop.compat.verl.switches import serving_engine
 from strop.config.schema import Run
-from strop.config.schema.inference_engine import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
+from strop.config.schema.rollout import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _DTYPES = {

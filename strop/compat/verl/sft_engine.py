@@ -63,8 +63,8 @@ from strop.compat.verl.sft import (
 from strop.compat.verl.trainer import RESUME, duration
 from strop.config.load.loader import LoadedRun
 from strop.config.load.overrides import parse_overrides
-from strop.config.load.placement import here_requested
 from strop.config.load.yaml_file import read_yaml
+from strop.config.machine import here_requested
 from strop.config.schema import Run
 
 _fixed_batch = unless("data.use_dynamic_bsz", False)

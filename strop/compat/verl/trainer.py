@@ -26,7 +26,7 @@ from strop.compat.verl.critic import critic
 from strop.compat.verl.engine import NO_PROFILER
 from strop.config.schema import Run
 from strop.config.schema.record import MonitorName
-from strop.config.step_arithmetic import to_steps
+from strop.config.schema.run import to_steps
 from strop.config.units import Amount
 
 _MONITORS = get_args(MonitorName)

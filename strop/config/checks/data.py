@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strop.config.effective_reward import configured_rewards
 from strop.config.model_files import IMAGE_FAMILIES, TILE_FAMILIES, read_model_file
+from strop.config.schema.buffer import FixedStyleConfig, MemorySyncConfig
 from strop.config.schema.data import GENERATORS, ColumnOrderConfig
-from strop.config.schema.inference_engine import (
-    ServerConnectionConfig,
-    ServingEngineConfig,
-    SglangEngineConfig,
+from strop.config.schema.rollout import ServerConnectionConfig, ServingEngineConfig, SglangEngineConfig
+from strop.config.schema.run import Run, configured_rewards
+from strop.config.schema.task_pipeline import (
+    ROW_OPERATORS,
+    EngineModelConfig,
+    LengthFilterConfig,
+    TaskPipelineConfig,
 )
-from strop.config.schema.language_model import EngineModelConfig
-from strop.config.schema.run import Run
-from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
-from strop.config.schema.task_pipeline import ROW_OPERATORS, LengthFilterConfig, TaskPipelineConfig
 
 _NATIVE = "Write `rollout.engine: native`, which samples from images"
 _SGLANG_PATCH = 14

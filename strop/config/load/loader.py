@@ -1,41 +1,37 @@
-"""Loading of a run file, its stages, overrides or Python values to a validated `Run`, each value with its source."""
+"""Loading of a run file, a run's folder, stages, overrides or Python values to a validated `Run`, each value with its
+source."""
 
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from strop.config.aliases import replace_deprecated, replace_in_override, replace_resolved_types
 from strop.config.checks.run import run_faults
 from strop.config.load.config_tree import (
     ConfigTree,
     KeyPath,
     Locate,
     Source,
+    UnresolvedError,
+    environment_texts,
     iter_values,
     references,
+    resolve_interpolations,
     split_key,
     to_plain,
     value_at,
 )
-from strop.config.load.deprecated_names import replace_deprecated, replace_in_override, replace_resolved_types
-from strop.config.load.interpolation import UnresolvedError, environment_texts, resolve_interpolations
 from strop.config.load.overrides import apply_override, override_source, parse_valid_overrides
-from strop.config.load.placement import (
-    OverriddenKey,
-    configured_devices,
-    count_cuda_devices,
-    here_requested,
-    placement_error,
-)
-from strop.config.load.run_folder import is_run_folder, read_run_folder
 from strop.config.load.schema_faults import (
     KeyOwner,
     SchemaFault,
@@ -47,17 +43,22 @@ from strop.config.load.schema_faults import (
     users_words,
 )
 from strop.config.load.yaml_file import read_yaml
-from strop.config.names import check_file_name
-from strop.config.paths import expand_user
+from strop.config.machine import (
+    OverriddenKey,
+    configured_devices,
+    count_cuda_devices,
+    here_requested,
+    placement_error,
+)
+from strop.config.paths import check_file_name, existing_path, expand_user
 from strop.config.schema import Run
-from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.data import expand_train_list
 from strop.config.schema.reward import expand_reward
-from strop.config.schema.run import StageConfig
-from strop.config.schema.walk import field_at, leaves, section_types
-from strop.config.suggest import closest, did_you_mean
+from strop.config.schema.run import RayClusterConfig, StageConfig, field_at, leaves, section_types
 from strop.errors import ConfigError, Fault, FaultKind, config_error
+from strop.printable import closest, did_you_mean
 from strop.python_rewards import PythonReward
+from strop.workers.files import read_regular
 
 STAGES_KEY = "stages"
 
@@ -518,3 +519,113 @@ def _hint_dialect(tree: ConfigTree) -> None:
             f"{where}: `actor_rollout_ref` is a key of verl: this is a verl configuration, not a run file. "
             f"Run it with: strop verl ppo --config {where.location.rsplit(':', 1)[0]}"
         )
+
+
+OutputContent = Literal["run", "model", "mlflow"]
+"""Content of an output folder: `run` is the run folder itself with its checkpoints; `model` receives the
+trained model at the end; `mlflow` receives the trained model as an MLflow model and the checkpoints."""
+
+_OUTPUT_DESCRIPTIONS: Mapping[OutputContent, str] = {
+    "run": "the run folder with the report and the checkpoints from which the same command resumes",
+    "model": "the trained model, with a LoRA adapter merged into it",
+    "mlflow": "the trained model as an MLflow model, with a LoRA adapter merged into it, and the checkpoints",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentOutput:
+    """An output folder that an AzureML component declares."""
+
+    name: str
+    type: Literal["uri_folder", "mlflow_model"]
+    content: OutputContent
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run, and what a component's command line requests before and after it."""
+
+    loaded: LoadedRun
+    packages: tuple[str, ...] = ()
+    """Packages that pip installs before heavy libraries are imported."""
+    outputs: tuple[tuple[ComponentOutput, Path], ...] = ()
+    """Declared outputs that the command line names, each with its folder."""
+
+    def output_folders(self, content: OutputContent) -> tuple[Path, ...]:
+        """Folders of the outputs with this content."""
+        return tuple(folder for output, folder in self.outputs if output.content == content)
+
+    @property
+    def output_descriptions(self) -> tuple[str, ...]:
+        """One line per output that describes its content at the end of the run."""
+        return tuple(
+            f"output {output.name}, in {folder.resolve()}: {_OUTPUT_DESCRIPTIONS[output.content]}"
+            for output, folder in self.outputs
+        )
+
+
+RUN_FILE = "run.yaml"
+"""Name of the resolved run file in a run's folder."""
+_MARKERS = ("run.json", "metrics.jsonl", "checkpoints")
+"""Entries of a folder in which a run has started."""
+_PATH_KEYS = ("path", "tokenizer", "adapter", "chat_template")
+"""Keys whose values may be names of files without a slash and a suffix."""
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a run has started in a folder, and has written its configuration."""
+    return (path / RUN_FILE).is_file() and any((path / name).exists() for name in _MARKERS)
+
+
+def read_run_folder(folder: Path) -> ConfigTree:
+    """The configuration of the run in a folder. Its `folder` is this folder, also if it was moved; a relative path that
+    names nothing from the working directory names what it names from the directory that the run was started in, or in
+    the folder itself. Raises ConfigError for a damaged run file."""
+    tree = read_yaml(folder / RUN_FILE)
+    places = [*_start_directories(tree, folder), folder]
+    if _written_folder(tree).resolve() != folder.resolve():
+        tree.set(("folder",), str(folder), Source("file", str(folder)))
+    for keys, value in list(iter_values(tree.values)):
+        if isinstance(value, str) and _may_be_path(keys[-1], value):
+            name, colon, function = value.partition(":") if ".py:" in value else (value, "", "")
+            if existing_path(name) is None:
+                found = next((each / name for each in places if existing_path(each / name)), None)
+                if found is not None:
+                    tree.replace_value(keys, f"{found}{colon}{function}")
+    return tree
+
+
+def start_directory(folder: Path) -> Path | None:
+    """The directory that the run in a folder was started in, if it is known and another than the working directory."""
+    tree = read_yaml(folder / RUN_FILE)
+    if _written_folder(tree).resolve() == folder.resolve():
+        return None
+    return next((each for each in _start_directories(tree, folder) if not each.samefile(Path.cwd())), None)
+
+
+def _written_folder(tree: ConfigTree) -> Path:
+    """The folder that the run file names."""
+    values = tree.values
+    default = Path(str(values.get("output"))) / str(values.get("project")) / str(values.get("name"))
+    return expand_user(values.get("folder") or default)
+
+
+def _start_directories(tree: ConfigTree, folder: Path) -> Iterator[Path]:
+    """The directory from which the run's relative folder leads to `folder`, and that of its last session."""
+    written, parts = _written_folder(tree), folder.resolve().parts
+    length = len(written.parts)
+    if not written.is_absolute() and parts[-length:] == written.parts:
+        yield Path(*parts[:-length])
+    try:
+        directory = json.loads(read_regular(folder / "run.json"))["sessions"][-1].get("directory")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return  # a folder without sessions; what needs them names the damage
+    if isinstance(directory, str) and existing_path(directory):
+        yield Path(directory)
+
+
+def _may_be_path(key: str, value: str) -> bool:
+    """Whether a value may be a relative path: a name such as that of a column has neither a slash nor a suffix."""
+    if value.startswith("~") or "://" in value or "\n" in value or PurePath(value).is_absolute():
+        return False
+    return key in _PATH_KEYS or "/" in value or "." in value

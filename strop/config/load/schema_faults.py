@@ -16,9 +16,9 @@ from pydantic_core import ErrorDetails
 
 from strop.config.load.config_tree import ConfigTree, KeyPath, split_key
 from strop.config.redact import redacted_repr
-from strop.config.schema.walk import all_keys, field_at, section_types_at
-from strop.config.suggest import closest, did_you_mean
+from strop.config.schema.run import all_keys, field_at, section_types_at
 from strop.errors import Fault, FaultKind
+from strop.printable import closest, did_you_mean
 
 _ROLLOUTS = "algorithm.rollouts_per_task=<8>"
 _LR = "trainer.optimizer.lr=<1e-6>"

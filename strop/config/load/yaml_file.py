@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 from omegaconf._utils import get_yaml_loader
 
-from strop.config.data_files import data_file_name
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source
+from strop.config.paths import data_file_name
 from strop.errors import ConfigError
 from strop.workers.files import open_regular
 

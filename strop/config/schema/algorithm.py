@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from strop.config.schema.base import Section, type_shorthand
+from strop.config.schema.buffer import MemorySyncConfig
 from strop.config.schema.distillation import DistillationConfig, SampledKlLossConfig
 from strop.config.schema.policy_gradient import (
     AddedDemonstrations,
@@ -27,7 +28,6 @@ from strop.config.schema.policy_loss import (
     SelfPlayLossConfig,
 )
 from strop.config.schema.preference import PreferenceConfig, RewardModelingConfig, UnpairedConfig
-from strop.config.schema.synchronizer import MemorySyncConfig
 
 if TYPE_CHECKING:
     from strop.config.schema.run import Run

@@ -8,9 +8,8 @@ from pydantic import Field
 
 from strop.config.schema.base import Section
 from strop.config.schema.data import DataConfig
-from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.rollout import SamplingConfig
+from strop.config.schema.rollout import NativeEngineConfig, SamplingConfig
 
 
 class GenerationConfig(Section):

@@ -1,16 +1,19 @@
-"""The run file: its top level with stages and `bench`, the defaults that depend on several sections, and questions."""
+"""The run file: its top level with `cluster`, stages and `bench`; traversal of its sections and fields; and quantities
+of a run that depend on several sections."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, PrivateAttr
+from pydantic.fields import FieldInfo
 
-from strop.config.names import FileName
-from strop.config.paths import expand_user
+from strop.config.paths import FileName, expand_user
 from strop.config.schema.algorithm import (
     AlgorithmConfig,
     GrpoConfig,
@@ -19,23 +22,70 @@ from strop.config.schema.algorithm import (
     RolloutAlgorithmConfig,
 )
 from strop.config.schema.base import Section, type_shorthand
-from strop.config.schema.buffer import BufferConfig, PriorityBufferConfig, QueueBufferConfig, SqlBufferConfig
-from strop.config.schema.checkpoint import CheckpointConfig, ExportConfig
-from strop.config.schema.cluster import ClusterConfig, LocalClusterConfig, RayClusterConfig
-from strop.config.schema.data import DataConfig
-from strop.config.schema.inference_engine import ServerConnectionConfig
-from strop.config.schema.model import ModelConfig
-from strop.config.schema.policy_gradient import OversamplingConfig
-from strop.config.schema.record import EvaluateConfig, RecordConfig
-from strop.config.schema.reward import RewardConfig, RewardConfigOrShorthand
-from strop.config.schema.rollout import RolloutConfig
-from strop.config.schema.synchronizer import (
+from strop.config.schema.buffer import (
+    BufferConfig,
     CheckpointSyncConfig,
     DistributedSyncConfig,
     MemorySyncConfig,
+    PriorityBufferConfig,
+    QueueBufferConfig,
+    SqlBufferConfig,
     SynchronizerConfig,
 )
+from strop.config.schema.data import DataConfig
+from strop.config.schema.model import ModelConfig
+from strop.config.schema.policy_gradient import OversamplingConfig
+from strop.config.schema.record import CheckpointConfig, EvaluateConfig, ExportConfig, RecordConfig
+from strop.config.schema.reward import RewardConfig, RewardConfigOrShorthand, RewardFunctionConfig
+from strop.config.schema.rollout import RolloutConfig, ServerConnectionConfig, WorkflowConfig
 from strop.config.schema.trainer import TrainerConfig
+from strop.config.units import MAX_SECONDS, Amount
+
+
+class LocalClusterConfig(Section):
+    """Processes of this machine."""
+
+    type: Literal["local"] = "local"
+
+
+class RayClusterConfig(Section):
+    """Actors of a Ray cluster, placed on nodes with free resources."""
+
+    type: Literal["ray"] = "ray"
+    address: str | None = None
+    """Address of an existing cluster (`auto` finds the cluster of this machine); null starts a cluster on
+    this machine and stops it at the end of the run."""
+    namespace: str | None = None
+    """Ray namespace of the actors' names; null is `<project>/<name>` of the run."""
+    nodes: int = Field(1, gt=0)
+    """Minimum number of nodes that the cluster must have."""
+    gpus_per_node: int = Field(0, ge=0)
+    """Minimum number of GPUs on each of these nodes; they are divided between explorer and trainer."""
+    explorer_name: FileName = "explorer"
+    """Name of the explorer's actor."""
+    trainer_name: FileName = "trainer"
+    """Name of the trainer's actor."""
+    start_timeout_seconds: float = Field(300.0, gt=0, le=MAX_SECONDS)
+    """Maximum wait for the nodes, and for the placement of an actor; after it the run stops with an error
+    that names the missing resources."""
+    logs_by_node: bool = False
+    """Write an actor's log to `log/<node's address>/<name>.log` in the run's folder instead of
+    `log/<name>.log`."""
+    timeline: bool = False
+    """Write Ray's timeline to `monitor/timeline.json` in the run's folder, for chrome://tracing."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.explorer_name == self.trainer_name:
+            yield (
+                f"explorer_name and trainer_name are both {self.explorer_name!r}; write two different names"
+            )
+
+
+ClusterConfig = Annotated[
+    LocalClusterConfig | RayClusterConfig, Field(discriminator="type"), type_shorthand("local")
+]
+
 
 SectionOverride = dict[str, Any] | str | None
 
@@ -226,3 +276,128 @@ class Run(Section):
     def max_sequence_tokens(self) -> int:
         """Maximum length of a conversation (prompt and all turns), in tokens."""
         return self.rollout.max_sequence_tokens or self.data.max_prompt_tokens + self.data.max_response_tokens
+
+
+def section_types(annotation: Any) -> tuple[type[Section], ...]:
+    """Return the section classes in a field's type, through `Annotated`, unions and tuples."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return (annotation,)
+    return tuple(found for part in get_args(annotation) for found in section_types(part))
+
+
+def section_types_at(keys: tuple[str, ...], values: Any) -> tuple[type[Section], ...]:
+    """Return the possible classes of the section at `keys` for these values; none if it is not a section."""
+    kinds: tuple[type[Section], ...] = (Run,)
+    for key in keys:
+        if key.isdigit() or isinstance(values, list):  # an item has the type of its list
+            is_item = isinstance(values, list) and key.isdigit() and int(key) < len(values)
+            values = values[int(key)] if is_item else None
+        else:
+            fields = [kind.model_fields[key] for kind in kinds if key in kind.model_fields]
+            kinds = tuple(found for field in fields for found in section_types(field.annotation))
+            values = values.get(key) if isinstance(values, dict) else None
+        if isinstance(values, dict) and "type" in values and len(kinds) > 1:
+            kinds = tuple(
+                kind
+                for kind in kinds
+                if "type" not in kind.model_fields or kind.model_fields["type"].default == values["type"]
+            )
+    return kinds
+
+
+def field_at(keys: tuple[str, ...], values: Any) -> FieldInfo | None:
+    """Return the field at `keys`; None if the schema has none."""
+    for kind in section_types_at(keys[:-1], values):
+        if keys[-1] in kind.model_fields:
+            return kind.model_fields[keys[-1]]
+    return None
+
+
+@cache
+def all_keys(kind: type[Section] = Run) -> tuple[str, ...]:
+    """Return every dotted key of the run file, for all types of all unions; items of lists have no number."""
+    return tuple(dict.fromkeys(_all_keys(kind, ())))
+
+
+def _all_keys(kind: type[Section], above: tuple[str, ...]) -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        yield ".".join((*above, name))
+        for inside in section_types(field.annotation):
+            yield from _all_keys(inside, (*above, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Value of a loaded run."""
+
+    keys: tuple[str, ...]
+    """Path to the value."""
+    value: Any
+    effect: str
+    """Docstring of the field; for a `type`, the first line of the class's docstring."""
+
+
+def leaves(section: Section, above: tuple[str, ...] = ()) -> Iterator[Leaf]:
+    """Yield every value of a loaded section, in the run file's order."""
+    for name, field in type(section).model_fields.items():
+        value, keys = getattr(section, name), (*above, name)
+        if isinstance(value, Section):
+            yield from leaves(value, keys)
+        elif isinstance(value, tuple) and value and all(isinstance(item, Section) for item in value):
+            for index, item in enumerate(value):
+                yield from leaves(item, (*keys, str(index)))
+        else:
+            yield Leaf(keys, value, field.description or (type(section).__doc__ or "").split("\n")[0])
+
+
+def configured_rewards(run: Run) -> Mapping[str, RewardConfig]:
+    """Return every `reward` section of the run file by its key."""
+    own = {
+        f"data.eval.{index}.reward": taskset.reward
+        for index, taskset in enumerate(run.data.eval)
+        if taskset.reward is not None
+    }
+    return {"reward": run.reward, **own}
+
+
+def workflow_rewards(workflow: WorkflowConfig) -> tuple[RewardFunctionConfig, ...]:
+    """Return the default reward functions of a workflow, for a run file without a reward."""
+    if workflow.name != "math":
+        return ()
+    math, form = RewardFunctionConfig(function="math"), RewardFunctionConfig(function="format", weight=0.1)
+    return (math, form) if workflow.args.get("style") == "tags" else (math,)
+
+
+def effective_reward(run: Run) -> RewardConfig:
+    """Return `reward`, or the workflow's default reward if the run file has none."""
+    if not run.reward.is_empty:
+        return run.reward
+    return run.reward.model_copy(update={"functions": workflow_rewards(run.rollout.workflow)})
+
+
+def lacks_reward(run: Run) -> bool:
+    """Return whether nothing scores the training rollouts, which distillation alone does not need: no part of
+    `reward`, and no workflow that may."""
+    if not run.algorithm.trains_on_reward:
+        return False
+    return effective_reward(run).is_empty and run.rollout.workflow.name in ("single_turn", "tools")
+
+
+def updates_per_step(run: Run) -> int | None:
+    """Return the number of updates of every step; None if steps differ in it."""
+    trainer = run.trainer
+    if run.algorithm.critic_warmup_steps > 0 or run.data.incomplete_batch == "keep":
+        return None
+    return (
+        trainer.tasks_per_step
+        // (trainer.tasks_per_update or trainer.tasks_per_step)
+        * trainer.epochs_per_step
+    )
+
+
+def to_steps(run: Run, amount: Amount | None) -> Amount | None:
+    """Convert updates to steps if they make whole steps; return any other amount unchanged."""
+    each = updates_per_step(run)
+    if amount is None or amount.unit != "updates" or each is None or amount.count % each:
+        return amount
+    return Amount(amount.count // each, "steps")

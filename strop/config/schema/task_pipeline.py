@@ -1,4 +1,5 @@
-"""`data.pipeline`: operators that remove, change, add and order training tasks before the run."""
+"""`data.pipeline`: operators that remove, change, add and order training tasks before the run, and the language models
+that operators ask."""
 
 from __future__ import annotations
 
@@ -8,9 +9,100 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from strop.config.schema.base import Section
-from strop.config.schema.data_juicer import DataJuicerSection
-from strop.config.schema.language_model import InvalidRepliesConfig, LanguageModelConfig
+from strop.config.schema.base import Section, type_shorthand
+from strop.config.units import MAX_SECONDS
+
+
+class DataJuicerSection(Section):
+    """Operators of Data-Juicer and the service that runs them."""
+
+    url: str | None = Field(None, pattern=r"^https?://")
+    """Address of a service that runs, whose token is in STROP_DATA_JUICER_TOKEN; null to start one."""
+    python: str | None = None
+    """Interpreter of an environment with py-data-juicer, by which Strop starts the service on this machine; null for
+    the environment variable STROP_DATA_JUICER_PYTHON."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port on 127.0.0.1 of the service that Strop starts; 0 for a free one."""
+    config: str | None = None
+    """Data-Juicer recipe, a YAML file on the machine of the service."""
+    operators: tuple[dict[str, Any], ...] | None = None
+    """Operators, each a mapping from its name to its arguments."""
+    processes: int = Field(1, gt=0)
+    """Number of processes of each operator."""
+    timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    """Maximum time without an answer to a request."""
+    wait_seconds: float = Field(600.0, ge=0, le=MAX_SECONDS)
+    """Maximum time that a service at `url` may be away during a run; it is asked again every second."""
+    max_restarts: int = Field(3, ge=0)
+    """Maximum restarts of a service that Strop has started."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if (self.config is None) == (not self.operators):
+            yield "data_juicer needs either config or operators; write one of them"
+        if self.url is not None and (self.python is not None or self.port):
+            yield "data_juicer has url, so Strop starts no service; remove python and port, or url"
+
+
+class ReplyConfig(Section):
+    """Replies of a language model, whichever runs it."""
+
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature of the replies; 0 is greedy."""
+    max_tokens: int = Field(1024, gt=0)
+    """Maximum length of a reply, in tokens."""
+
+
+class EndpointModelConfig(ReplyConfig):
+    """Language model behind an OpenAI-compatible endpoint."""
+
+    type: Literal["endpoint"] = "endpoint"
+    url: str | None = Field(None, pattern=r"^https?://")
+    """Base URL of the endpoint's API, such as `http://localhost:8000/v1`; null for the environment variable
+    OPENAI_BASE_URL."""
+    model: str = Field(min_length=1)
+    """Name of the model at the endpoint."""
+    api_key_env: str | None = "OPENAI_API_KEY"
+    """Environment variable with the endpoint's API key; no key is sent if it is null or the variable is not set."""
+    concurrency: int = Field(8, gt=0)
+    """Maximum number of concurrent requests."""
+    timeout_seconds: float = Field(120.0, gt=0, le=MAX_SECONDS)
+    """Maximum duration of one request; after it the request is repeated."""
+    retries: int = Field(8, ge=0)
+    """Maximum number of repetitions of a request; after the last one the command stops, and a later one continues."""
+    backoff_seconds: float = Field(1.0, gt=0, le=MAX_SECONDS)
+    """Wait before the first repetition; it doubles with each further one."""
+
+
+class EngineModelConfig(ReplyConfig):
+    """Language model that the inference engine of `rollout.engine` runs, for this pipeline only."""
+
+    type: Literal["engine"] = "engine"
+    path: str | None = None
+    """Folder or Hub name of the model; null for the run's own initial model."""
+
+
+LanguageModelConfig = Annotated[
+    Annotated[EndpointModelConfig | EngineModelConfig, Field(discriminator="type")],
+    type_shorthand("endpoint"),
+]
+
+
+class InvalidRepliesConfig(Section):
+    """Treatment of rows for which the language model gives no usable reply."""
+
+    attempts: int = Field(3, gt=0)
+    """Maximum number of requests for a row; further ones sample at temperature 1 with another seed."""
+    treatment: Literal["keep", "drop", "error"] = "keep"
+    """Rows without a usable reply: `keep` keeps them without a value, `drop` removes them, and both count them;
+    `error` stops at the first one."""
+    max_fraction: float = Field(0.1, ge=0, le=1)
+    """Maximum fraction of rows without a usable reply; above it the pipeline stops."""
+
+    def faults(self) -> Iterator[str]:
+        """A fraction that `error` never reaches."""
+        if self.treatment == "error" and "max_fraction" in self.model_fields_set and self.max_fraction > 0:
+            yield "treatment error stops at the first row, so max_fraction has no effect; remove it"
 
 
 class BoundsConfig(Section):

@@ -1,9 +1,9 @@
-"""`trainer`: training on experiences, from the number of steps and the choice of experiences to router losses."""
+"""`trainer`: training on experiences, from the training engine to the number of steps and router losses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -17,8 +17,169 @@ from strop.config.schema.optimizer import (
     clipping_faults,
     sharding_faults,
 )
-from strop.config.schema.training_engine import ElasticConfig, LocalEngineConfig, TrainingEngineConfig
-from strop.config.units import Amount, Duration, MicroBatchSize, NonNegativeSteps, RunLimit, Steps
+from strop.config.units import (
+    MAX_SECONDS,
+    Amount,
+    Duration,
+    MicroBatchSize,
+    NonNegativeSteps,
+    RunLimit,
+    Steps,
+)
+
+
+class RankNetworkConfig(Section):
+    """Network between the ranks, and the time limits of their rendezvous."""
+
+    interface: str | None = None
+    """Network interface for the traffic between ranks (gloo and NCCL) and for their rendezvous, such as `eth0`; null
+    is the one that leads to the first rank."""
+    join_timeout_seconds: float = Field(1800.0, gt=0, le=MAX_SECONDS)
+    """Maximum time in which all ranks start and connect to each other."""
+    node_timeout_seconds: float = Field(20.0, gt=0, le=MAX_SECONDS)
+    """Maximum time for which another node may give no sign of life, under torchrun or on Ray; then it counts as
+    lost."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables that each rank sets before it joins the others, such as `NCCL_IB_HCA: mlx5`."""
+
+
+class DeepSpeedEngineConfig(Section):
+    """Several processes (ranks) that divide the training state of the model between them (DeepSpeed's ZeRO, arXiv
+    1910.02054)."""
+
+    type: Literal["deepspeed"] = "deepspeed"
+    ranks: int = Field(2, gt=0)
+    """Number of processes, including the run's own; on GPUs each process has its own GPU."""
+    sequence_parallel: int = Field(1, gt=0)
+    """Number of ranks that divide the tokens of a micro-batch (Ulysses): activations of one rank shrink by that factor.
+    `microbatch` counts the tokens of all of them; the model's attention heads must be a multiple."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the ranks; `auto` is one GPU per rank if there are GPUs, otherwise the CPU."""
+    zero_stage: Literal[1, 2, 3] | None = None
+    """State of which each rank holds a part: 1 is the optimizer's, 2 also gradients, 3 also parameters. Null is the
+    stage of `config`, or 3 without `config`."""
+    offload_optimizer: bool | None = None
+    """Keep the optimizer's state and its update in the CPU's memory. Null is the setting of `config`, or false."""
+    offload_parameters: bool | None = None
+    """Keep parameters of stage 3 in the CPU's memory between their uses. Null is the setting of `config`, or false."""
+    config: str | dict[str, Any] | None = None
+    """DeepSpeed configuration: a JSON file, or its sections. `auto` values come from the run file, and other values
+    must agree with it."""
+    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    """Maximum time, in seconds, for which the other ranks wait for a rank that is stopped or makes no progress; then
+    the run ends with exit code 75, or restarts its trainer. It is also the timeout of collective operations (gloo and
+    NCCL)."""
+    network: RankNetworkConfig = RankNetworkConfig()
+    """Network between the ranks."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.ranks % self.sequence_parallel:
+            yield (
+                f"ranks ({self.ranks}) is not a multiple of sequence_parallel ({self.sequence_parallel}); write a "
+                "sequence_parallel that divides the ranks"
+            )
+        if self.offload_parameters and self.zero_stage not in (None, 3):
+            yield (
+                f"offload_parameters is true, and with zero_stage {self.zero_stage} each rank holds all parameters; "
+                "write zero_stage: 3, or offload_parameters: false"
+            )
+
+
+class LocalEngineConfig(Section):
+    """One process, on the CPU or on one GPU."""
+
+    type: Literal["local"] = "local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the model; `auto` is the GPU if there is one, otherwise the CPU."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes, which is 1."""
+        return 1
+
+
+class WrapPolicyConfig(Section):
+    """Modules whose parameters are gathered together and freed together."""
+
+    layers: tuple[str, ...] = ()
+    """Class names of these modules; empty for the decoder layers that the model names."""
+    min_parameters: int = Field(0, ge=0)
+    """Minimum number of parameters of such a module; those of a smaller one are gathered with the module around it."""
+
+
+class Fsdp2EngineConfig(Section):
+    """Several processes (ranks), each with a shard of every parameter, gradient and optimizer state (FSDP2)."""
+
+    type: Literal["fsdp2"] = "fsdp2"
+    ranks: int = Field(2, gt=0)
+    """Number of processes, including the run's own; on GPUs each process has its own GPU."""
+    replicate: int = Field(1, gt=0)
+    """Number of replicas of the model (HSDP): each replica is sharded over `ranks / replicate` ranks, and gradients
+    are summed over the replicas."""
+    sequence_parallel: int = Field(1, gt=0)
+    """Number of ranks that divide the tokens of a micro-batch (Ulysses): activations of one rank shrink by that factor.
+    `microbatch` counts the tokens of all of them; the model's attention heads must be a multiple."""
+    tensor_parallel: int = Field(1, gt=0)
+    """Number of ranks that divide each layer's matrices and attention heads (tensor parallelism), for models with a
+    plan in transformers; FSDP2 shards the parts over the other ranks."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the ranks; `auto` is one GPU per rank if there are GPUs, otherwise the CPU."""
+    reshard_after_forward: bool = True
+    """Free a layer's gathered parameters after its forward pass and gather them again for the backward pass; false
+    keeps them in memory between the two."""
+    cpu_offload: bool = False
+    """Keep shards of parameters, gradients and optimizer states in the CPU's memory; the optimizer updates them
+    there."""
+    reference_cpu_offload: bool = False
+    """Keep the shards of frozen models (the reference model, teachers) in the CPU's memory."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type in which gradients are summed over ranks in mixed precision (`model.compute_dtype`)."""
+    gradient_sync: Literal["each_microbatch", "last_microbatch"] = "each_microbatch"
+    """Moment at which gradients are summed over the ranks of a replica: after each micro-batch, or after the last one
+    of a batch, which communicates less, and until then each rank holds the gradients of all parameters. Over
+    replicas they are always summed after the last one."""
+    wrap: WrapPolicyConfig = WrapPolicyConfig()
+    """Modules whose parameters are gathered together."""
+    forward_prefetch: int = Field(0, ge=0)
+    """Number of layers whose parameters are gathered ahead of the one that runs, in addition to FSDP2's own
+    overlap."""
+    backward_prefetch: int = Field(1, gt=0)
+    """Number of layers whose parameters are gathered ahead of the one whose backward pass runs; 1 is FSDP2's own
+    overlap."""
+    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    """Maximum time, in seconds, for which the other ranks wait for a rank that is stopped or makes no progress; then
+    the run ends with exit code 75, or restarts its trainer. It is also the timeout of collective operations (gloo and
+    NCCL)."""
+    network: RankNetworkConfig = RankNetworkConfig()
+    """Network between the ranks."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.ranks % (self.replicate * self.sequence_parallel * self.tensor_parallel):
+            yield (
+                f"ranks ({self.ranks}) is not a multiple of replicate ({self.replicate}) x sequence_parallel "
+                f"({self.sequence_parallel}) x tensor_parallel ({self.tensor_parallel}); write sizes whose product "
+                "divides the ranks"
+            )
+
+
+TrainingEngineConfig = Annotated[
+    LocalEngineConfig | Fsdp2EngineConfig | DeepSpeedEngineConfig, Field(discriminator="type")
+]
+
+
+class ElasticConfig(Section):
+    """After the loss of ranks the run continues from its last checkpoint: under torchrun and on a Ray cluster with the
+    ranks that are left, otherwise with new processes for all of them."""
+
+    min_ranks: int = Field(1, gt=0)
+    """Minimum number of ranks under torchrun or on Ray, including the first one; with fewer the run ends."""
+    wait_seconds: float = Field(30.0, ge=0, le=MAX_SECONDS)
+    """Time under torchrun or on Ray for which lost ranks may come back before the run continues without them."""
+    max_restarts: int = Field(3, ge=0)
+    """Maximum number of continuations of a run in one process; a separate trainer has
+    `synchronizer.max_restarts`."""
 
 
 class DefaultSelectionConfig(Section):

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from strop.config.data_files import DataFileName
+from strop.config.paths import DataFileName
 from strop.data.progress_bar import with_progress_bar
 from strop.data.sources.cache import cache_key, find_entry, new_entry
 from strop.data.sources.csv_file import ROWS_PER_CHUNK, csv_schema, csv_tables, iterate_csv

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from strop.config.data_files import DATA_FILE_PATTERNS, DataFileName, data_file_name
+from strop.config.paths import DATA_FILE_PATTERNS, DataFileName, data_file_name
 from strop.data.sources.columns import TableRow
 from strop.data.sources.csv_file import ROWS_PER_CHUNK, csv_tables, iterate_csv
 from strop.data.sources.data_path import DataPath, first_line

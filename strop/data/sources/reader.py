@@ -6,7 +6,7 @@ import posixpath
 import re
 from pathlib import Path
 
-from strop.config.data_files import DATA_FILE_PATTERNS, data_file_name
+from strop.config.paths import DATA_FILE_PATTERNS, data_file_name
 from strop.config.redact import redact_text
 from strop.config.schema.data import GeneratorConfig, TasksetConfig
 from strop.data.sources.data_path import DataPath, first_line, resolve_path

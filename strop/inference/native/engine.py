@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from strop.config.schema.inference_engine import NativeEngineConfig
+from strop.config.schema.rollout import NativeEngineConfig
 from strop.data.encoding.model_tokens import eos_token_ids
 from strop.errors import InferenceError
 from strop.inference.native.model.architecture import native_unsupported_reason

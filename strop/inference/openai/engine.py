@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from strop.config.schema.inference_engine import OpenAiEngineConfig
+from strop.config.schema.rollout import OpenAiEngineConfig
 from strop.errors import EngineLostError, InferenceError
 from strop.inference.openai.requests import chat_body, completion_body, parse_reply
 from strop.inference.openai.vllm_server import VllmServer

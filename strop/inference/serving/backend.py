@@ -12,13 +12,13 @@ from transformers import PretrainedConfig
 
 from strop.config.model_files import GRID_FAMILIES
 from strop.config.schema.data import ImagesConfig
-from strop.config.schema.inference_engine import ServingEngineConfig
 from strop.config.schema.model import ModelConfig
-from strop.config.suggest import did_you_mean
+from strop.config.schema.rollout import ServingEngineConfig
 from strop.errors import ConfigError, EngineLostError, InferenceError, ModelError
 from strop.inference.weight_transfer.client import WeightOffer
 from strop.models.vision.image_processor import GridImageProcessor
 from strop.models.vision.model_images import ModelImages
+from strop.printable import did_you_mean
 from strop.protocols import EngineCapabilities
 from strop.types import Completion, EngineStatistics, SampleRequest
 

@@ -11,8 +11,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers import PretrainedConfig
 
 from strop.config.peft_adapter import adapter_options
-from strop.config.schema.inference_engine import SglangEngineConfig
 from strop.config.schema.model import LoraConfig, ModelConfig
+from strop.config.schema.rollout import SglangEngineConfig
 from strop.errors import ConfigError, InferenceError
 from strop.inference.serving.backend import (
     SERVING_CAPABILITIES,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from strop.config.schema.data import ImagesConfig
-from strop.config.schema.inference_engine import SglangEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import SglangEngineConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.serving.backend import engine_dtype, request_images
 from strop.inference.sglang.arguments import (

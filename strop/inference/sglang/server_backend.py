@@ -12,8 +12,8 @@ from uuid import uuid4
 
 from safetensors.torch import save_file
 
-from strop.config.schema.inference_engine import SglangServerConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import SglangServerConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.server_client import ServerClient, ServerRejectionError
 from strop.inference.sglang.arguments import SglangFeatures

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from strop.config.schema.data import ImagesConfig
-from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import VllmEngineConfig
 from strop.data.encoding.model_tokens import eos_token_ids
 from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.request_validation import validate_request

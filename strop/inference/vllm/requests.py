@@ -12,9 +12,8 @@ import torch
 from transformers import PretrainedConfig
 
 from strop.config.peft_adapter import adapter_options
-from strop.config.plan.memory import BYTES
-from strop.config.schema.inference_engine import VllmEngineConfig
-from strop.config.schema.model import ModelConfig
+from strop.config.schema.model import DTYPE_BYTES, ModelConfig
+from strop.config.schema.rollout import VllmEngineConfig
 from strop.errors import ConfigError, InferenceError
 from strop.inference.serving.backend import check_engine_kwargs, engine_dtype, given_options
 from strop.inference.stop_tokens import effective_stop_tokens
@@ -230,7 +229,7 @@ def _cache_bytes_of_token(text: Any, dtype: str, devices: int) -> int:
     heads = text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = max(1, (getattr(text, "num_key_value_heads", None) or heads) // devices)
-    return 2 * int(text.num_hidden_layers) * int(kv_heads) * int(head_dim) * BYTES[dtype]
+    return 2 * int(text.num_hidden_layers) * int(kv_heads) * int(head_dim) * DTYPE_BYTES[dtype]
 
 
 def _check_cache(given: int, needed: int, longest: int) -> None:

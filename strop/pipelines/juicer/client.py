@@ -12,7 +12,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from strop.config.paths import existing_path
-from strop.config.schema.data_juicer import DataJuicerSection
+from strop.config.schema.task_pipeline import DataJuicerSection
 from strop.errors import ConfigError, StropError
 from strop.pipelines.juicer.process import ServiceProcess, interpreter
 from strop.pipelines.juicer.service import TOKEN

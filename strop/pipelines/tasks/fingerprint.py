@@ -8,18 +8,19 @@ from importlib import metadata
 from pathlib import Path
 
 from strop import __version__
-from strop.config.code_digest import code_digest
 from strop.config.paths import existing_path
 from strop.config.schema.base import Section
 from strop.config.schema.data import DataConfig
-from strop.config.schema.language_model import EndpointModelConfig, EngineModelConfig
 from strop.config.schema.task_pipeline import (
     CustomTaskOperatorConfig,
     DataJuicerTasksConfig,
+    EndpointModelConfig,
+    EngineModelConfig,
     MixtureConfig,
     PassRateConfig,
     TemplateConfig,
 )
+from strop.config.user_code import code_digest
 from strop.data.sources.content import content_digest, file_digest, files_digest
 from strop.data.sources.rows import DatasetRows
 from strop.pipelines.tasks.language_model import endpoint_url

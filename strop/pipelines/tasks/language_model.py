@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from strop.config.environment_values import read_secret
-from strop.config.schema.language_model import EndpointModelConfig, EngineModelConfig, InvalidRepliesConfig
+from strop.config.redact import read_secret
+from strop.config.schema.task_pipeline import EndpointModelConfig, EngineModelConfig, InvalidRepliesConfig
 from strop.errors import ConfigError, DataError, RewardError
 from strop.pipelines.tasks.protocol import PipelineServices, Say
 from strop.rewards.judges.chat_client import ChatCompletionsClient, JudgeReply, RequestRejectedError

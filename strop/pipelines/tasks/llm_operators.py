@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strop.config.schema.language_model import InvalidRepliesConfig
-from strop.config.schema.task_pipeline import LlmMapConfig, LlmScoreConfig, SynthesizeConfig
+from strop.config.schema.task_pipeline import (
+    InvalidRepliesConfig,
+    LlmMapConfig,
+    LlmScoreConfig,
+    SynthesizeConfig,
+)
 from strop.errors import ConfigError, DataError
 from strop.pipelines.tasks.columns import as_text, column, to_table, with_column
 from strop.pipelines.tasks.filters import outside

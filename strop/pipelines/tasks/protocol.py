@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from strop.config.schema.language_model import EngineModelConfig
-from strop.config.schema.task_pipeline import PassRateConfig
+from strop.config.schema.task_pipeline import EngineModelConfig, PassRateConfig
 from strop.errors import DataError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from strop.config.environment_values import read_secret
+from strop.config.redact import read_secret
 from strop.config.schema.reward import JudgeCallsConfig, JudgeConfig
 from strop.errors import RewardError
 from strop.rewards.judges.chat_client import ChatCompletionsClient, RequestRejectedError

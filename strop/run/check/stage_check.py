@@ -9,19 +9,18 @@ from pathlib import Path
 from strop.buffer.factory import require_buffer
 from strop.config.checks.run import unusual_values
 from strop.config.checks.topology import one_node_fault
-from strop.config.effective_reward import configured_rewards
-from strop.config.environment_values import set_environment
 from strop.config.load.loader import LoadedRun
-from strop.config.load.preflight import hub_names, missing_files, second_model
 from strop.config.paths import existing_path
-from strop.config.plan.request import slow_bfloat16
-from strop.config.plan.table import machine_of
+from strop.config.preflight import hub_names, missing_files, second_model
+from strop.config.redact import set_environment
 from strop.config.schema import Run
-from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.data import ColumnOrderConfig, DifficultyOrderConfig, TasksetConfig
-from strop.config.schema.inference_engine import ServerConnectionConfig
+from strop.config.schema.rollout import ServerConnectionConfig
+from strop.config.schema.run import RayClusterConfig, configured_rewards
 from strop.data.inspection import inspect_data, steps_per_epoch
 from strop.errors import ConfigError, ModelError, RewardError
+from strop.plan.placement import machine_of
+from strop.plan.request import slow_bfloat16
 from strop.rewards.resolve import unknown_reward
 from strop.run.check.findings import Findings
 from strop.run.check.first_rows import check_first_rows

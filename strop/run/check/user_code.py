@@ -17,14 +17,14 @@ from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Pipe
 
-from strop.config.effective_reward import configured_rewards
-from strop.config.environment_values import set_environment
 from strop.config.model_files import folder_takes_images
 from strop.config.paths import existing_path
+from strop.config.redact import set_environment
 from strop.config.schema import Run
 from strop.config.schema.buffer import CustomOperatorConfig
 from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
 from strop.config.schema.rollout import WorkflowConfig
+from strop.config.schema.run import configured_rewards
 from strop.config.schema.task_pipeline import CustomTaskOperatorConfig
 from strop.errors import ConfigError, ModelError, RewardError, StropError
 from strop.extensions import extension

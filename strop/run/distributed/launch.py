@@ -20,10 +20,10 @@ from typing import assert_never
 
 from strop.buffer.factory import backup_path, clear_buffer, reset_writers
 from strop.config.load.loader import LoadedRun
-from strop.config.load.preflight import require_reward
+from strop.config.preflight import require_reward
 from strop.config.schema import Run
-from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
-from strop.config.schema.synchronizer import MemorySyncConfig
+from strop.config.schema.buffer import MemorySyncConfig
+from strop.config.schema.run import LocalClusterConfig, RayClusterConfig
 from strop.errors import Interrupted
 from strop.python_rewards import PythonRewards
 from strop.rewards.scorable_tasks import require_scorable_tasks

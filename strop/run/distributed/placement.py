@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import assert_never
 
-from strop.config.plan.planner import PlacedProcess, PlacementPlan
-from strop.config.plan.request import order_ranks
-from strop.config.plan.table import plan_run
 from strop.config.schema import Run
 from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
-from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
-from strop.config.schema.training_engine import LocalEngineConfig, RankNetworkConfig
+from strop.config.schema.run import LocalClusterConfig, RayClusterConfig
+from strop.config.schema.trainer import LocalEngineConfig, RankNetworkConfig
+from strop.plan.placement import PlacedProcess, PlacementPlan, plan_run
+from strop.plan.request import order_ranks
 from strop.run.distributed.role import RoleName
 from strop.run.distributed.torchrun import current_session
 from strop.runs.folder import RunFolder

@@ -13,7 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from uuid import uuid4
 
-from strop.config.plan.request import (
+from strop.config.schema import Run
+from strop.config.schema.run import RayClusterConfig
+from strop.config.schema.trainer import ElasticConfig
+from strop.errors import MissingExtraError, PlacementError
+from strop.plan.request import (
     Bundle,
     NodeResources,
     describe_bundles,
@@ -21,10 +25,6 @@ from strop.config.plan.request import (
     rank_bundles,
     ranks_per_group,
 )
-from strop.config.schema import Run
-from strop.config.schema.cluster import RayClusterConfig
-from strop.config.schema.training_engine import ElasticConfig
-from strop.errors import MissingExtraError, PlacementError
 from strop.run.distributed.placement import (
     ROLE_CPUS,
     actor_name,

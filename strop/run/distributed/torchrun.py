@@ -17,15 +17,13 @@ from datetime import timedelta
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from strop.config.environment_values import name_environment
 from strop.config.load.loader import LoadedRun
-from strop.config.redact import redact_text
+from strop.config.redact import name_environment, redact_text
 from strop.config.save import fingerprint
 from strop.config.schema import Run
-from strop.config.schema.buffer import SqlBufferConfig
-from strop.config.schema.cluster import RayClusterConfig
-from strop.config.schema.synchronizer import CheckpointSyncConfig
-from strop.config.schema.training_engine import LocalEngineConfig
+from strop.config.schema.buffer import CheckpointSyncConfig, SqlBufferConfig
+from strop.config.schema.run import RayClusterConfig
+from strop.config.schema.trainer import LocalEngineConfig
 from strop.config.semantic_diff import learning_fields
 from strop.errors import ConfigError, PlacementError, RankLostError, RunFolderError, StropError, TrainingError
 from strop.models.fingerprint import model_fingerprint

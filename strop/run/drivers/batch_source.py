@@ -20,8 +20,7 @@ from typing import ClassVar
 
 from strop.buffer.priority import oldest_version
 from strop.config.schema import Run
-from strop.config.schema.buffer import PriorityBufferConfig
-from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
+from strop.config.schema.buffer import FixedStyleConfig, MemorySyncConfig, PriorityBufferConfig
 from strop.config.schema.trainer import StalenessSelectionConfig
 from strop.data.offline_dataset import OfflineDataset
 from strop.errors import BufferExhausted, StoreError, WritersLostError

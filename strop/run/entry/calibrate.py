@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from strop.config.paths import expand_user
-from strop.config.plan.calibration import Calibration, calibration_of
 from strop.config.redact import HIDDEN
 from strop.config.save import resolved_text
 from strop.config.schema import Run
@@ -25,6 +24,7 @@ from strop.config.schema.buffer import SqlBufferConfig
 from strop.config.units import Amount
 from strop.data.sources.cache import cache_folder, cache_key, find_entry, new_entry
 from strop.errors import ConfigError, TrainingError
+from strop.plan.fit import Calibration, calibration_of
 from strop.runs.folder import RunFolder
 
 STEPS = 3

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.config.load.loader import load_run
-from strop.config.load.run_folder import is_run_folder
+from strop.config.load.loader import is_run_folder, load_run
 from strop.config.paths import existing_path, is_local
 from strop.config.schema.data import ImagesConfig
-from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import NativeEngineConfig
 from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.encoding.reply_text import ReplyDecoder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.config.load.loader import LoadedRun
-from strop.config.load.preflight import require_reward
+from strop.config.preflight import require_reward
 from strop.config.schema import Run
 from strop.errors import CheckpointError, ConfigError
 from strop.protocols import TrainingEngine

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from strop.buffer.factory import clear_buffer, open_buffer
 from strop.config.load.loader import LoadedRun
-from strop.config.load.preflight import require_reward
+from strop.config.preflight import require_reward
 from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
-from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
+from strop.config.schema.buffer import FixedStyleConfig, MemorySyncConfig
 from strop.inference.interruptible_sampler import InterruptibleSampler
 from strop.protocols import Buffer, InferenceEngine
 from strop.python_rewards import PythonRewards

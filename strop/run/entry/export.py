@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from strop.config.load.run_folder import is_run_folder
+from strop.config.load.loader import is_run_folder
 from strop.config.paths import gguf_file
 from strop.config.schema.model import ModelConfig
 from strop.errors import CheckpointError

@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strop.config.code_digest import callable_digest, code_digest
-from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
-from strop.config.schema.language_model import EngineModelConfig
-from strop.config.schema.task_pipeline import PassRateConfig
+from strop.config.schema.run import effective_reward
+from strop.config.schema.task_pipeline import EngineModelConfig, PassRateConfig
+from strop.config.user_code import callable_digest, code_digest
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.encoding.reply_text import ReplyDecoder
 from strop.pipelines.tasks.parts import ROW_ID

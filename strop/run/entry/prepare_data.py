@@ -9,7 +9,7 @@ from functools import partial
 
 from strop.config.redact import safe_text
 from strop.config.schema import Run
-from strop.config.schema.cluster import RayClusterConfig
+from strop.config.schema.run import RayClusterConfig
 from strop.pipelines.tasks.difference import preview
 from strop.pipelines.tasks.execution import Tick
 from strop.pipelines.tasks.part_stages import OpenExecutor, local_processes

@@ -14,13 +14,13 @@ import torch
 
 from strop.config.model_files import IMAGE_FAMILIES
 from strop.config.peft_adapter import adapter_folder
-from strop.config.schema.inference_engine import (
+from strop.config.schema.rollout import (
     AuxiliaryEngineConfig,
+    AuxiliaryModelConfig,
     NativeEngineConfig,
     SglangEngineConfig,
     VllmEngineConfig,
 )
-from strop.config.schema.rollout import AuxiliaryModelConfig
 from strop.data.images.prompt_images import RunImages
 from strop.data.images.store import ImageStore
 from strop.errors import ConfigError

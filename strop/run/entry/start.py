@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from strop.config.checks.engine import fixed_weights_fault
-from strop.config.checks.topology import one_node_fault
+from strop.config.checks.topology import fixed_weights_fault, one_node_fault
 from strop.config.load.loader import LoadedRun
-from strop.config.load.preflight import require_files
-from strop.config.plan.fit import with_default_microbatch
-from strop.config.plan.table import plan_run
+from strop.config.preflight import require_files
 from strop.config.save import folder_mode
 from strop.config.schema import Run
-from strop.config.schema.cluster import RayClusterConfig
+from strop.config.schema.run import RayClusterConfig
 from strop.errors import ConfigError, Interrupted, PlacementError, RankLostError
+from strop.plan.fit import with_default_microbatch
+from strop.plan.placement import plan_run
 from strop.python_rewards import PythonRewards
 from strop.run.entry.result import RunResult
 from strop.run.state.identity import run_identity

@@ -16,21 +16,21 @@ from strop.algorithms.registry import LossSpec, make_algorithm
 from strop.buffer.factory import clear_buffer, open_buffer
 from strop.config.checks.run import unusual_values
 from strop.config.load.loader import LoadedRun
-from strop.config.load.preflight import require_reward
-from strop.config.plan.request import slow_bfloat16
-from strop.config.plan.table import machine_of
+from strop.config.preflight import require_reward
 from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import (
     RolloutAlgorithmConfig,
     SftConfig,
 )
+from strop.config.schema.buffer import MemorySyncConfig
 from strop.config.schema.data import ColumnOrderConfig
-from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.config.schema.trainer import WarmupSelectionConfig
 from strop.data.mixture import run_mixture_order
 from strop.data.offline_dataset import load_offline_dataset, mixed_dataset
 from strop.errors import Interrupted
+from strop.plan.placement import machine_of
+from strop.plan.request import slow_bfloat16
 from strop.protocols import EngineSnapshot, TrainingEngine
 from strop.python_rewards import PythonRewards
 from strop.rewards.scorable_tasks import require_scorable_tasks

@@ -28,9 +28,8 @@ from typing import Any, Self, TextIO
 
 import torch
 
-from strop.config.environment_values import name_environment
 from strop.config.load.loader import LoadedRun
-from strop.config.redact import redact, redact_arguments, safe_text
+from strop.config.redact import name_environment, redact, redact_arguments, safe_text
 from strop.config.schema import Run
 from strop.errors import Interrupted, SandboxError
 from strop.printable import counted

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
+from strop.config.schema.run import effective_reward
 from strop.run.rollout.explorer import Explorer, check_error_fraction
 from strop.run.rollout.rollout_metrics import evaluation_metrics
 from strop.run.rollout.rollout_services import sampling_params

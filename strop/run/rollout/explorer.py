@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from strop.config.schema.language_model import ReplyConfig
+from strop.config.schema.task_pipeline import ReplyConfig
 from strop.errors import RolloutError
 from strop.run.rollout.group_ids import group_id
 from strop.run.rollout.reward_manager import RewardManager

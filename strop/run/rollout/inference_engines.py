@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from strop.config.plan.machine import uniform_machine
-from strop.config.plan.table import plan_on
+from strop.config.machine import uniform_machine
 from strop.config.schema import Run
-from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
-from strop.config.schema.inference_engine import (
+from strop.config.schema.buffer import CollectiveSyncConfig
+from strop.config.schema.rollout import (
+    EnginePoolConfig,
     NativeEngineConfig,
     OpenAiEngineConfig,
     ServerConnectionConfig,
@@ -25,8 +25,7 @@ from strop.config.schema.inference_engine import (
     SglangServerConfig,
     VllmEngineConfig,
 )
-from strop.config.schema.rollout import EnginePoolConfig
-from strop.config.schema.synchronizer import CollectiveSyncConfig
+from strop.config.schema.run import LocalClusterConfig, RayClusterConfig
 from strop.errors import PlacementError
 from strop.inference.pool import EnginePool, EngineSpec
 from strop.inference.registry import (
@@ -38,6 +37,7 @@ from strop.inference.registry import (
     running_engine,
     runs_in_own_process,
 )
+from strop.plan.placement import plan_on
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.run.distributed.placement import engine_placement
 from strop.run.rollout.explorer import Explorer

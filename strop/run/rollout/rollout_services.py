@@ -7,11 +7,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from strop.config.effective_reward import effective_reward
-from strop.config.environment_values import set_environment
+from strop.config.redact import set_environment
 from strop.config.schema import Run
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.rollout import EnginePoolConfig, SamplingConfig, WorkflowConfig
+from strop.config.schema.run import effective_reward
 from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.inference.endpoint.server import EndpointOptions, EndpointServer

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from strop.config.schema import Run
-from strop.config.schema.inference_engine import OpenAiEngineConfig
+from strop.config.schema.rollout import OpenAiEngineConfig
 from strop.run.rollout.explorer import Explorer
 from strop.run.rollout.inference_engines import open_separate_engine
 from strop.run.rollout.rollout_services import RewardSource, make_workflow_runners, open_rollout_services

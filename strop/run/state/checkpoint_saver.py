@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from strop.config.schema import Run
-from strop.config.schema.training_engine import LocalEngineConfig
+from strop.config.schema.trainer import LocalEngineConfig
 from strop.protocols import EngineSnapshot, FileChecksum
 
 

@@ -18,11 +18,11 @@ from starlette.routing import Route
 from strop.compat.convert import convert as convert_job
 from strop.config.first_run import FirstRun
 from strop.config.load.config_tree import split_key
-from strop.config.plan.machine import this_machine
-from strop.config.plan.request import has_fast_bfloat16
+from strop.config.machine import this_machine
 from strop.config.redact import safe_text
 from strop.config.save import folder_mode, yaml_text
 from strop.errors import ConfigError
+from strop.plan.request import has_fast_bfloat16
 from strop.studio.checking import EDITABLE, CheckedText, check_text
 from strop.studio.documents import remove_value, set_value
 from strop.studio.fields import FormField, FormSection, run_file_sections

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strop.config.schema.synchronizer import CollectiveSyncConfig
+from strop.config.schema.buffer import CollectiveSyncConfig
 from strop.inference.weight_transfer.buckets import Bucket, pack_buckets
 from strop.protocols import FileChecksum
 from strop.sync.collective.server import TRAINER_ADDRESS_FILE, WeightServer

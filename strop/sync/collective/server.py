@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from strop.config.schema.synchronizer import CollectiveSyncConfig
+from strop.config.schema.buffer import CollectiveSyncConfig
 from strop.errors import PlacementError
 from strop.inference.weight_transfer.buckets import ANNOTATION_PREFIX, Bucket
 from strop.inference.weight_transfer.process_group import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from strop.config.deepspeed.settings import read_config, resolved, zero_settings
+from strop.config.deepspeed import read_config, resolved, zero_settings
 from strop.config.schema import Run
-from strop.config.schema.training_engine import DeepSpeedEngineConfig
+from strop.config.schema.trainer import DeepSpeedEngineConfig
 from strop.errors import PlacementError
 from strop.training.backends.fsdp2 import Fsdp2Backend
 from strop.training.device import find_rank_device_type

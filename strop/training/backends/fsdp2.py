@@ -18,7 +18,7 @@ from strop.algorithms.losses.value_losses import ValueLoss
 from strop.algorithms.registry import AnyLossSpec
 from strop.config.schema import Run
 from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
-from strop.config.schema.training_engine import Fsdp2EngineConfig
+from strop.config.schema.trainer import Fsdp2EngineConfig
 from strop.config.units import Amount
 from strop.data.packing import MicroBatchPlan
 from strop.errors import PlacementError

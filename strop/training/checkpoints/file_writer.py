@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from strop.config.schema.checkpoint import SaveConcurrency
+from strop.config.schema.record import SaveConcurrency
 from strop.protocols import FileChecksum
 from strop.workers.files import fsync_path
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from strop.config.schema.checkpoint import SaveConcurrency
+from strop.config.schema.record import SaveConcurrency
 from strop.models.dtensor import local_tensor
 from strop.protocols import FileChecksum
 from strop.training.checkpoints.file_writer import FileWriters, write_files, writes_in_parallel

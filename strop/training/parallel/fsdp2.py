@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.policy_gradient import HeadInit
-from strop.config.schema.training_engine import Fsdp2EngineConfig, WrapPolicyConfig
+from strop.config.schema.trainer import Fsdp2EngineConfig, WrapPolicyConfig
 from strop.errors import ModelError
 from strop.models.compiled_layers import compile_layers
 from strop.models.dtensor import Block, distribute_like

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from strop.config.schema.training_engine import DeepSpeedEngineConfig, Fsdp2EngineConfig, TrainingEngineConfig
+from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, TrainingEngineConfig
 from strop.errors import PlacementError
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 

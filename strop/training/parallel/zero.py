@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from strop.config.deepspeed.settings import engine_config, read_config, with_hidden_size, zero_settings
+from strop.config.deepspeed import engine_config, read_config, with_hidden_size, zero_settings
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.policy_gradient import HeadInit
-from strop.config.schema.training_engine import DeepSpeedEngineConfig, Fsdp2EngineConfig
+from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig
 from strop.errors import ModelError
 from strop.models.loading import load_trained
 from strop.models.packed_attention.forward import base_model, split_sequences

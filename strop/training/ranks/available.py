@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strop.config.schema import Run
-from strop.config.schema.training_engine import Fsdp2EngineConfig, LocalEngineConfig
+from strop.config.schema.trainer import Fsdp2EngineConfig, LocalEngineConfig
 from strop.errors import TrainingError
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, assert_never
 import torch
 from torch import distributed
 
-from strop.config.schema.training_engine import DeepSpeedEngineConfig, Fsdp2EngineConfig, RankNetworkConfig
+from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, RankNetworkConfig
 from strop.errors import TrainingError
 from strop.models.dtensor import forget_meshes
 from strop.protocols import FileChecksum

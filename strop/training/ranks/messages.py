@@ -18,7 +18,7 @@ from torch import Tensor, distributed
 
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.algorithms.registry import AnyLossSpec
-from strop.config.schema.training_engine import RankNetworkConfig
+from strop.config.schema.trainer import RankNetworkConfig
 from strop.models.formats.huggingface import join_export
 from strop.training.checkpoints.file_writer import rng_file_name
 from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
-from strop.config.schema.training_engine import DeepSpeedEngineConfig, Fsdp2EngineConfig, TrainingEngineConfig
+from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, TrainingEngineConfig
 from strop.training.critic_model import CriticModel
 from strop.training.parallel.fsdp2 import Fsdp2Parallelizer
 from strop.training.parallel.mesh import ParallelDims, RankMeshes

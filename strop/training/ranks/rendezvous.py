@@ -16,7 +16,7 @@ from torch import distributed
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store, _set_pg_timeout, _world
 
-from strop.config.schema.training_engine import RankNetworkConfig
+from strop.config.schema.trainer import RankNetworkConfig
 from strop.training.ranks.messages import RankSpec
 from strop.workers.network import (
     LOOPBACK,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.config.schema.checkpoint import SaveConcurrency
+from strop.config.schema.record import SaveConcurrency
 from strop.protocols import FileChecksum
 from strop.training.checkpoints.file_writer import write_order, writes_in_parallel
 from strop.training.ranks.group import RankGroup

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from strop.config.load.schema_faults import first_fault
 from strop.config.paths import expand_user
-from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError
+from strop.printable import did_you_mean
 
 Transport = Literal["stdio", "sse", "http"]
 _TRANSPORTS: Mapping[str, Transport] = {

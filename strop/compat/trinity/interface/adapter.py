@@ -15,10 +15,10 @@ from strop.compat.trinity.interface.result import to_result
 from strop.compat.trinity.interface.rewards import load_reward_fn
 from strop.compat.trinity.interface.task import FormatConfig, TrinityGenerationConfig, TrinityTask
 from strop.compat.trinity.workflows import package_fault
-from strop.config.suggest import did_you_mean
 from strop.config.user_code import ImportPath
 from strop.errors import ConfigError
 from strop.extensions import tool_class
+from strop.printable import did_you_mean
 from strop.provided_modules import provide_folder
 from strop.types import Task
 from strop.workflows.chat import Chat

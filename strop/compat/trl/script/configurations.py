@@ -20,8 +20,8 @@ from strop.compat.ledger.value_types import NUMBER, typed_value
 from strop.compat.trl.reader import LEDGERS, TrlProgram
 from strop.compat.trl.script.session import RefusedArgument, current_session
 from strop.config.load.config_tree import Source
-from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError
+from strop.printable import did_you_mean
 
 MODEL_FIELDS = (
     *("model_name_or_path", "model_revision", "dtype", "attn_implementation", "use_peft", "lora_r"),

@@ -29,7 +29,7 @@ from strop.compat.trl.script.models import FastLanguageModel, is_bfloat16_suppor
 from strop.compat.trl.script.recording import CHANGES, ChangingLoader, change_imported, restore_changed
 from strop.compat.trl.script.session import PACKAGES, RefusedName, current_session
 from strop.compat.trl.script.trainers import TRAINERS
-from strop.config.suggest import did_you_mean
+from strop.printable import did_you_mean
 
 _OWN_TRAINERS = "Strop has GRPO, RLOO, SFT, DPO, KTO, CPO and ORPO of TRL"
 _REFUSED: Mapping[str, str] = {

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from strop.compat.ledger.table import KeyOwnerHint, no_key_owner
 from strop.compat.trl.script.session import PACKAGES, ScriptSession, ScriptStopped, opened
-from strop.config.load.job import Job
+from strop.config.load.loader import Job
 from strop.config.load.yaml_file import read_bounded
 from strop.errors import ConfigError, StropError, out_of_memory
 from strop.workers.memory import MemoryLimit

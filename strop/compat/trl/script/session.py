@@ -15,7 +15,7 @@ from strop.config.load.config_tree import Source
 from strop.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strop.config.load.job import Job
+    from strop.config.load.loader import Job
     from strop.run.entry.result import RunResult
 
 

@@ -29,9 +29,9 @@ from strop.compat.trl.script.results import (
 )
 from strop.compat.trl.script.session import RefusedArgument, ScriptStopped, current_session
 from strop.config.load.config_tree import ConfigTree, Source
-from strop.config.load.job import Job
+from strop.config.load.loader import Job
 from strop.config.load.overrides import apply_override, parse_valid_overrides
-from strop.config.schema.walk import field_at
+from strop.config.schema.run import field_at
 from strop.python_rewards import PythonReward
 
 

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from strop.compat.verl.interface.mcp_tool import MCPBaseTool
 from strop.compat.verl.interface.schemas import OpenAIFunctionToolSchema
-from strop.config.suggest import did_you_mean
 from strop.config.user_code import construct
 from strop.errors import ConfigError
+from strop.printable import did_you_mean
 from strop.workflows.mcp.client import McpClient, McpTool, list_tools, require_mcp
 from strop.workflows.mcp.servers import McpServer, read_servers
 

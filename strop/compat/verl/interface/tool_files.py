@@ -31,8 +31,7 @@ from strop.compat.verl.interface.mcp_entry import is_mcp_entry, load_mcp_tools, 
 from strop.compat.verl.interface.mcp_tool import MCPBaseTool, MCPSearchTool
 from strop.compat.verl.interface.sandbox_tool import SandboxTool
 from strop.compat.verl.interface.schemas import OpenAIFunctionToolSchema
-from strop.config.load.config_tree import KeyPath
-from strop.config.load.interpolation import resolve_interpolations
+from strop.config.load.config_tree import KeyPath, resolve_interpolations
 from strop.config.load.schema_faults import first_fault
 from strop.config.load.yaml_file import read_yaml
 from strop.config.paths import expand_user

@@ -1,1 +1,0 @@
-"""Explanations of a loaded run: each value with its source, and a summary in words."""
