@@ -16,7 +16,7 @@ from strop.config.load.yaml_file import read_yaml
 from strop.config.preflight import missing_files
 from strop.errors import ConfigError, StropError
 from strop.reading import read_any
-from strop.studio.files import refuse_script
+from strop.studio.files import document_name
 
 _NEEDED = ("model.path", "data.train.path", "reward")
 """Keys of a run file that a new file has without values."""
@@ -56,11 +56,11 @@ class CheckedText:
 
 
 def check_text(text: str, name: str, *, dialect: str | None = None, here: bool = False) -> CheckedText:
-    """Check the text of a file `name`; `dialect` None detects it. Raises ConfigError for a script, which is not run."""
-    refuse_script(name)
+    """Check the text of a file `name`; `dialect` None detects it. Raises like `document_name`."""
+    own_name = document_name(name)
     empty: tuple[PlacedFault, ...] = ()
     with tempfile.TemporaryDirectory(prefix="strop-studio-") as folder:
-        path = Path(folder) / (Path(name).name or "run.yaml")
+        path = Path(folder) / own_name
         path.write_text(text, encoding="utf-8")
         tree = ConfigTree()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from strop.config.load.yaml_file import read_bounded
@@ -12,17 +13,27 @@ from strop.studio.settings import StudioSettings
 from strop.workers.files import atomic_write
 
 
-def refuse_script(name: str) -> None:
-    """Raise `ConfigError` for the name of a Python script or notebook, which reading would execute."""
+def document_name(name: str) -> str:
+    """Name, without folders, of a configuration's file; `run.yaml` where it has none.
+
+    Raises `ConfigError` for a script or notebook, which reading would execute, and for what no file can be called.
+    """
+    own = Path(name).name
+    _require_possible(Path(own))
     if Path(name).suffix in SCRIPT_SUFFIXES:
         raise ConfigError(
             f"{name} is a Python script, and Studio edits configurations. In a terminal, strop check {name} and strop "
             f"train {name} run it, and strop convert {name} --output run.yaml writes its run file, which Studio opens."
         )
+    return "run.yaml" if own in ("", "..") else own
 
 
 def require_allowed(path: Path, settings: StudioSettings) -> Path:
-    """The path, if it is one of this Studio. Raises `ConfigError` for one outside of its folders."""
+    """The path, if it is one of this Studio.
+
+    Raises `ConfigError` for one outside of its folders, and for what no file can be called.
+    """
+    _require_possible(path)
     if not settings.allows(path):
         raise ConfigError(
             f"{path} is outside of {settings.folder}, where Studio was started, and of the folder of runs "
@@ -31,9 +42,19 @@ def require_allowed(path: Path, settings: StudioSettings) -> Path:
     return path
 
 
+def _require_possible(path: Path) -> None:
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # said where the file is used
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{str(path)!r:.200} cannot be the name of a file here: {reason}.") from None
+
+
 def open_file(name: str, settings: StudioSettings) -> str:
     """The text of a configuration file. Raises `ConfigError`."""
-    refuse_script(name)
+    document_name(name)
     return read_bounded(require_allowed(expand_user(name), settings), regular=True)
 
 

@@ -12,6 +12,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
+from strop.config.paths import existing_path
 from strop.printable import encodable, printable
 from strop.runs.formatting import format_duration, format_number
 from strop.studio.access import base_path
@@ -64,8 +65,8 @@ def static_file(name: str) -> Response:
     if name == "studio.css":
         source = _environment().get_template("style.css").render() + (_STATIC / name).read_text("utf-8")
         return Response(source, media_type="text/css")
-    path = _STATIC / Path(name).name
-    if not path.is_file():
+    path = existing_path(_STATIC / Path(name).name)
+    if path is None or not path.is_file():
         return Response("There is no such file.", 404)
     return Response(path.read_bytes(), media_type=_TYPES[path.suffix])
 

@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from strop.config.paths import existing_path
 from strop.errors import ConfigError, RunFolderError
 from strop.studio.files import require_allowed
 from strop.studio.processes import started_process
@@ -44,7 +45,7 @@ def folder_named(request: Request, name: str) -> Path:
     """
     root = settings_of(request).runs
     for path in (root / name, Path(name)):
-        if name and path.is_dir():
+        if name and (found := existing_path(path)) is not None and found.is_dir():
             return path if started_process(path) else require_allowed(path, settings_of(request))
     raise RunFolderError(f"There is no run folder {name!r} in {root}.")
 
@@ -91,9 +92,12 @@ def json_action(
             return _error(f"The body of the request is larger than {_MAX_BODY_BYTES:,} bytes.", 413)
         values = _json_object(body)
         if values is None:
-            return _error("The body of the request is not a JSON object; write one.", 400)
+            return _error("The body of the request is not a JSON object of Unicode text; write one.", 400)
         answer = await run_in_threadpool(work, request, values)
-        return answer if isinstance(answer, Response) else JSONResponse(answer)
+        if isinstance(answer, Response):
+            return answer
+        # Escaped: half of a pair of surrogates, which YAML can write, has no bytes.
+        return Response(json.dumps(answer), media_type="application/json")
 
     return endpoint
 
@@ -129,9 +133,11 @@ def whole_in(values: dict[str, Any], key: str) -> int:
 
 
 def _json_object(body: bytes) -> dict[str, Any] | None:
-    """The JSON object in a request's body, an empty one for an empty body; None if it is anything else."""
+    """The JSON object in a request's body, an empty one for an empty body; None if it is anything else, or has half
+    of a pair of surrogates, which no file can have."""
     try:
         values = json.loads(body or b"{}")
+        json.dumps(values, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None

@@ -65,11 +65,21 @@ def test_a_request_is_refused(client: TestClient, what: str, values: dict[str, s
     assert not Path("run.yaml").exists() and not Path("runs").exists()
 
 
-@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b'"text"'])
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b'"text"', b'{"text": "\\ud800"}'])
 def test_a_body_that_is_no_json_object_is_refused(client: TestClient, body: bytes) -> None:
     answer = client.post("/compose/check", content=body)
     assert answer.status_code == 400
-    assert answer.json() == {"error": "The body of the request is not a JSON object; write one."}
+    assert answer.json() == {
+        "error": "The body of the request is not a JSON object of Unicode text; write one."
+    }
+
+
+def test_texts_of_any_kind_are_answered(client: TestClient) -> None:
+    escape = ask(client, "check", 'data: {train: {path: "\\uD800"}}\n')
+    assert escape.status_code == 200 and escape.json()["values"]["data.train.path"] == "\ud800"
+    for deep in ("- " * 50_000, "{" * 50_000):
+        refused = ask(client, "set", deep, key="seed", value="1")
+        assert refused.status_code == 400 and "nested too deeply" in refused.json()["error"]
 
 
 def test_scripts_are_not_run(client: TestClient) -> None:

@@ -13,6 +13,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -132,6 +133,22 @@ def test_a_request_without_its_values_is_refused(client: TestClient, run: Path, 
         for name in ("choose", "undo"):
             refused = client.post(f"/rate/{name}", json=values)
             assert refused.status_code == 400 and "The request has no" in refused.json()["error"]
+
+
+@pytest.mark.parametrize("name", ["a\0b.yaml", "x" * 300 + ".yaml", "a/" * 3000, "a\0b.jsonl"])
+def test_what_no_file_can_be_called_is_refused(client: TestClient, run: Path, name: str) -> None:
+    values = {"text": "seed: 1\n", "name": name, "to": "trinity", "key": "seed", "value": "1"}
+    vote = {"run": "sums/first", "file": name, "step": 1, "set": "", "group": "", "chosen": 0, "rejected": 1}
+    answers = [
+        *(client.get(f"/{page}", params={"run": name}) for page in ("run", "run/curves", "rate")),
+        *(client.get(f"/{page}", params={"run": "sums/first", "file": name}) for page in ("compose", "rate")),
+        *(client.post(f"/compose/{action}", json=values) for action in ("check", "save", "complete-check")),
+        client.post("/rate/undo", json=vote),
+        client.post("/run/stop", json={"run": name}),
+        client.get(f"/run/image/{quote(name)}", params={"run": "sums/first"}),
+        client.get(f"/static/{quote(name)}"),
+    ]
+    assert {answer.status_code for answer in answers} <= {200, 400, 404}
 
 
 def test_a_body_without_an_end_is_refused(client: TestClient) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
 from strop.studio import connections, server
 from strop.workers.child_process import child_environment
-from tests.strangers import idle, status_of
+from tests.strangers import LIMIT, idle, status_of
 
 SERVE = """
 import os, resource, sys
@@ -120,6 +121,26 @@ def test_a_signal_ends_studio_without_a_temporary_file(tmp_path: Path) -> None:
         assert process.stderr.read() == b"strop: Stopped by SIGTERM.\n"
         assert process.wait() == 128 + signal.SIGTERM
     assert not list(temporary.iterdir())
+
+
+def test_the_locale_c_shows_all_texts_and_refuses_names_that_it_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("notes: Größe ☃\n", encoding="utf-8")
+    command = [sys.executable, "-m", "strop", "studio", "runs", "--port", "0"]
+    environment = child_environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    with (
+        (tmp_path / "log").open("wb") as errors,
+        subprocess.Popen(command, cwd=tmp_path, stdout=-1, stderr=errors, env=environment) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            address, token = process.stdout.readline().decode().split()[-1].split("?token=")
+            query = httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=LIMIT)
+            assert "Größe ☃" in query.get(f"{address}compose?file=run.yaml").text
+            missing = query.get(f"{address}compose?file=größe.yaml")
+            assert missing.status_code == 400 and "cannot be the name of a file here" in missing.text
+        finally:
+            process.terminate()
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 def test_other_errors_of_the_loop_are_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,7 @@ from strop.plan.request import has_fast_bfloat16
 from strop.studio.checking import EDITABLE, CheckedText, check_text
 from strop.studio.documents import remove_value, set_value
 from strop.studio.fields import FormField, FormSection, run_file_sections
-from strop.studio.files import default_name, digest, open_file, save_file
+from strop.studio.files import default_name, digest, document_name, open_file, save_file
 from strop.studio.planning import plan_for
 from strop.studio.preferences import pairs_run_file, preference_file, read_preferences
 from strop.studio.processes import start_process
@@ -110,9 +110,12 @@ def check(request: Request, values: dict[str, Any]) -> dict[str, Any]:
 def assign(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     """Set a value of the text, or remove it if the new value is empty."""
     text, key, value = text_in(values, "text"), text_in(values, "key"), values.get("value")
-    for name in _keys_to_set(values, text, key):
-        keys = split_key(name)
-        text = set_value(text, keys, str(value)) if value not in (None, "") else remove_value(text, keys)
+    try:
+        for name in _keys_to_set(values, text, key):
+            keys = split_key(name)
+            text = set_value(text, keys, str(value)) if value not in (None, "") else remove_value(text, keys)
+    except RecursionError:
+        raise ConfigError("The text is nested too deeply; remove brackets or dashes.") from None
     return _answer(values, text)
 
 
@@ -154,7 +157,7 @@ def start(request: Request, values: dict[str, Any]) -> dict[str, Any]:
 def complete_check(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     """Output of `strop check`, which reads the data and looks for the reward, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="strop-studio-") as folder:
-        path = Path(folder) / Path(text_in(values, "name")).name
+        path = Path(folder) / document_name(text_in(values, "name"))
         path.write_text(text_in(values, "text"), encoding="utf-8")
         command = [
             sys.executable,

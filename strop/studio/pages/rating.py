@@ -82,7 +82,7 @@ def answer(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     queue = _queue(folder_named(request, str(values.get("run", ""))))
     scores = values.get("scores") or {}
     if "chosen" in values:
-        scores = {values["chosen"]: 1, values.get("rejected"): 0}
+        scores = {str(values["chosen"]): 1, str(values.get("rejected")): 0}
     queue.answer(str(values.get("id", "")), scores)
     return {"waiting": len(queue.waiting())}
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
+from strop.config.paths import existing_path
 from strop.report.thumbnails import make_thumbnails
 from strop.runs.reader import RunData
 from strop.runs.rollout_index import TRAINING, RolloutFilter, RolloutIndex, RolloutOrder
@@ -101,7 +102,8 @@ def group(request: Request) -> Response:
 def image(request: Request) -> Response:
     """An image of a prompt."""
     folder = cache_of(request).read(run_path(request)).folder.images.resolve()
-    file = (folder / request.path_params["name"]).resolve()
+    found = existing_path(folder / request.path_params["name"])
+    file = folder if found is None else found.resolve()
     kind = _IMAGE_TYPES.get(file.suffix)  # a page or a script of a foreign folder would be one of Studio's
     if file.parent != folder or kind is None or not file.is_file():
         return Response("There is no such image.", 404)
