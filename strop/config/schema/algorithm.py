@@ -41,9 +41,9 @@ class GrpoConfig(GroupBaselineConfig):
     """Divide advantages by the standard deviation; false is Dr. GRPO (arXiv 2503.20783)."""
     std_over: Literal["group", "step"] = "group"
     """Rewards whose standard deviation divides: those of the group, or those of all rollouts of the step."""
-    std_epsilon: float = Field(1e-6, gt=0)
+    std_epsilon: float = Field(default=1e-6, gt=0)
     """Constant added to the standard deviation."""
-    min_reward_std: float | None = Field(None, ge=0)
+    min_reward_std: float | None = Field(default=None, ge=0)
     """Standard deviation of rewards up to which a group is not trained on; null trains on all groups."""
     repeat_groups: bool = False
     """Fill a step up to its number of groups with draws, with replacement, from the groups that `min_reward_std` leaves
@@ -63,11 +63,11 @@ class GrpoPasskConfig(GroupBaselineConfig):
     (arXiv 2503.19595, 2505.15201)."""
 
     type: Literal["grpo_passk"] = "grpo_passk"
-    k: int | None = Field(None, ge=2)
+    k: int | None = Field(default=None, ge=2)
     """Number of responses of which the best counts; null for all responses of a group."""
     divide_by_std: bool = True
     """Divide advantages by the standard deviation of the group's rewards."""
-    std_epsilon: float = Field(1e-6, gt=0)
+    std_epsilon: float = Field(default=1e-6, gt=0)
     """Constant added to the standard deviation."""
 
     def faults(self) -> Iterator[str]:
@@ -96,7 +96,7 @@ class GdpoConfig(GroupBaselineConfig):
     """Weight of the advantage of each of `reward_parts`; null for 1."""
     divide_by_std: bool = True
     """Divide each part's advantages by the standard deviation of the group's values."""
-    std_epsilon: float = Field(1e-6, gt=0)
+    std_epsilon: float = Field(default=1e-6, gt=0)
     """Constant added to the standard deviation."""
 
     def faults(self) -> Iterator[str]:
@@ -124,16 +124,16 @@ class GigpoConfig(GroupBaselineConfig):
 
     type: Literal["gigpo"] = "gigpo"
     needs_turn_states: ClassVar[bool] = True
-    turn_weight: float = Field(1.0, ge=0)
+    turn_weight: float = Field(default=1.0, ge=0)
     """Weight of the advantages of turns (omega); those of rollouts have the weight 1."""
-    gamma: float = Field(1.0, ge=0, le=1)
+    gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount factor per turn, in the returns of turns; 1 for no discount."""
     states_over: Literal["group", "step"] = "group"
     """Turns that are compared where their states are equal: those of the group, or those of all rollouts of the
     step."""
     divide_by_std: bool = False
     """Divide advantages by the standard deviation of the rewards, or returns, that are compared."""
-    std_epsilon: float = Field(1e-6, gt=0)
+    std_epsilon: float = Field(default=1e-6, gt=0)
     """Constant added to the standard deviation."""
 
 
@@ -175,7 +175,7 @@ class LogAvgExpBaselineConfig(Section):
     """tau log mean exp(reward / tau): the mean for a large tau, the maximum for a small tau."""
 
     type: Literal["log_avg_exp"] = "log_avg_exp"
-    tau: float = Field(1.0, gt=0)
+    tau: float = Field(default=1.0, gt=0)
     """Temperature of the average, in units of the reward; independent of the policy loss's `tau`."""
 
 
@@ -211,11 +211,11 @@ TokenWeight = Literal["none", "p", "p_one_minus_p"]
 class ImitationScheduleConfig(Section):
     """Schedule of mix's `mu` in trainer steps (CHORD, arXiv 2508.11408): linear warm-up from 0, then a cosine."""
 
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """Number of steps until `mu` is reached."""
-    decay_steps: int = Field(0, ge=0)
+    decay_steps: int = Field(default=0, ge=0)
     """Number of further steps until `final` is reached."""
-    final: float = Field(0.1, ge=0, lt=1)
+    final: float = Field(default=0.1, ge=0, lt=1)
     """Value after the decay."""
 
 
@@ -225,17 +225,17 @@ class MixConfig(GroupBaselineConfig):
     type: Literal["mix"] = "mix"
     expert: str | None = None
     """Name of the expert's set in `data.demonstrations`; the only set if omitted."""
-    mu: float = Field(0.1, gt=0, lt=1)
+    mu: float = Field(default=0.1, gt=0, lt=1)
     """Weight of the cross entropy of the expert's demonstrations; GRPO's loss has the weight 1 - mu."""
     mu_schedule: ImitationScheduleConfig | None = None
     """Schedule of `mu`, which is then its peak; null keeps it constant."""
     expert_weight: TokenWeight = "none"
     """Weight of each token of a demonstration: 1, its probability p, or p (1 - p), which is CHORD's phi."""
-    expert_fraction: float = Field(0.5, gt=0, lt=1)
+    expert_fraction: float = Field(default=0.5, gt=0, lt=1)
     """Fraction of an update's sequences that are demonstrations, added to a full update of rollouts."""
     divide_by_std: bool = True
     """Divide advantages by the group's standard deviation."""
-    std_epsilon: float = Field(1e-6, gt=0)
+    std_epsilon: float = Field(default=1e-6, gt=0)
     """Constant added to the standard deviation."""
 
     @property
@@ -247,7 +247,7 @@ class ReinforcePlusPlusConfig(PolicyGradientConfig):
     """REINFORCE with returns normalized over the whole step (arXiv 2501.03262)."""
 
     type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
-    gamma: float = Field(1.0, ge=0, le=1)
+    gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount factor per token; 1 for no discount."""
 
 
@@ -281,7 +281,7 @@ class SelfPlayConfig(PolicyGradientConfig):
     2405.00675)."""
 
     type: Literal["self_play"] = "self_play"
-    eta: float = Field(1.0, gt=0)
+    eta: float = Field(default=1.0, gt=0)
     """Inverse temperature of the baseline, log mean exp(eta reward) / eta; the paper's normalizer where it equals
     that of the policy loss."""
     baseline_over: Literal["group", "step"] = "group"
@@ -307,9 +307,9 @@ class OnlineDpoConfig(GroupBaselineConfig):
     reference (arXiv 2402.04792; SPIN, 2401.01335)."""
 
     type: Literal["online_dpo"] = "online_dpo"
-    rollouts_per_task: int = Field(2, gt=0, json_schema_extra={"minimum": 2})
+    rollouts_per_task: int = Field(default=2, gt=0, json_schema_extra={"minimum": 2})
     """Responses sampled per task, at least 2; the best and the worst of them are the pair."""
-    beta: float = Field(0.1, gt=0)
+    beta: float = Field(default=0.1, gt=0)
     """Strength of the regularization towards the reference: a pair's margin is beta times its log-ratio. With one
     update per step it is a factor of the gradient."""
     train_ties: bool = False
@@ -345,11 +345,11 @@ class DistillationOnlyConfig(PolicyGradientConfig):
 
     type: Literal["distillation"] = "distillation"
     trains_on_reward: ClassVar[bool] = False
-    rollouts_per_task: int = Field(1, gt=0)
+    rollouts_per_task: int = Field(default=1, gt=0)
     """Responses sampled per task; they are not compared with each other."""
     distillation: DistillationConfig
     """Divergence from a teacher, in the loss or as a reward of each token."""
-    demonstration_fraction: float = Field(0.0, ge=0, lt=1)
+    demonstration_fraction: float = Field(default=0.0, ge=0, lt=1)
     """Fraction of an update's sequences, and of its loss, that are responses of a dataset instead of rollouts: 1 -
     lambda of GKD (arXiv 2306.13649). They are added to a full update of rollouts; 0 for rollouts alone."""
     demonstrations: str | None = None
@@ -403,9 +403,9 @@ class PrimeConfig(GroupBaselineConfig):
 
     type: Literal["prime"] = "prime"
     reward_is_probability: ClassVar[bool] = True
-    outcome_coef: float = Field(5.0, ge=0)
+    outcome_coef: float = Field(default=5.0, ge=0)
     """Weight of the reward of a response, which is between 0 and 1."""
-    process_coef: float = Field(5.0, ge=0)
+    process_coef: float = Field(default=5.0, ge=0)
     """Weight of the rewards of its tokens."""
     process_reward: ProcessRewardConfig = ProcessRewardConfig()
     """Process reward model, and its training."""
@@ -426,10 +426,6 @@ class PrimeConfig(GroupBaselineConfig):
     @property
     def trained_models(self) -> Mapping[str, CriticConfig | ProcessRewardConfig]:
         return {"process_reward": self.process_reward}
-
-    @property
-    def group_preference(self) -> OversamplingConfig | None:
-        return self.oversampling
 
     def run_faults(self, run: Run) -> Iterator[str]:
         """Faults of the second model and of the choice of groups."""
@@ -453,7 +449,7 @@ class RemaxConfig(PolicyGradientConfig):
 
     type: Literal["remax"] = "remax"
     needs_greedy_baseline: ClassVar[bool] = True
-    rollouts_per_task: int = Field(1, gt=0)
+    rollouts_per_task: int = Field(default=1, gt=0)
     """Responses sampled per task, in addition to the greedy one, which is never trained on."""
 
 
@@ -463,7 +459,7 @@ class RewardResamplingConfig(Section):
     method: Literal["pow", "max_min", "max_random"] = "pow"
     """Weight of a rollout: a power of its absolute reward; 1 for the highest and the lowest reward of the step, else
     0; or 0.4 for the highest reward of the step, else 0.1."""
-    power: float = Field(2.0, ge=0)
+    power: float = Field(default=2.0, ge=0)
     """Exponent of `pow`."""
 
 
@@ -471,11 +467,11 @@ class PpoConfig(PolicyGradientConfig):
     """Proximal policy optimization: advantages by GAE, with a critic (arXiv 1707.06347, 1506.02438)."""
 
     type: Literal["ppo"] = "ppo"
-    rollouts_per_task: int = Field(1, gt=0)
+    rollouts_per_task: int = Field(default=1, gt=0)
     """Responses sampled per task; they are not compared with each other."""
-    gamma: float = Field(1.0, ge=0, le=1)
+    gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount factor per token; 1 for no discount."""
-    lam: float = Field(1.0, ge=0, le=1)
+    lam: float = Field(default=1.0, ge=0, le=1)
     """Lambda of GAE: 1 uses rewards (no bias), 0 uses the critic (least variance)."""
     whiten: bool = True
     """Normalize the advantages of a step to mean 0 and standard deviation 1."""

@@ -25,7 +25,7 @@ class RewardStdFilterConfig(Section):
     """Removal of groups whose rewards hardly differ. They are not replaced, unlike with `dynamic_sampling`."""
 
     type: Literal["reward_std_filter"] = "reward_std_filter"
-    threshold: float = Field(0.0, ge=0)
+    threshold: float = Field(default=0.0, ge=0)
     """Standard deviation up to which a group is removed; a group of one rollout is always removed."""
     deviation: Literal["population", "sample"] = "population"
     """Divisor of the variance: the number of rewards, or one less."""
@@ -89,10 +89,10 @@ class LlmQualityConfig(Section):
     itself with `type: engine`."""
     weight: float = 1.0
     """Factor of the score; 0 computes the statistic only."""
-    attempts: int = Field(3, gt=0)
+    attempts: int = Field(default=3, gt=0)
     """Maximum number of requests for a response; further ones sample at temperature 1. A response without a score keeps
     its reward."""
-    max_invalid_fraction: float = Field(0.1, ge=0, le=1)
+    max_invalid_fraction: float = Field(default=0.1, ge=0, le=1)
     """Maximum fraction of responses without a score, of which one is always allowed; above it the run stops."""
 
 
@@ -103,7 +103,7 @@ class DiversityRewardConfig(Section):
     type: Literal["diversity_reward"] = "diversity_reward"
     weight: float = 1.0
     """Factor of the diversity, which is between 0 and 1; 0 computes the statistic only."""
-    ngram_words: int = Field(2, gt=0)
+    ngram_words: int = Field(default=2, gt=0)
     """Number of words in an n-gram."""
 
 
@@ -138,14 +138,14 @@ class HumanFeedbackConfig(Section):
     question: Literal["score", "preference"] = "score"
     """`score` asks for a score of each response; `preference` asks for the better of two that differ, which gets the
     score 1, and the worse one 0."""
-    fraction: float = Field(1.0, gt=0, le=1)
+    fraction: float = Field(default=1.0, gt=0, le=1)
     """Fraction of the groups that people are asked about, chosen by a hash of the group's id."""
     operation: Literal["replace", "add"] = "replace"
     """Whether `weight` times the score replaces the reward or is added to it. Responses without a score keep their
     reward."""
     weight: float = 1.0
     """Factor of the score; with `add`, 0 computes the statistic only."""
-    timeout_seconds: float = Field(3600.0, gt=0, le=MAX_SECONDS)
+    timeout_seconds: float = Field(default=3600.0, gt=0, le=MAX_SECONDS)
     """Maximum wait for the answers to the questions of one step. A separate trainer waits at the same time: its own
     limits, such as `buffer.read_timeout_seconds`, must be longer."""
     unanswered: Literal["keep", "drop", "error"] = "keep"
@@ -209,7 +209,7 @@ BackupPath = Annotated[str, AfterValidator(_known_suffix)]
 class BaseBufferConfig(Section):
     """Fields of every buffer."""
 
-    read_timeout_seconds: float = Field(1800.0, ge=0, le=MAX_SECONDS)
+    read_timeout_seconds: float = Field(default=1800.0, ge=0, le=MAX_SECONDS)
     """Maximum wait for a complete batch; after it the trainer reads an incomplete batch."""
     on_timeout: Literal["stop", "train"] = "stop"
     """Treatment of an incomplete batch by a trainer with a separate explorer. `stop` ends the run under the style
@@ -224,11 +224,11 @@ class QueueBufferConfig(BaseBufferConfig):
     processes."""
 
     type: Literal["queue"] = "queue"
-    name: str = Field(DEFAULT_BUFFER_NAME, min_length=1)
+    name: str = Field(default=DEFAULT_BUFFER_NAME, min_length=1)
     """Name of the buffer's actor on Ray."""
-    capacity_groups: int = Field(4096, gt=0)
+    capacity_groups: int = Field(default=4096, gt=0)
     """Maximum number of groups in the queue; when it is full, writers wait."""
-    write_timeout_seconds: float = Field(1800.0, ge=0, le=MAX_SECONDS)
+    write_timeout_seconds: float = Field(default=1800.0, ge=0, le=MAX_SECONDS)
     """Maximum time that a writer waits for free capacity; after it the run stops with an error."""
     backup: BackupPath | None = None
     """Backup file (`.db` for SQLite, `.jsonl` for JSON Lines), from which an interrupted run restores the
@@ -241,17 +241,17 @@ class PriorityBufferConfig(BaseBufferConfig):
     number of uses."""
 
     type: Literal["priority"] = "priority"
-    name: str = Field(DEFAULT_BUFFER_NAME, min_length=1)
+    name: str = Field(default=DEFAULT_BUFFER_NAME, min_length=1)
     """Name of the buffer's actor on Ray."""
-    capacity_groups: int = Field(4096, gt=0)
+    capacity_groups: int = Field(default=4096, gt=0)
     """Maximum number of groups; when it is exceeded, the group of lowest priority is dropped."""
-    reuse_cooldown_seconds: float | None = Field(None, ge=0, le=MAX_SECONDS)
+    reuse_cooldown_seconds: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
     """Time after a read until the same group can be read again; null reads each group once."""
-    use_penalty: float = Field(2.0, ge=0)
+    use_penalty: float = Field(default=2.0, ge=0)
     """Reduction of the priority per use, in versions of the weights."""
-    noise: float = Field(0.0, ge=0)
+    noise: float = Field(default=0.0, ge=0)
     """Standard deviation of the noise in the priority of each use; 0 for none."""
-    max_uses: int | None = Field(None, gt=0)
+    max_uses: int | None = Field(default=None, gt=0)
     """Maximum number of reads of a group; null for no maximum."""
     backup: BackupPath | None = None
     """Backup file (`.db` for SQLite, `.jsonl` for JSON Lines), from which an interrupted run restores the
@@ -268,16 +268,16 @@ class SqlBufferConfig(BaseBufferConfig):
     `postgresql://user:password@host/database`; null is `buffer.db` in the run's folder."""
     relative_to: Literal["run", "working_directory"] = "run"
     """Folder that a relative path in `url` is relative to: the run's, or the one in which the command runs."""
-    name: str | None = Field(None, min_length=1)
+    name: str | None = Field(default=None, min_length=1)
     """Name of the buffer in the database, which belongs to one run; null is `<project>/<name>` of the run."""
-    capacity_groups: int = Field(4096, gt=0)
+    capacity_groups: int = Field(default=4096, gt=0)
     """Maximum number of groups in the queue; when it is full, writers wait."""
-    write_timeout_seconds: float = Field(1800.0, ge=0, le=MAX_SECONDS)
+    write_timeout_seconds: float = Field(default=1800.0, ge=0, le=MAX_SECONDS)
     """Maximum time that a writer waits for free capacity; after it the run stops with an error."""
-    lease_seconds: float = Field(60.0, gt=0, le=MAX_SECONDS)
+    lease_seconds: float = Field(default=60.0, gt=0, le=MAX_SECONDS)
     """Time without a heartbeat after which a process counts as dead, and its unfinished groups return to the
     queue."""
-    reconnect_timeout_seconds: float = Field(600.0, ge=0, le=MAX_SECONDS)
+    reconnect_timeout_seconds: float = Field(default=600.0, ge=0, le=MAX_SECONDS)
     """Maximum time to reconnect to an unavailable database; after it the run stops with an error."""
 
 
@@ -385,9 +385,9 @@ class DistributedSyncConfig(Section):
 
     style: StyleConfig = FixedStyleConfig()
     """Choice of the weights version that samples a step, and of the process that waits for the other."""
-    timeout_seconds: float = Field(1200.0, gt=0, le=MAX_SECONDS)
+    timeout_seconds: float = Field(default=1200.0, gt=0, le=MAX_SECONDS)
     """Maximum time that the explorer waits for weights; after it the run stops with an error."""
-    max_restarts: int = Field(3, ge=0)
+    max_restarts: int = Field(default=3, ge=0)
     """Maximum number of restarts of each killed process, in mode `both`."""
 
 

@@ -29,7 +29,7 @@ class FewShotConfig(Section):
     """Column of an example's prompt, as in a taskset."""
     answer: str = "answer"
     """Column of an example's answer: the text of a complete response."""
-    count: int = Field(4, gt=0)
+    count: int = Field(default=4, gt=0)
     """Number of examples."""
     text: str | None = None
     """Text of one example with `{prompt}` and `{answer}`, such as "Q: {prompt}\\nA: {answer}\\n\\n"; the texts of all
@@ -66,13 +66,13 @@ class CurriculumOrderConfig(Section):
     type: Literal["curriculum"] = "curriculum"
     target: tuple[float, float] = (0.2, 0.8)
     """Lowest and highest success rate of the tasks that have full priority."""
-    falloff: float = Field(0.2, ge=0, le=1)
+    falloff: float = Field(default=0.2, ge=0, le=1)
     """Distance from the band at which the priority has fallen linearly from 1 to 0; at 0, only tasks in the band
     have priority."""
-    decay: float = Field(0.5, ge=0, lt=1)
+    decay: float = Field(default=0.5, ge=0, lt=1)
     """Weight of a task's earlier rate when it is drawn again: rate = decay * rate + (1 - decay) * new rate. At 0,
     only the last group counts."""
-    exploration: float = Field(0.25, gt=0, le=1)
+    exploration: float = Field(default=0.25, gt=0, le=1)
     """Fraction of each step's tasks, rounded up, that are drawn from all tasks in the epoch's order, whatever their
     rate. The others are drawn by priority; where too few tasks have one, exploration takes their place."""
     success_reward: float = 1.0
@@ -93,21 +93,21 @@ class DifficultyOrderConfig(Section):
     type: Literal["difficulty"] = "difficulty"
     columns: tuple[str, str]
     """Columns with the pass rates, from 0 to 1, of a weaker and of a stronger reference model."""
-    target: float = Field(0.5, ge=0, le=1)
+    target: float = Field(default=0.5, ge=0, le=1)
     """Pass rate of the tasks that are drawn first."""
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(default=0.0, ge=0)
     """Temperature of the draws, whose probabilities are proportional to exp(-distance from the target / temperature);
     at 0, the tasks nearest to the target are taken."""
     thompson_sampling: bool = True
     """Whether the distance from the target is that of a sample of each task's Beta distribution; false for its mean."""
-    forgetting: float = Field(0.1, ge=0, le=1)
+    forgetting: float = Field(default=0.1, ge=0, le=1)
     """Fraction of the earlier counts of all tasks that is forgotten in each step."""
-    interpolation_weight: float = Field(0.1, ge=0, le=1)
+    interpolation_weight: float = Field(default=0.1, ge=0, le=1)
     """Weight of the interpolated pass rates, with which the tasks outside of a step are counted."""
     halve_weight: bool = False
     """Whether the weight is halved after each step whose interpolated pass rates are wrong by 0.25 or more on
     average."""
-    counts_per_group: float = Field(16.0, gt=0)
+    counts_per_group: float = Field(default=16.0, gt=0)
     """Successes and failures, together, that one pass rate counts as."""
     success_reward: float | None = None
     """Lowest reward of a rollout that counts as a success; null for the group's mean reward, limited to 0 to 1, as its
@@ -141,7 +141,7 @@ GENERATORS = ("reasoning_gym", "verifiers")
 class GeneratorConfig(Section):
     """Settings of a `path` that names a generator of tasks: `reasoning_gym://` or `verifiers://`."""
 
-    size: int | None = Field(None, gt=0)
+    size: int | None = Field(default=None, gt=0)
     """Number of tasks; null for the generator's own number."""
     seed: int = 0
     """Seed of the tasks."""
@@ -235,7 +235,7 @@ class TasksetConfig(Section):
     as TRL trains conversations without `assistant_only_loss`."""
     few_shot: FewShotConfig | None = None
     """Solved examples in front of each prompt; null for none."""
-    limit_tasks: int | None = Field(None, gt=0)
+    limit_tasks: int | None = Field(default=None, gt=0)
     """Maximum number of rows, from the first one on; null for all rows."""
 
     @property
@@ -291,7 +291,7 @@ class TasksetConfig(Section):
 class TrainTasksetConfig(TasksetConfig):
     """Taskset for training, alone or in a mixture."""
 
-    weight: float | None = Field(None, gt=0)
+    weight: float | None = Field(default=None, gt=0)
     """Number of tasks that are drawn from this taskset, relative to the weights of the others of a mixture; null, for
     all of them, to draw each task of all tasksets once per epoch."""
 
@@ -322,7 +322,7 @@ class TaskQueueConfig(Section):
     """Reading of training tasks from a database table that other programs fill during the run: first in,
     first out, each task once. Rows are read in the order of the primary key, so new rows need larger keys."""
 
-    timeout_seconds: float = Field(1800.0, ge=0, le=MAX_SECONDS)
+    timeout_seconds: float = Field(default=1800.0, ge=0, le=MAX_SECONDS)
     """Maximum wait for the tasks of one step; after it the run stops with an error."""
 
 
@@ -330,7 +330,7 @@ class StreamConfig(Section):
     """Reading of training tasks from the beginning of `train` as they are needed, for sources of unknown length: names
     on the hub, URLs and large files. Nothing is read before the start, and an epoch ends where the source does."""
 
-    shuffle_rows: int = Field(1000, gt=0)
+    shuffle_rows: int = Field(default=1000, gt=0)
     """Number of consecutive rows that are shuffled among themselves under `data.shuffle`, and kept in memory."""
 
 
@@ -339,7 +339,7 @@ class EvalTasksetConfig(TasksetConfig):
 
     name: FileName = "eval"
     """Name of the taskset in metrics and files; unique in the run."""
-    rollouts_per_task: int = Field(1, gt=0)
+    rollouts_per_task: int = Field(default=1, gt=0)
     """Responses sampled per task; more than one also gives pass@k."""
     sampling: SamplingConfig = SamplingConfig(temperature=0.0)
     """Sampling of the responses; greedy by default."""
@@ -358,7 +358,7 @@ class DemonstrationsConfig(TasksetConfig):
     """Set of demonstrations (column `response`), which are trained on before rollouts or together with
     them."""
 
-    name: str = Field("answers", pattern=r"^[^/\\.][^/\\]*$")
+    name: str = Field(default="answers", pattern=r"^[^/\\.][^/\\]*$")
     """Name of the set in the rest of the run file; unique in the run."""
 
 
@@ -370,11 +370,11 @@ class ImagesConfig(Section):
     unmarked: Literal["error", "start", "end"] = "error"
     """Place of the images of a row without a marker: `start` or `end` of its first user message; `error` stops
     the run."""
-    max_images: int | None = Field(None, gt=0)
+    max_images: int | None = Field(default=None, gt=0)
     """Maximum number of images in a prompt; a row with more stops the run. Null for no limit."""
-    min_pixels: int | None = Field(None, gt=0)
+    min_pixels: int | None = Field(default=None, gt=0)
     """Number of pixels to which a smaller image is enlarged; null for the model's own."""
-    max_pixels: int | None = Field(None, gt=0)
+    max_pixels: int | None = Field(default=None, gt=0)
     """Number of pixels to which a larger image is reduced; null for the model's own."""
     allow_urls: bool = False
     """Whether images may be read from URLs in rows and messages."""
@@ -420,14 +420,14 @@ class DataConfig(Section):
     """Streaming of `train`; null to read its number of rows, and check all of them, at the start."""
     images: ImagesConfig = ImagesConfig()
     """Images in prompts."""
-    max_prompt_tokens: int = Field(1024, gt=0)
+    max_prompt_tokens: int = Field(default=1024, gt=0)
     """Maximum length of a prompt including the chat template and the tokens of its images, in tokens."""
-    max_response_tokens: int = Field(1024, gt=0)
+    max_response_tokens: int = Field(default=1024, gt=0)
     """Maximum length of a response, in tokens; at this length sampling stops and the rollout is truncated."""
     overlong: Literal["error", "filter", "left", "right", "middle"] = "error"
     """Treatment of a prompt above `max_prompt_tokens`: `error` stops the run, `filter` drops the task, `left`
     removes its beginning, `right` its end, `middle` its middle."""
-    tokenize_workers: int = Field(1, gt=0)
+    tokenize_workers: int = Field(default=1, gt=0)
     """Number of processes that encode prompts while tasks are loaded."""
     chat_template: str = "tokenizer"
     """Chat template: `tokenizer` for the tokenizer's own, `none` to encode plain text without a template, a

@@ -39,12 +39,12 @@ class TeacherConfig(Section):
 class VocabularyDivergence(Section):
     """Fields of the divergences that are summed over the vocabulary."""
 
-    top_k: int | None = Field(None, gt=0)
+    top_k: int | None = Field(default=None, gt=0)
     """Number of tokens that are summed over, the most likely ones; the others are left out, and a sum below 0
     counts as 0. Null for the whole vocabulary."""
     top_k_of: Literal["teacher", "policy"] = "teacher"
     """Model whose most likely tokens `top_k` takes."""
-    min_logprob: float | None = Field(None, lt=0)
+    min_logprob: float | None = Field(default=None, lt=0)
     """Lower bound of both models' log-probs in the sum; lower ones are raised to it. Null for no bound."""
 
 
@@ -64,7 +64,7 @@ class JsdConfig(VocabularyDivergence):
     """Generalized Jensen-Shannon divergence (GKD, arXiv 2306.13649, equation 1)."""
 
     type: Literal["jsd"] = "jsd"
-    beta: float = Field(0.5, gt=0, lt=1)
+    beta: float = Field(default=0.5, gt=0, lt=1)
     """Weight of the teacher in the mixture: near 0 the gradient is that of the forward KL, near 1 of the reverse
     KL."""
 
@@ -89,7 +89,7 @@ class SampledJsdConfig(Section):
     """The sampled token's term in the sum of the generalized Jensen-Shannon divergence, as in Trinity-RFT."""
 
     type: Literal["sampled_jsd"] = "sampled_jsd"
-    beta: float = Field(0.5, gt=0, lt=1)
+    beta: float = Field(default=0.5, gt=0, lt=1)
     """Weight of the teacher in the mixture."""
 
 
@@ -106,9 +106,9 @@ class DistillationLossConfig(Section):
         DivergenceConfig | SampledKlLossConfig, Field(discriminator="type"), type_shorthand("reverse_kl")
     ] = ReverseKlConfig()
     """Divergence at each sampled token."""
-    coef: float = Field(1.0, gt=0)
+    coef: float = Field(default=1.0, gt=0)
     """Coefficient of the term."""
-    max_divergence: float | None = Field(None, gt=0)
+    max_divergence: float | None = Field(default=None, gt=0)
     """Maximum absolute value of a token's divergence, in nats; a token beyond it has no gradient. Null for no
     limit."""
 
@@ -120,9 +120,9 @@ class DistillationRewardConfig(Section):
         SampledKlRewardConfig | SampledJsdConfig, Field(discriminator="type"), type_shorthand("sampled_kl")
     ] = SampledKlRewardConfig()
     """Divergence at each sampled token, by the policy at the start of the step."""
-    coef: float = Field(1.0, gt=0)
+    coef: float = Field(default=1.0, gt=0)
     """Coefficient of the divergence."""
-    max_divergence: float | None = Field(None, gt=0)
+    max_divergence: float | None = Field(default=None, gt=0)
     """Maximum absolute value of a token's divergence, in nats; null for no limit."""
 
 
@@ -135,7 +135,7 @@ class DistillationConfig(Section):
     """Divergence in the loss; null for none."""
     reward: DistillationRewardConfig | None = None
     """Divergence as a reward of each token; null for none."""
-    temperature: float | None = Field(None, gt=0)
+    temperature: float | None = Field(default=None, gt=0)
     """Divisor of the teacher's logits; null for the rollout's sampling temperature, which is always the
     policy's."""
 

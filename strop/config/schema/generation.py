@@ -21,15 +21,15 @@ class GenerationConfig(Section):
     """Prompts (`train`), and the maximum lengths of prompts and responses."""
     output: str
     """Parquet file to write, a path or a URL: the rows of the prompts with a column `responses`."""
-    rollouts_per_task: int = Field(1, gt=0)
+    rollouts_per_task: int = Field(default=1, gt=0)
     """Responses per prompt."""
-    tasks_per_batch: int = Field(128, gt=0)
+    tasks_per_batch: int = Field(default=128, gt=0)
     """Prompts per batch; it changes memory, never the responses."""
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of the responses."""
     engine: NativeEngineConfig = NativeEngineConfig()
     """Inference engine."""
-    seed: int = Field(1, ge=0)
+    seed: int = Field(default=1, ge=0)
     """Seed of the sampling."""
 
     def faults(self) -> Iterator[str]:

@@ -17,9 +17,9 @@ DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 class LoraConfig(Section):
     """Low-rank adapter that is trained instead of all weights (arXiv 2106.09685)."""
 
-    rank: int = Field(64, gt=0)
+    rank: int = Field(default=64, gt=0)
     """Rank of the two factors."""
-    alpha: float = Field(32, gt=0)
+    alpha: float = Field(default=32, gt=0)
     """Numerator of the adapter's scale, alpha / rank."""
     use_rslora: bool | None = None
     """Scale alpha / sqrt(rank) instead of alpha / rank (rank-stabilized LoRA, arXiv 2312.03732); if omitted, that of
@@ -35,7 +35,7 @@ class LoraConfig(Section):
     exclude: str | tuple[str, ...] | None = None
     """Modules without an adapter even if `targets` matches them: a list of names or a regular expression. Null
     excludes the vision tower of a model with images; an empty list excludes none."""
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     """Fraction of the adapter's inputs that dropout sets to zero in training."""
     adapter: str | None = None
     """PEFT folder of an adapter of the same rank, alpha and modules, whose weights the policy's adapter starts with;
@@ -79,7 +79,7 @@ class ModelConfig(Section):
     gradient_checkpointing: bool | Literal["selective"] = False
     """Recompute each layer in the backward pass: less memory, about a third more computation. `selective` keeps the
     results of matrix products and of attention kernels and recomputes what is between them."""
-    gradient_checkpointing_interval: int = Field(1, gt=0)
+    gradient_checkpointing_interval: int = Field(default=1, gt=0)
     """Distance between recomputed layers: 1 recomputes every layer, 2 every second one."""
     activation_offload: bool = False
     """Move the inputs of recomputed layers from the GPU to the CPU's memory until the backward pass."""

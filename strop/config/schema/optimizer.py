@@ -21,9 +21,9 @@ class BaseOptimizerConfig(Section):
     """Whether the optimizer updates weights during the backward pass; gradients can then be neither
     accumulated nor clipped."""
 
-    lr: float = Field(1e-6, ge=0)
+    lr: float = Field(default=1e-6, ge=0)
     """Peak learning rate of the schedule."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Fraction of a weight, times the learning rate, that each update subtracts from it."""
     decay_norms_and_biases: bool = True
     """Apply the weight decay to the weights of norms and to biases too; false leaves them out, as transformers' trainer
@@ -37,9 +37,9 @@ class AdamWConfig(BaseOptimizerConfig):
     type: Literal["adamw"] = "adamw"
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """Decay rates of the first and the second moment."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Constant added to the square root of the second moment."""
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
     """Fraction of a weight, times the learning rate, that each update subtracts from it."""
     fused: bool = True
     """Use one kernel for the whole update: the same formula, faster, with different rounding."""
@@ -56,9 +56,9 @@ class BitsAndBytesAdamWConfig(BaseOptimizerConfig):
     """Keep the moments in memory that the GPU's driver moves to the CPU when the GPU has too little; needs a GPU."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """Decay rates of the first and the second moment."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Constant added to the square root of the second moment."""
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
     """Fraction of a weight, times the learning rate, that each update subtracts from it."""
 
     def faults(self) -> Iterator[str]:
@@ -74,9 +74,9 @@ class AdafactorConfig(BaseOptimizerConfig):
     eps: tuple[float, float] = (1e-30, 1e-3)
     """Two constants: one added to the squared gradient, and the minimum root mean square of the weights for
     `scale_parameter`."""
-    clip_threshold: float = Field(1.0, gt=0)
+    clip_threshold: float = Field(default=1.0, gt=0)
     """Maximum root mean square of a tensor's update, before the learning rate."""
-    decay_rate: float = Field(-0.8, lt=0)
+    decay_rate: float = Field(default=-0.8, lt=0)
     """Exponent of the second moment's decay, which is `1 - t ** decay_rate` after `t` updates."""
     beta1: DecayRate | None = None
     """Decay rate of the first moment; null for no first moment."""
@@ -91,14 +91,14 @@ class AdemamixConfig(BaseOptimizerConfig):
     type: Literal["ademamix"] = "ademamix"
     betas: tuple[DecayRate, DecayRate, DecayRate] = (0.9, 0.999, 0.9999)
     """Decay rates of the fast average, of the second moment, and of the slow average."""
-    alpha: float = Field(5.0, ge=0)
+    alpha: float = Field(default=5.0, ge=0)
     """Weight of the slow average; the fast average has weight 1."""
-    ramp_updates: int | None = Field(None, gt=0)
+    ramp_updates: int | None = Field(default=None, gt=0)
     """Number of updates over which `alpha` and the slow decay rate increase to their values; null for no
     ramp."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Constant added to the square root of the second moment."""
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
     """Fraction of a weight, times the learning rate, that each update subtracts from it."""
 
 
@@ -123,11 +123,11 @@ class AdagradConfig(BaseOptimizerConfig):
     """Adagrad: each weight's rate decreases with the sum of its squared gradients; torch's implementation."""
 
     type: Literal["adagrad"] = "adagrad"
-    lr_decay: float = Field(0.0, ge=0)
+    lr_decay: float = Field(default=0.0, ge=0)
     """Decay of the rate, which update `t` divides by `1 + (t - 1) * lr_decay`."""
-    initial_accumulator: float = Field(0.0, ge=0)
+    initial_accumulator: float = Field(default=0.0, ge=0)
     """Initial value of each sum of squared gradients."""
-    eps: float = Field(1e-10, gt=0)
+    eps: float = Field(default=1e-10, gt=0)
     """Constant added to the square root of the sum."""
 
 
@@ -141,7 +141,7 @@ class RmspropConfig(BaseOptimizerConfig):
     """Decay rate of the average of updates; 0 for no momentum."""
     centered: bool = False
     """Divide by the standard deviation instead of the root mean square."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Constant added to the root."""
 
 
@@ -150,17 +150,17 @@ class GaloreAdamWConfig(BaseOptimizerConfig):
     implementation."""
 
     type: Literal["galore_adamw"] = "galore_adamw"
-    rank: int = Field(128, gt=0)
+    rank: int = Field(default=128, gt=0)
     """Rank of the projection of a matrix's gradient."""
-    update_every: int = Field(200, gt=0)
+    update_every: int = Field(default=200, gt=0)
     """Interval, in updates, at which the projection is recomputed from the current gradient."""
-    scale: float = Field(0.25, gt=0)
+    scale: float = Field(default=0.25, gt=0)
     """Scale of the update after it is projected back."""
     projection: Literal["std", "reverse_std", "left", "right"] = "std"
     """Side of the matrix that is projected: `std` for the longer one, `reverse_std` for the shorter one."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """Decay rates of the first and the second moment."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Constant added to the square root of the second moment."""
 
 
@@ -180,9 +180,9 @@ class AdalomoConfig(BaseOptimizerConfig):
     fused_backward: ClassVar[bool] = True
     eps: tuple[float, float] = (1e-30, 1e-3)
     """Two constants: one added to the squared gradient, and the minimum root mean square of the weights."""
-    clip_threshold: float = Field(1.0, gt=0)
+    clip_threshold: float = Field(default=1.0, gt=0)
     """Maximum root mean square of a tensor's update, before the learning rate."""
-    decay_rate: float = Field(-0.8, lt=0)
+    decay_rate: float = Field(default=-0.8, lt=0)
     """Exponent of the second moment's decay, which is `1 - t ** decay_rate` after `t` updates."""
 
 
@@ -194,16 +194,16 @@ class GrokAdamWConfig(BaseOptimizerConfig):
     """Decay rates of the first and the second moment."""
     alpha: DecayRate = 0.98
     """Decay rate of the slow average."""
-    lamb: float = Field(2.0, ge=0)
+    lamb: float = Field(default=2.0, ge=0)
     """Weight of the slow average; the gradient has weight 1."""
     gamma: DecayRate = 0.1
     """Decrease of the first beta over the model's tensors: the n-th one, from 0, has `beta * (1 - gamma) **
     n`."""
-    max_tensor_norm: float | None = Field(1.0, gt=0)
+    max_tensor_norm: float | None = Field(default=1.0, gt=0)
     """Maximum norm of each tensor's gradient; larger gradients are scaled down to it. Null for no limit."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Constant added to the square root of the second moment."""
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
     """Fraction of a weight, times the learning rate, that each update subtracts from it."""
 
 
@@ -212,11 +212,11 @@ class ScheduleFreeSgdConfig(BaseOptimizerConfig):
     implementation."""
 
     type: Literal["schedule_free_sgd"] = "schedule_free_sgd"
-    momentum: float = Field(0.9, gt=0, lt=1)
+    momentum: float = Field(default=0.9, gt=0, lt=1)
     """Point at which gradients are computed, between the plain iterate (0) and the average (1)."""
-    r: float = Field(0.0, ge=0)
+    r: float = Field(default=0.0, ge=0)
     """Exponent of the weight of update `t` in the average, `t ** r`."""
-    weight_lr_power: float = Field(2.0, ge=0)
+    weight_lr_power: float = Field(default=2.0, ge=0)
     """Exponent of the maximum learning rate so far, a second factor of that weight."""
 
 
@@ -242,7 +242,7 @@ class WeightDecayIncreaseConfig(Section):
 
     style: Literal["linear", "cosine"] = "linear"
     """Curve of the increase."""
-    start: float = Field(0.0, ge=0)
+    start: float = Field(default=0.0, ge=0)
     """Initial weight decay; the final one is `trainer.optimizer.weight_decay`."""
 
 
@@ -281,7 +281,7 @@ class BaseScheduleConfig(Section):
     """Length of the linear warm-up; `%` is of the whole run, 0 is no warm-up."""
     warmup_rounding: Rounding = "down"
     """Rounding of a warm-up in `%` to whole steps or updates: `down`, as verl, or `up`, as transformers' trainer."""
-    start_ratio: float = Field(0.0, ge=0, le=1)
+    start_ratio: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at the start of the warm-up, as a fraction of the peak rate."""
     interval: Literal["steps", "updates"] = "steps"
     """Interval at which the rate changes: each step or each update."""
@@ -290,7 +290,7 @@ class BaseScheduleConfig(Section):
 class DecayScheduleConfig(BaseScheduleConfig):
     """Fields of every schedule that decays to a final rate."""
 
-    min_ratio: float = Field(0.0, ge=0, le=1)
+    min_ratio: float = Field(default=0.0, ge=0, le=1)
     """Final learning rate, as a fraction of the peak rate."""
     length: ScheduleLength | None = None
     """Position at which the decay ends, from the start of the run; the end of the run if omitted."""
@@ -312,7 +312,7 @@ class CosineScheduleConfig(DecayScheduleConfig):
     """Cosine decay."""
 
     type: Literal["cosine"] = "cosine"
-    cycles: float = Field(0.5, gt=0)
+    cycles: float = Field(default=0.5, gt=0)
     """Periods of the cosine over the run; 0.5 decays once."""
 
 
@@ -320,7 +320,7 @@ class CosineWithRestartsScheduleConfig(DecayScheduleConfig):
     """Cosine decay that restarts at the peak rate."""
 
     type: Literal["cosine_with_restarts"] = "cosine_with_restarts"
-    cycles: int = Field(1, gt=0)
+    cycles: int = Field(default=1, gt=0)
     """Number of decays."""
 
 
@@ -328,7 +328,7 @@ class PolynomialScheduleConfig(DecayScheduleConfig):
     """Polynomial decay: a power of the remaining fraction of the run."""
 
     type: Literal["polynomial"] = "polynomial"
-    power: float = Field(1.0, gt=0)
+    power: float = Field(default=1.0, gt=0)
     """Exponent; 1 is linear, a larger exponent decays faster at first."""
 
 
@@ -360,18 +360,18 @@ class ReduceOnPlateauScheduleConfig(BaseScheduleConfig):
     mode: Literal["max", "min"] = "max"
     """Direction of improvement: `max` for a metric that should increase, `min` for one that should
     decrease."""
-    factor: float = Field(0.1, gt=0, lt=1)
+    factor: float = Field(default=0.1, gt=0, lt=1)
     """Factor of each reduction."""
-    patience: int = Field(10, ge=0)
+    patience: int = Field(default=10, ge=0)
     """Number of consecutive evaluations without improvement that are tolerated; the next one reduces the
     rate."""
-    threshold: float = Field(1e-4, ge=0)
+    threshold: float = Field(default=1e-4, ge=0)
     """Minimum improvement that counts."""
     threshold_mode: Literal["rel", "abs"] = "rel"
     """Meaning of `threshold`: `rel` is a fraction of the best value, `abs` a difference from it."""
-    cooldown: int = Field(0, ge=0)
+    cooldown: int = Field(default=0, ge=0)
     """Number of evaluations after a reduction that are ignored."""
-    min_ratio: float = Field(0.0, ge=0, le=1)
+    min_ratio: float = Field(default=0.0, ge=0, le=1)
     """Minimum learning rate, as a fraction of the peak rate."""
 
 

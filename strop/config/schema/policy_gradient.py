@@ -107,11 +107,6 @@ class BaseAlgorithmConfig(Section):
         return 0
 
     @property
-    def group_preference(self) -> OversamplingConfig | None:
-        """Choice of a step's groups among more groups; None where a step trains on all that it samples."""
-        return None
-
-    @property
     def added_demonstrations(self) -> AddedDemonstrations | None:
         """Demonstrations that are trained on together with rollouts; None for none."""
         return None
@@ -173,12 +168,12 @@ class KlLossConfig(Section):
     """Estimator of the divergence from sampled tokens (joschu.net/blog/kl-approx.html); with `+`, its value with
     the gradient of `k2`; `full` is exact, over the whole vocabulary, and requires a forward pass of the reference in
     every update."""
-    coef: float = Field(0.001, ge=0)
+    coef: float = Field(default=0.001, ge=0)
     """Coefficient of the penalty."""
     weight_by_ratio: bool = False
     """Multiply the estimate of each token by its ratio to the old policy, so that the gradient is that of
     KL(policy || reference) for tokens of the old policy (arXiv 2512.02556); `k1` and `k3` only."""
-    max_ratio: float | None = Field(None, gt=0)
+    max_ratio: float | None = Field(default=None, gt=0)
     """Maximum ratio of `weight_by_ratio`; null for no maximum."""
     ratio_level: Literal["token", "sequence"] = "token"
     """Ratio of `weight_by_ratio`: each token's own, or the geometric mean of the sequence's ratios, as that of `gspo`,
@@ -201,9 +196,9 @@ class AdaptiveKlConfig(Section):
     """Controller of the penalty's coefficient: after each step it moves the divergence towards a target
     (arXiv 1909.08593)."""
 
-    target_kl: float = Field(0.1, gt=0)
+    target_kl: float = Field(default=0.1, gt=0)
     """Target divergence, in nats per token, by the penalty's estimator."""
-    horizon: int = Field(10000, gt=0)
+    horizon: int = Field(default=10000, gt=0)
     """Number of rollouts over which the coefficient changes by at most one fifth."""
 
 
@@ -213,7 +208,7 @@ class KlRewardConfig(Section):
     estimator: KlEstimator = "k1"
     """Estimator of the divergence from sampled tokens (joschu.net/blog/kl-approx.html); `full` is exact, over
     the whole vocabulary."""
-    coef: float = Field(0.001, ge=0)
+    coef: float = Field(default=0.001, ge=0)
     """Coefficient of the penalty; its initial value if it is adaptive."""
     adaptive: AdaptiveKlConfig | None = None
     """Controller of the coefficient; null keeps it constant."""
@@ -224,14 +219,14 @@ class OverlongPenaltyConfig(Section):
 
     buffer_tokens: int = Field(gt=0)
     """Number of tokens before `data.max_response_tokens` over which the penalty grows from 0 to `factor`."""
-    factor: float = Field(1.0, gt=0)
+    factor: float = Field(default=1.0, gt=0)
     """Penalty of a response at the limit, in units of the reward."""
 
 
 class DynamicSamplingConfig(Section):
     """Replacement of groups in which all rewards are equal (DAPO, arXiv 2503.14476)."""
 
-    max_tries: int = Field(10, gt=0)
+    max_tries: int = Field(default=10, gt=0)
     """Maximum number of sampling rounds per step, including the first; then the step trains on the groups
     that it has."""
     metric: str | None = None
@@ -245,9 +240,9 @@ class EntropyFilterConfig(Section):
     center: Literal["step", "vocabulary"] = "step"
     """Reference of a token's effect on the entropy: the mean over the step's tokens (Clip_B), or the
     expectation over the vocabulary at the token (Clip_V), which needs a further forward pass."""
-    deviations: float = Field(2.5, gt=0)
+    deviations: float = Field(default=2.5, gt=0)
     """Distance from the center, in standard deviations over the step's tokens, beyond which a token is left out."""
-    max_fraction: float | None = Field(None, gt=0, le=1)
+    max_fraction: float | None = Field(default=None, gt=0, le=1)
     """Maximum fraction of the step's tokens that are left out, at least one token; null for no maximum."""
 
     def faults(self) -> Iterator[str]:
@@ -261,7 +256,7 @@ class PolicyGradientConfig(BaseAlgorithmConfig):
 
     type: str
     needs_entropy: ClassVar[bool] = True
-    rollouts_per_task: int = Field(8, gt=0)
+    rollouts_per_task: int = Field(default=8, gt=0)
     """Responses sampled per task."""
     dynamic_sampling: DynamicSamplingConfig | None = None
     """Replacement of groups in which all rewards are equal; null keeps them."""
@@ -278,7 +273,7 @@ class PolicyGradientConfig(BaseAlgorithmConfig):
     """KL penalty in the loss; null for none (the reference is then not computed for it)."""
     kl_reward: KlRewardConfig | None = None
     """KL penalty in the reward, before advantages are computed; null for none."""
-    entropy_coef: float = Field(0.0, ge=0)
+    entropy_coef: float = Field(default=0.0, ge=0)
     """Coefficient of the entropy of the response tokens, which is maximized; 0 for none."""
     importance_correction: ImportanceCorrectionConfig | None = None
     """Correction for the difference between the sampler's and the trainer's policy; null for none."""
@@ -385,7 +380,7 @@ class PolicyGradientConfig(BaseAlgorithmConfig):
 class GroupBaselineConfig(PolicyGradientConfig):
     """Fields of every algorithm that compares the responses of one task with each other."""
 
-    rollouts_per_task: int = Field(8, gt=0, json_schema_extra={"minimum": 2})
+    rollouts_per_task: int = Field(default=8, gt=0, json_schema_extra={"minimum": 2})
     """Responses sampled per task, at least 2; they are compared with each other."""
 
     @field_validator("rollouts_per_task")
@@ -411,17 +406,17 @@ class CriticConfig(Section):
     """Initial weights of the head: `zero`, so that the first values are 0; `normal`, a normal distribution with the
     model's `initializer_range` as standard deviation, as in transformers; or `score`, the head of the reward model in
     `model.path`."""
-    value_clip: float | None = Field(0.5, gt=0)
+    value_clip: float | None = Field(default=0.5, gt=0)
     """Maximum change of a value, relative to the start of the step, that the value loss counts; null for no
     limit."""
     aggregation: Aggregation = "token-mean"
     """Aggregation of the value loss over the targets of an update. `token-mean` gives every target the same weight; the
     others weigh sequences as in `algorithm.aggregation`."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """Number of first steps in which only the critic is trained."""
-    tasks_per_update: int | None = Field(None, gt=0)
+    tasks_per_update: int | None = Field(default=None, gt=0)
     """Tasks whose rollouts make one update of the critic; the policy's value if omitted."""
-    epochs_per_step: int | None = Field(None, gt=0)
+    epochs_per_step: int | None = Field(default=None, gt=0)
     """Epochs of the critic over a step's rollouts; the policy's value if omitted."""
     microbatch: MicroBatchSize | None = None
     """Size of a micro-batch, in `tokens` or `sequences`; the policy's value if omitted."""
@@ -429,7 +424,7 @@ class CriticConfig(Section):
     """Optimizer of the critic."""
     schedule: Annotated[MetricFreeScheduleConfig, type_shorthand("constant")] = ConstantScheduleConfig()
     """Learning rate schedule of the critic."""
-    max_grad_norm: float | None = Field(1.0, gt=0)
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Maximum norm of the gradient; larger gradients are scaled down to it. Null for no limit."""
 
     def faults(self) -> Iterator[str]:
@@ -448,7 +443,7 @@ class ProcessRewardConfig(Section):
 
     model: ModelConfig | None = None
     """Model that the process reward model starts from, which is also its reference; the policy's `model` if omitted."""
-    beta: float = Field(0.05, gt=0)
+    beta: float = Field(default=0.05, gt=0)
     """Factor between the log-ratio to the reference and the reward."""
     microbatch: ClassVar[None] = None
     epochs_per_step: ClassVar[int] = 1
@@ -457,13 +452,13 @@ class ProcessRewardConfig(Section):
     """Divide the rewards of a step by the largest absolute reward-to-go of its tokens."""
     update_first: bool = True
     """Train the model on the step's rollouts before it rewards them; false rewards them first."""
-    tasks_per_update: int | None = Field(None, gt=0)
+    tasks_per_update: int | None = Field(default=None, gt=0)
     """Tasks whose rollouts make one update of the model; the policy's value if omitted."""
     optimizer: Annotated[OptimizerConfig, type_shorthand("adamw")] = AdamWConfig(lr=1e-6)
     """Optimizer of the model."""
     schedule: Annotated[MetricFreeScheduleConfig, type_shorthand("constant")] = ConstantScheduleConfig()
     """Learning rate schedule of the model."""
-    max_grad_norm: float | None = Field(10.0, gt=0)
+    max_grad_norm: float | None = Field(default=10.0, gt=0)
     """Maximum norm of the gradient; larger gradients are scaled down to it. Null for no limit."""
 
     def faults(self) -> Iterator[str]:
@@ -474,7 +469,7 @@ class ProcessRewardConfig(Section):
 class OversamplingConfig(Section):
     """More tasks than a step trains on: groups of a medium mean reward are preferred (PRIME, arXiv 2502.01456)."""
 
-    factor: int = Field(4, ge=2)
+    factor: int = Field(default=4, ge=2)
     """Number of sampled tasks for each task that is trained on."""
     min_mean_reward: float = 0.2
     """Minimum mean reward of a preferred group."""

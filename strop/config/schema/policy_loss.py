@@ -28,11 +28,11 @@ class ClippedLossConfig(BasePolicyLossConfig):
     """PPO's clipped surrogate (arXiv 1707.06347); DAPO's two sides (2503.14476); dual clip (1912.09729)."""
 
     type: Literal["clip"] = "clip"
-    clip_low: float = Field(0.2, ge=0, le=1)
+    clip_low: float = Field(default=0.2, ge=0, le=1)
     """Lower clip range: the ratio to the old policy is clipped at 1 - clip_low; 1 for no lower bound."""
-    clip_high: float = Field(0.2, ge=0)
+    clip_high: float = Field(default=0.2, ge=0)
     """Upper clip range: the ratio to the old policy is clipped at 1 + clip_high."""
-    dual_clip: float | None = Field(3.0, gt=1)
+    dual_clip: float | None = Field(default=3.0, gt=1)
     """Upper bound of the ratio for negative advantages (dual clip); null for no bound."""
 
 
@@ -41,9 +41,9 @@ class GspoLossConfig(BasePolicyLossConfig):
     (2507.18071)."""
 
     type: Literal["gspo"] = "gspo"
-    clip_low: float = Field(3e-4, ge=0, lt=1)
+    clip_low: float = Field(default=3e-4, ge=0, lt=1)
     """Lower clip range: the response's ratio is clipped at 1 - clip_low."""
-    clip_high: float = Field(4e-4, ge=0)
+    clip_high: float = Field(default=4e-4, ge=0)
     """Upper clip range: the response's ratio is clipped at 1 + clip_high."""
 
 
@@ -51,9 +51,9 @@ class CispoLossConfig(BasePolicyLossConfig):
     """REINFORCE, weighted by a clipped ratio without a gradient (arXiv 2506.13585)."""
 
     type: Literal["cispo"] = "cispo"
-    clip_low: float | None = Field(None, ge=0, lt=1)
+    clip_low: float | None = Field(default=None, ge=0, lt=1)
     """Lower clip range: the ratio is clipped at 1 - clip_low; null for no lower bound, as in the paper."""
-    clip_high: float = Field(4.0, ge=0)
+    clip_high: float = Field(default=4.0, ge=0)
     """Upper clip range: the ratio is clipped at 1 + clip_high."""
     mask_clipped: bool = False
     """Drop tokens that PPO's clipping would leave without a gradient, as Trinity-RFT does."""
@@ -69,7 +69,7 @@ class OpmdLossConfig(BasePolicyLossConfig):
     """Online policy mirror descent: the plain policy gradient divided by 1 + tau (arXiv 2505.17826)."""
 
     type: Literal["opmd"] = "opmd"
-    tau: float = Field(1.0, ge=0)
+    tau: float = Field(default=1.0, ge=0)
     """Strength of the regularization towards the current policy."""
 
 
@@ -86,7 +86,7 @@ class SppoLossConfig(BasePolicyLossConfig):
     """Log-ratio times advantage, for tokens whose ratio is within bounds (sPPO, arXiv 2108.05828)."""
 
     type: Literal["sppo"] = "sppo"
-    clip: float = Field(0.3, gt=0)
+    clip: float = Field(default=0.3, gt=0)
     """Clip range: a token counts where its ratio is between 1 / (1 + clip) and 1 + clip."""
 
 
@@ -97,21 +97,21 @@ class RecLossConfig(BasePolicyLossConfig):
     clipping: Literal["none", "one_side", "two_sides", "ring"] = "none"
     """Tokens that count: all; those whose ratio has not passed the bound in the advantage's direction; those
     within both bounds; or those and, in the other direction, those beyond the outer bounds."""
-    clip_low: float = Field(0.2, gt=0, le=1)
+    clip_low: float = Field(default=0.2, gt=0, le=1)
     """Lower clip range: the bound is 1 - clip_low."""
-    clip_high: float = Field(0.2, gt=0)
+    clip_high: float = Field(default=0.2, gt=0)
     """Upper clip range: the bound is 1 + clip_high."""
-    ring_low: float = Field(0.6, gt=0, le=1)
+    ring_low: float = Field(default=0.6, gt=0, le=1)
     """Outer lower clip range of `ring`: the bound is 1 - ring_low."""
-    ring_high: float = Field(2.0, gt=0)
+    ring_high: float = Field(default=2.0, gt=0)
     """Outer upper clip range of `ring`: the bound is 1 + ring_high."""
     weight: Literal["none", "ratio", "advantage"] = "none"
     """Weight of a token: 1, its ratio without a gradient, or exp(advantage / temperature)."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Divisor of the advantage in the weight `advantage`."""
     regularizer: Literal["none", "k2", "forward_kl"] = "none"
     """Regularizer towards the old policy: the squared log-ratio, or the cross entropy of its samples."""
-    regularizer_coef: float = Field(0.0, ge=0)
+    regularizer_coef: float = Field(default=0.0, ge=0)
     """Coefficient of the regularizer."""
 
     @property
@@ -124,9 +124,9 @@ class SapoLossConfig(BasePolicyLossConfig):
     """Ratio in a sigmoid gate instead of clipping: soft adaptive policy optimization (arXiv 2511.20347)."""
 
     type: Literal["sapo"] = "sapo"
-    tau_pos: float = Field(1.0, gt=0)
+    tau_pos: float = Field(default=1.0, gt=0)
     """Temperature of the gate for positive advantages: a larger one ends the gradient closer to ratio 1."""
-    tau_neg: float = Field(1.05, gt=0)
+    tau_neg: float = Field(default=1.05, gt=0)
     """Temperature of the gate for other advantages."""
     gate: Literal["objective", "weight"] = "objective"
     """Use of the gate: as the objective, as in the paper and verl, or as a weight of the log-prob without a
@@ -137,14 +137,14 @@ class GmpoLossConfig(BasePolicyLossConfig):
     """Geometric mean of a response's ratios, each clipped on its own (GMPO, arXiv 2507.20673)."""
 
     type: Literal["gmpo"] = "gmpo"
-    clip_low: float = Field(0.4, ge=0)
+    clip_low: float = Field(default=0.4, ge=0)
     """Lower clip range: the log of a token's ratio is clipped at -clip_low."""
-    clip_high: float = Field(0.4, ge=0)
+    clip_high: float = Field(default=0.4, ge=0)
     """Upper clip range: the log of a token's ratio is clipped at clip_high."""
 
 
 class _DppoLossConfig(BasePolicyLossConfig):
-    ratio_cap: float = Field(20.0, gt=0)
+    ratio_cap: float = Field(default=20.0, gt=0)
     """Maximum weight of a token; larger ratios are truncated to it."""
 
 
@@ -153,9 +153,9 @@ class DppoTvLossConfig(_DppoLossConfig):
     2602.04879)."""
 
     type: Literal["dppo_tv"] = "dppo_tv"
-    divergence_low: float = Field(0.15, ge=0)
+    divergence_low: float = Field(default=0.15, ge=0)
     """Maximum decrease of a token's probability, for negative advantages."""
-    divergence_high: float = Field(0.15, ge=0)
+    divergence_high: float = Field(default=0.15, ge=0)
     """Maximum increase of a token's probability, for positive advantages."""
 
 
@@ -164,9 +164,9 @@ class DppoKlLossConfig(_DppoLossConfig):
     2602.04879)."""
 
     type: Literal["dppo_kl"] = "dppo_kl"
-    divergence_low: float = Field(0.05, ge=0)
+    divergence_low: float = Field(default=0.05, ge=0)
     """Maximum KL divergence, in nats, of a token that became less likely, for negative advantages."""
-    divergence_high: float = Field(0.05, ge=0)
+    divergence_high: float = Field(default=0.05, ge=0)
     """Maximum KL divergence, in nats, of a token that became more likely, for positive advantages."""
 
 
@@ -182,11 +182,11 @@ class ClipCovLossConfig(BasePolicyLossConfig):
 
     type: Literal["clip_cov"] = "clip_cov"
     selects_by_covariance: ClassVar[bool] = True
-    clip_low: float = Field(0.2, ge=0, le=1)
+    clip_low: float = Field(default=0.2, ge=0, le=1)
     """Lower clip range: the ratio to the old policy is clipped at 1 - clip_low; 1 for no lower bound."""
-    clip_high: float = Field(0.2, ge=0)
+    clip_high: float = Field(default=0.2, ge=0)
     """Upper clip range: the ratio to the old policy is clipped at 1 + clip_high."""
-    token_fraction: float = Field(0.0002, gt=0, le=1)
+    token_fraction: float = Field(default=0.0002, gt=0, le=1)
     """Fraction of an update's tokens without a gradient, at least one token; chosen at random between the bounds."""
     covariance_low: float = 1.0
     """Lower bound of the covariance of log-prob and advantage of the chosen tokens."""
@@ -208,9 +208,9 @@ class KlCovLossConfig(BasePolicyLossConfig):
 
     type: Literal["kl_cov"] = "kl_cov"
     selects_by_covariance: ClassVar[bool] = True
-    token_fraction: float = Field(0.0002, gt=0, le=1)
+    token_fraction: float = Field(default=0.0002, gt=0, le=1)
     """Fraction of an update's tokens with the penalty, at least one token: those of highest covariance."""
-    kl_coef: float = Field(1.0, ge=0)
+    kl_coef: float = Field(default=1.0, ge=0)
     """Coefficient of the absolute log-ratio of these tokens."""
 
     @property
@@ -223,7 +223,7 @@ class M2poLossConfig(BasePolicyLossConfig):
     """Ratio times advantage, without the tokens that are furthest from the old policy (M2PO, arXiv 2510.01161)."""
 
     type: Literal["m2po"] = "m2po"
-    max_second_moment: float = Field(0.04, ge=0)
+    max_second_moment: float = Field(default=0.04, ge=0)
     """Maximum mean of the squared log-ratios, over an update's tokens that move away from the old policy."""
 
 
@@ -231,7 +231,7 @@ class DroLossConfig(BasePolicyLossConfig):
     """Log-prob times advantage, with the squared log-ratio as the regularizer (DRO, arXiv 2405.19107)."""
 
     type: Literal["dro"] = "dro"
-    beta: float = Field(1.0, gt=0)
+    beta: float = Field(default=1.0, gt=0)
     """Coefficient of half the squared log-ratio."""
 
     @property
@@ -245,7 +245,7 @@ class GvpoLossConfig(BasePolicyLossConfig):
 
     type: Literal["gvpo"] = "gvpo"
     sums_over_response: ClassVar[bool] = True
-    beta: float = Field(0.1, gt=0)
+    beta: float = Field(default=0.1, gt=0)
     """Factor between a response's log-ratio and its implicit reward; a smaller one allows a larger distance from the
     old policy."""
 
@@ -259,7 +259,7 @@ class SelfPlayLossConfig(BasePolicyLossConfig):
 
     type: Literal["self_play"] = "self_play"
     sums_over_response: ClassVar[bool] = True
-    eta: float = Field(1.0, gt=0)
+    eta: float = Field(default=1.0, gt=0)
     """Factor of the advantage: a response's log-ratio to the old policy is fitted to eta times its advantage."""
 
     @property
@@ -296,9 +296,9 @@ class ImportanceCorrectionConfig(Section):
     level: Literal["token", "sequence", "geometric"] = "token"
     """Level of the weights: one per token; one per response, the product of its tokens' weights; or one per
     response, their geometric mean."""
-    cap: float = Field(2.0, gt=0)
+    cap: float = Field(default=2.0, gt=0)
     """Maximum weight; larger weights are truncated to it."""
-    floor: float | None = Field(None, gt=0)
+    floor: float | None = Field(default=None, gt=0)
     """Minimum weight: weights below it, and weights above `cap`, become 0 (IcePop, arXiv 2510.18855); null only
     truncates."""
     normalize: bool = False
@@ -319,9 +319,9 @@ class RejectionRuleConfig(Section):
     over: Literal["token", "sum", "mean", "max"] = "token"
     """Unit that is rejected: a token; or a response, by the sum, mean or maximum over its tokens, which for k1 is
     the product of the ratios, their geometric mean, or each ratio."""
-    low: float | None = Field(None, gt=0)
+    low: float | None = Field(default=None, gt=0)
     """Minimum of the ratio, for k1; null for no minimum."""
-    high: float | None = Field(None, gt=0)
+    high: float | None = Field(default=None, gt=0)
     """Maximum of the ratio for k1, of the divergence in nats for k2 and k3; null for no maximum."""
 
     def faults(self) -> Iterator[str]:

@@ -41,9 +41,9 @@ class ReferenceSyncConfig(Section):
     """Changes of the reference model, every `every_updates` updates (TR-DPO, arXiv 2404.09656): reference =
     policy_weight * policy + (1 - policy_weight) * reference."""
 
-    every_updates: int = Field(512, gt=0)
+    every_updates: int = Field(default=512, gt=0)
     """Number of updates between two changes of the reference, the paper's tau; 1 changes it after each."""
-    policy_weight: float = Field(0.6, gt=0, le=1)
+    policy_weight: float = Field(default=0.6, gt=0, le=1)
     """Weight of the policy, the paper's alpha; 1 replaces the reference."""
 
 
@@ -51,7 +51,7 @@ class DpoConfig(BaseOfflineConfig):
     """Direct preference optimization: prefers chosen over rejected responses (arXiv 2305.18290)."""
 
     type: Literal["dpo"] = "dpo"
-    beta: float = Field(0.1, gt=0)
+    beta: float = Field(default=0.1, gt=0)
     """Strength of the regularization towards the reference, which is the initial model; under `ipo` its tau."""
     reference_sync: ReferenceSyncConfig | None = None
     """Changes of the reference towards the policy; null keeps the initial model. The reference is then a second model
@@ -66,9 +66,9 @@ class DpoConfig(BaseOfflineConfig):
     """Divergence from the reference that regularizes (f-DPO, arXiv 2309.16240)."""
     divergence_alpha: float = 0.5
     """Alpha of `divergence: alpha`; 1 is the reverse KL divergence."""
-    discopop_temperature: float = Field(0.05, gt=0)
+    discopop_temperature: float = Field(default=0.05, gt=0)
     """Temperature of the mixture of `discopop`'s two losses."""
-    excess_token_weight: float = Field(1.0, ge=0, le=1)
+    excess_token_weight: float = Field(default=1.0, ge=0, le=1)
     """Weight of a response's tokens beyond the length of the other response of its pair (LD-DPO, arXiv 2409.06411)."""
 
     @property
@@ -137,13 +137,13 @@ class CpoConfig(BaseOfflineConfig):
     type: Literal["cpo"] = "cpo"
     loss: Literal["sigmoid", "hinge", "ipo", "simpo"] = "sigmoid"
     """`ipo` and `simpo` read the mean log-prob of a response's tokens, the others their sum."""
-    beta: float = Field(0.1, gt=0)
+    beta: float = Field(default=0.1, gt=0)
     """Factor of the difference between the two log-probs; under `ipo` its tau."""
-    margin: float = Field(0.5, ge=0)
+    margin: float = Field(default=0.5, ge=0)
     """Margin that `simpo` asks for, its gamma, in units of `beta` times the difference."""
     label_smoothing: _Fraction = 0.0
     """Assumed fraction of pairs with swapped labels, for `sigmoid` and `simpo`."""
-    sft_weight: float = Field(1.0, ge=0)
+    sft_weight: float = Field(default=1.0, ge=0)
     """Weight of the cross entropy of the chosen responses; 0 for SimPO alone."""
     reward_shape: float = 0.0
     """Alpha of AlphaPO (arXiv 2501.03884): a response of probability p counts (1 - p^-alpha) / alpha; 0 is log p."""
@@ -166,7 +166,7 @@ class OrpoConfig(BaseOfflineConfig):
     chosen against the rejected ones, without a reference model."""
 
     type: Literal["orpo"] = "orpo"
-    beta: float = Field(0.1, gt=0)
+    beta: float = Field(default=0.1, gt=0)
     """Weight of the odds ratio's term, the paper's lambda."""
 
     @property
@@ -179,14 +179,14 @@ class KtoConfig(BaseOfflineConfig):
     rows with a label."""
 
     type: Literal["kto"] = "kto"
-    beta: float = Field(0.1, gt=0)
+    beta: float = Field(default=0.1, gt=0)
     """Strength of the regularization towards the reference, which is the initial model."""
     loss: Literal["kto", "apo_zero_unpaired"] = "kto"
     """`kto` compares with an estimate of the KL divergence from the reference, `apo_zero_unpaired` (arXiv 2408.06266)
     with 0."""
-    desirable_weight: float = Field(1.0, ge=0)
+    desirable_weight: float = Field(default=1.0, ge=0)
     """Weight of the desirable responses' losses, the paper's lambda_D."""
-    undesirable_weight: float = Field(1.0, ge=0)
+    undesirable_weight: float = Field(default=1.0, ge=0)
     """Weight of the undesirable responses' losses, the paper's lambda_U."""
 
     @property
@@ -237,7 +237,7 @@ class BcoConfig(BaseOfflineConfig):
     running mean."""
 
     type: Literal["bco"] = "bco"
-    beta: float = Field(0.1, gt=0)
+    beta: float = Field(default=0.1, gt=0)
     """Strength of the regularization towards the reference, which is the initial model."""
 
     @property
@@ -267,7 +267,7 @@ class RewardModelingConfig(BaseOfflineConfig):
     loss: Literal["bradley_terry", "squared_error"] = "bradley_terry"
     """`bradley_terry`, -log sigmoid of the difference between the rewards of `chosen` and `rejected`; or
     `squared_error`, between the reward of `response` and its `score`."""
-    centering_coef: float = Field(0.0, ge=0)
+    centering_coef: float = Field(default=0.0, ge=0)
     """Weight of the squared sum of a pair's two rewards, which keeps their mean near 0 (arXiv 2312.09244, eq. 2); 0 for
     none. The paper's is 0.01."""
     head: HeadInit = "zero"

@@ -68,7 +68,7 @@ class StopWhenConfig(Section):
     """Direction of improvement: `max` for a metric that should increase, `min` for one that should decrease."""
     value: float | None = None
     """Value at which the run ends, once an evaluation reaches it; null for none."""
-    patience: int | None = Field(None, gt=0)
+    patience: int | None = Field(default=None, gt=0)
     """Number of consecutive evaluations without an improvement after which the run ends; null for no limit."""
 
     def faults(self) -> Iterator[str]:
@@ -108,13 +108,13 @@ class RecordConfig(Section):
     `first_and_last_rollouts`."""
     first_and_last_rollouts: bool = True
     """Write the rollouts of the first and of the last step as Parquet too."""
-    sampled_groups: int = Field(4, ge=0)
+    sampled_groups: int = Field(default=4, ge=0)
     """Number of groups, the first ones of the step, that every tenth step writes as Parquet if it does not write all; 0
     for none."""
     rollout_tokens: bool = False
     """Write the sampled tokens of these rollouts too, with their log-probs and, where the process that samples also
     trains, their advantages: about 12 bytes per token."""
-    eval_answers: int = Field(0, ge=0)
+    eval_answers: int = Field(default=0, ge=0)
     """Number of fixed eval tasks whose responses the report and the monitors other than the console show; 0 for
     none."""
     report: bool = True
@@ -140,7 +140,7 @@ class CheckpointConfig(Section):
 
     every: Interval = None
     """Interval of checkpoints; `never` saves only the last step."""
-    keep: int | None = Field(3, gt=0)
+    keep: int | None = Field(default=3, gt=0)
     """Number of latest checkpoints to keep; older ones are deleted. Null keeps all."""
     best: BestCheckpointConfig | None = None
     """Choice of the best checkpoint as the run's final model; null for the last step. With it each evaluation

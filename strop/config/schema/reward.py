@@ -50,9 +50,9 @@ class JudgeConfig(Section):
     """Score of the judge that becomes 0."""
     max_score: float = 10.0
     """Score of the judge that becomes 1."""
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(default=0.0, ge=0)
     """Sampling temperature of the judge's reply; 0 is greedy."""
-    max_tokens: int = Field(512, gt=0)
+    max_tokens: int = Field(default=512, gt=0)
     """Maximum length of the reply, in tokens."""
 
     def faults(self) -> Iterator[str]:
@@ -69,20 +69,20 @@ class JudgeCallsConfig(Section):
     """Concurrency, retries, cache and budget of calls to judges, over all judges; none of it changes a
     score."""
 
-    concurrency: int = Field(8, gt=0)
+    concurrency: int = Field(default=8, gt=0)
     """Maximum number of concurrent calls."""
-    timeout_seconds: float = Field(60.0, gt=0, le=MAX_SECONDS)
+    timeout_seconds: float = Field(default=60.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of one call; after it the call is retried."""
-    retries: int = Field(5, ge=0)
+    retries: int = Field(default=5, ge=0)
     """Maximum number of retries of a call; after the last one the run stops with an error."""
-    backoff_seconds: float = Field(1.0, gt=0, le=MAX_SECONDS)
+    backoff_seconds: float = Field(default=1.0, gt=0, le=MAX_SECONDS)
     """Wait before the first retry; it doubles with each further retry."""
     cache: str | None = None
     """Folder of cached replies, so that no answered request is sent again; null is a folder of the run."""
-    max_calls: int | None = Field(None, gt=0)
+    max_calls: int | None = Field(default=None, gt=0)
     """Maximum number of replies in the cache; the run stops when another call is needed. Null for no
     limit."""
-    max_tokens: int | None = Field(None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0)
     """Maximum number of tokens of the requests and replies in the cache; the run stops when another call is
     needed. Null for no limit."""
 
@@ -111,12 +111,12 @@ WORKER_ENVIRONMENT = (
 class RewardWorkerConfig(Section):
     """Resources and environment of each process that computes reward functions."""
 
-    memory_gb: float | None = Field(None, gt=0)
+    memory_gb: float | None = Field(default=None, gt=0)
     """Maximum private memory of one process, in GB; null is half of the machine's memory. Enforced on Linux
     only."""
-    file_gb: float = Field(16.0, gt=0)
+    file_gb: float = Field(default=16.0, gt=0)
     """Maximum size of a file that a process writes, in GB."""
-    processes: int = Field(4096, gt=0)
+    processes: int = Field(default=4096, gt=0)
     """Maximum number of processes and threads that this user may have above the number at the worker's start.
     The kernel exempts root."""
     environment: tuple[str, ...] = WORKER_ENVIRONMENT
@@ -128,11 +128,11 @@ class RewardWorkerConfig(Section):
 class SandboxLimits(Section):
     """Limits of each program, in every kind of sandbox."""
 
-    timeout_seconds: float = Field(6.0, gt=0, le=MAX_SECONDS)
+    timeout_seconds: float = Field(default=6.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of one program, which is one test or a group of asserts."""
-    memory_mb: int = Field(1024, gt=0)
+    memory_mb: int = Field(default=1024, gt=0)
     """Maximum memory of one program, in MB."""
-    concurrency: int = Field(2, gt=0)
+    concurrency: int = Field(default=2, gt=0)
     """Number of tests of a response that run at the same time, in each worker process of `reward.workers`."""
 
 
@@ -145,9 +145,9 @@ class LocalSandboxConfig(SandboxLimits):
     bubblewrap if it works here, otherwise `process`."""
     minimum: Literal["limited", "filtered", "confined", "namespaced"] = "confined"
     """Lowest acceptable isolation level; a run on a machine that does not reach it stops with an error."""
-    file_mb: int = Field(16, gt=0)
+    file_mb: int = Field(default=16, gt=0)
     """Maximum size of a file that a program writes, in MB."""
-    output_kb: int = Field(1024, gt=0)
+    output_kb: int = Field(default=1024, gt=0)
     """Maximum size of a program's output, in KB; a program that writes more fails."""
 
 
@@ -157,7 +157,7 @@ class SandboxFusionConfig(SandboxLimits):
     type: Literal["sandbox_fusion"] = "sandbox_fusion"
     url: str = Field(pattern=r"^https?://")
     """Address of the server's `run_code` function, such as `http://localhost:8080/run_code`."""
-    retries: int = Field(3, ge=0)
+    retries: int = Field(default=3, ge=0)
     """Maximum number of repetitions of a request that fails on the server, or gets no answer."""
 
 
@@ -204,7 +204,7 @@ class RewardModelConfig(Section):
     """Device of the model; `auto` is the GPU if there is one, otherwise the CPU."""
     microbatch: MicroBatchSize = Amount(16384, "tokens")
     """Size of a batch, in `tokens` (including padding) or `sequences`."""
-    max_tokens: int | None = Field(None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0)
     """Maximum length of a conversation, in tokens; the model's number of positions if omitted."""
     overlong: Literal["error", "left", "right"] = "error"
     """Treatment of a longer conversation: `error` fails that rollout, `left` removes its beginning, `right`
@@ -226,13 +226,13 @@ class RewardConfig(Section):
     """Concurrency, retries, cache and budget of calls to judges."""
     correct_at: float = 1.0
     """Reward from which a response counts as correct in `pass@k`, up to the rounding of a weighted sum."""
-    timeout_seconds: float = Field(30.0, gt=0, le=MAX_SECONDS)
+    timeout_seconds: float = Field(default=30.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of a function on one response; after it the function is killed, and `on_timeout`
     applies."""
     on_timeout: Literal["error", "zero"] = "error"
     """Treatment of a response on which a function of the user exceeds `timeout_seconds`: `error` fails that
     rollout, `zero` sets the function's value to 0. A built-in function's value is always 0."""
-    workers: int = Field(0, ge=0)
+    workers: int = Field(default=0, ge=0)
     """Number of processes that compute functions in parallel; 0 is one per CPU core, at most four."""
     worker: RewardWorkerConfig = RewardWorkerConfig()
     """Resources and environment of each of these processes."""

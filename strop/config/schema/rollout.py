@@ -14,10 +14,10 @@ from strop.config.units import MAX_SECONDS
 class ProcessTimeoutsConfig(Section):
     """Time limits of an engine in a process of its own."""
 
-    start_timeout_seconds: float = Field(1800.0, gt=0, le=MAX_SECONDS)
+    start_timeout_seconds: float = Field(default=1800.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of the start of an engine in a process of its own; after it the run stops with an error and the
     last lines of the engine's output."""
-    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    hang_timeout_seconds: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
     """Maximum time without a token while requests are running, for an engine in a process of its own; after it the
     process is restarted, and its requests are repeated."""
 
@@ -28,9 +28,9 @@ class NativeEngineConfig(ProcessTimeoutsConfig):
     type: Literal["native"] = "native"
     dtype: Literal["model", "float32", "bfloat16"] = "model"
     """Data type of the sampler's weights and KV cache; `model` is the trainer's compute type."""
-    kv_cache_tokens: int = Field(131072, gt=0)
+    kv_cache_tokens: int = Field(default=131072, gt=0)
     """Capacity of the KV cache, in tokens; sequences that do not fit wait, and none is dropped."""
-    max_sequences: int = Field(256, gt=0)
+    max_sequences: int = Field(default=256, gt=0)
     """Maximum number of concurrent completions; further requests queue."""
     merge_lora: bool = False
     """Sample from a copy of the adapted weights with the LoRA adapter merged: the samples are, bit for bit, those of an
@@ -54,9 +54,9 @@ class ServingEngineConfig(ProcessTimeoutsConfig):
 
     dtype: Literal["model", "float32", "bfloat16", "float16"] = "model"
     """Data type of the weights and of the computation; `model` is the trainer's compute type."""
-    tensor_parallel: int = Field(1, gt=0)
+    tensor_parallel: int = Field(default=1, gt=0)
     """Number of processes, each on its own GPU, over which each layer is split."""
-    pipeline_parallel: int = Field(1, gt=0)
+    pipeline_parallel: int = Field(default=1, gt=0)
     """Number of stages, each on its own GPUs, over which the layers are distributed."""
     quantization: str | None = None
     """Name of the library's quantization of the weights, such as `fp8`."""
@@ -69,7 +69,7 @@ class ServingEngineConfig(ProcessTimeoutsConfig):
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the library's own class of arguments, by name: vLLM's `AsyncEngineArgs`, SGLang's
     `ServerArgs`."""
-    max_logprob_gap: float | None = Field(None, gt=0)
+    max_logprob_gap: float | None = Field(default=None, gt=0)
     """Maximum mean difference, in nats, between the engine's and the trainer's log-probs of a probe after each
     load of weights; above it the run stops with an error. Null is 0.05 in float32, and 0.2 where one of the two
     computes in half precision."""
@@ -100,13 +100,13 @@ class VllmEngineConfig(ServingEngineConfig):
     memory_field = "gpu_memory_utilization"
     length_field = "max_model_len"
     type: Literal["vllm"] = "vllm"
-    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Fraction of each GPU's memory for weights and KV cache."""
-    max_num_batched_tokens: int | None = Field(None, gt=0)
+    max_num_batched_tokens: int | None = Field(default=None, gt=0)
     """Maximum number of tokens in one forward pass."""
-    max_num_seqs: int | None = Field(None, gt=0)
+    max_num_seqs: int | None = Field(default=None, gt=0)
     """Maximum number of concurrent completions; further requests queue."""
-    max_model_len: int | None = Field(None, gt=1)
+    max_model_len: int | None = Field(default=None, gt=1)
     """Maximum length of a prompt with its completion, in tokens; the run's longest sequence if omitted."""
     enforce_eager: bool = False
     """Run without compilation and CUDA graphs: a faster start and slower sampling."""
@@ -116,7 +116,7 @@ class VllmEngineConfig(ServingEngineConfig):
     """Reuse the KV cache of prompts that begin alike, such as those of one group."""
     limit_mm_per_prompt: dict[str, int] = Field(default_factory=dict)
     """Maximum number of images and other media in a prompt, by kind."""
-    seed: int | None = Field(None, ge=0)
+    seed: int | None = Field(default=None, ge=0)
     """Seed of the engine; each request has a seed of its own."""
     sleep_level: Literal[1, 2] | None = None
     """Level of vLLM's sleep while `rollout.release_memory` frees its memory: 1 moves the weights to the CPU's memory,
@@ -131,17 +131,17 @@ class SglangEngineConfig(ServingEngineConfig):
     memory_field = "mem_fraction_static"
     length_field = "context_length"
     type: Literal["sglang"] = "sglang"
-    mem_fraction_static: float | None = Field(None, gt=0, lt=1)
+    mem_fraction_static: float | None = Field(default=None, gt=0, lt=1)
     """Fraction of each GPU's memory for weights and KV cache."""
-    max_total_tokens: int | None = Field(None, gt=1)
+    max_total_tokens: int | None = Field(default=None, gt=1)
     """Capacity of the KV cache, in tokens; by default what `mem_fraction_static` leaves."""
-    max_running_requests: int | None = Field(None, gt=0)
+    max_running_requests: int | None = Field(default=None, gt=0)
     """Maximum number of concurrent completions; further requests queue."""
-    chunked_prefill_size: int | None = Field(None, ge=-1)
+    chunked_prefill_size: int | None = Field(default=None, ge=-1)
     """Maximum number of prompt tokens in one forward pass; longer prompts are split. -1 for no limit."""
-    max_prefill_tokens: int | None = Field(None, gt=0)
+    max_prefill_tokens: int | None = Field(default=None, gt=0)
     """Maximum number of prompt tokens of all requests that are started together."""
-    context_length: int | None = Field(None, gt=1)
+    context_length: int | None = Field(default=None, gt=1)
     """Maximum length of a prompt with its completion, in tokens; the run's longest sequence if omitted."""
     disable_cuda_graph: bool = False
     """Run without CUDA graphs: a faster start and slower sampling."""
@@ -154,7 +154,7 @@ class SglangEngineConfig(ServingEngineConfig):
     draw depends on the requests before it."""
     enable_memory_saver: bool | None = None
     """Allocate weights and KV cache so that `rollout.release_memory` can free them; null where it does."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Seed of the engine's draws."""
 
 
@@ -166,13 +166,13 @@ class ServerConnectionConfig(Section):
     `http://localhost:30000` for SGLang's own."""
     api_key_env: str | None = None
     """Environment variable that holds the server's API key; null if the server requires none."""
-    timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    timeout_seconds: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of one request; after it the request is retried."""
-    retries: int = Field(5, ge=0)
+    retries: int = Field(default=5, ge=0)
     """Maximum number of retries of a request; after the last one the run stops with an error."""
-    backoff_seconds: float = Field(1.0, gt=0, le=MAX_SECONDS)
+    backoff_seconds: float = Field(default=1.0, gt=0, le=MAX_SECONDS)
     """Wait before the first retry; it doubles with each further retry."""
-    max_concurrent_requests: int = Field(64, gt=0)
+    max_concurrent_requests: int = Field(default=64, gt=0)
     """Maximum number of concurrent completions; further requests queue."""
 
 
@@ -181,7 +181,7 @@ class SglangServerConfig(ServerConnectionConfig):
     machine's shared memory, which it must be able to read."""
 
     type: Literal["sglang_server"] = "sglang_server"
-    max_logprob_gap: float | None = Field(None, gt=0)
+    max_logprob_gap: float | None = Field(default=None, gt=0)
     """Maximum mean difference, in nats, between the engine's and the trainer's log-probs of a probe after each
     load of weights; above it the run stops with an error. Null is 0.05 in float32, and 0.2 where one of the two
     computes in half precision."""
@@ -201,10 +201,10 @@ class OpenAiEngineConfig(ServerConnectionConfig):
     weight_updates: Literal["none", "vllm"] = "none"
     """Way for trained weights to reach the server: `vllm` is vLLM's HTTP API, on this machine; `none` leaves the server
     as it is, and training is refused."""
-    holder: str | None = Field(None, pattern=r"^[^:]+$")
+    holder: str | None = Field(default=None, pattern=r"^[^:]+$")
     """Name of the run in the labels of its weights at the server, by which two runs that update one server are
     noticed; `project/name` if omitted."""
-    max_logprob_gap: float | None = Field(None, gt=0)
+    max_logprob_gap: float | None = Field(default=None, gt=0)
     """Maximum mean difference, in nats, between the server's and the trainer's log-probs of a probe after each
     update of the weights; above it the run stops with an error. Null is 0.05 in float32, and 0.2 where the trainer
     computes in half precision."""
@@ -274,18 +274,18 @@ WorkflowConfigOrName = Annotated[WorkflowConfig, BeforeValidator(_from_name)]
 class SamplingConfig(Section):
     """Sampling of tokens."""
 
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(default=1.0, ge=0)
     """Divisor of the logits; 0 is greedy."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Cumulative probability of the most likely tokens that are kept; 1 keeps all."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(default=0, ge=0)
     """Number of most likely tokens that are kept; 0 keeps all."""
-    min_p: float = Field(0.0, ge=0, lt=1)
+    min_p: float = Field(default=0.0, ge=0, lt=1)
     """Minimum probability of a token, as a fraction of the most likely token's; 0 keeps all."""
-    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_penalty: float = Field(default=1.0, gt=0)
     """Penalty of tokens that occurred before (arXiv 1909.05858): above 1 they become less likely; 1 for
     none."""
-    min_response_tokens: int = Field(0, ge=0)
+    min_response_tokens: int = Field(default=0, ge=0)
     """Minimum length of a response, in tokens; end tokens and stop texts have no effect before it."""
     stop: tuple[str, ...] = ()
     """Texts that end a response; the text itself remains in the response."""
@@ -301,7 +301,7 @@ class EnginePoolConfig(Section):
 
     engines: int = Field(gt=0)
     """Number of engines."""
-    max_restarts: int = Field(3, ge=0)
+    max_restarts: int = Field(default=3, ge=0)
     """Maximum number of restarts of each killed engine; after them the run stops with an error."""
 
 
@@ -309,7 +309,7 @@ class EndpointConfig(Section):
     """OpenAI-compatible endpoint of the policy for agents and judges: on loopback, with a token per rollout.
     It starts if a workflow or a judge needs it."""
 
-    port: int = Field(0, ge=0, le=65535)
+    port: int = Field(default=0, ge=0, le=65535)
     """Port on which the endpoint listens; 0 for any free port."""
     model: str = "policy"
     """Name of the policy at the endpoint, which an agent sends as `model`."""
@@ -341,7 +341,7 @@ class AuxiliaryModelConfig(Section):
     """Device of the model; `auto` is the GPU if there is one, otherwise the CPU."""
     engine: AuxiliaryEngineConfig = NativeEngineConfig(kv_cache_tokens=32768)
     """Inference engine of the model; vLLM and SGLang run in a process of its own, which is restarted if it ends."""
-    max_response_tokens: int = Field(1024, gt=0)
+    max_response_tokens: int = Field(default=1024, gt=0)
     """Maximum length of a reply, in tokens, for requests without their own limit."""
     trust_remote_code: bool = False
     """Run Python code from the model folder."""
@@ -364,19 +364,19 @@ class RolloutConfig(Section):
     """Workflow that turns a task into a rollout; an eval taskset may have its own."""
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of the rollouts that are trained on."""
-    max_sequence_tokens: int | None = Field(None, gt=1)
+    max_sequence_tokens: int | None = Field(default=None, gt=1)
     """Maximum length of a conversation (prompt and all turns), in tokens; `max_prompt_tokens +
     max_response_tokens` if omitted."""
     sequence_per: Literal["trajectory", "turn"] = "trajectory"
     """Unit of a training sequence: `trajectory` joins turns that continue each other, `turn` makes each turn
     a sequence."""
-    max_concurrent_rollouts: int | None = Field(None, gt=0)
+    max_concurrent_rollouts: int | None = Field(default=None, gt=0)
     """Maximum number of concurrent rollouts; null for all rollouts of a step (64 for workflows without
     `async`)."""
-    timeout_seconds: float = Field(3600.0, gt=0, le=MAX_SECONDS)
+    timeout_seconds: float = Field(default=3600.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of a rollout; after it the rollout is cancelled and counts as failed, not as reward
     0."""
-    retries: int = Field(0, ge=0)
+    retries: int = Field(default=0, ge=0)
     """Maximum number of retries of a rollout that failed or timed out."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the workflows."""
@@ -384,5 +384,5 @@ class RolloutConfig(Section):
     """Endpoint at which agents reach the policy."""
     auxiliary_models: tuple[AuxiliaryModelConfig, ...] = ()
     """Models that are not trained, each with its own inference engine."""
-    max_error_fraction: float = Field(0.1, ge=0, le=1)
+    max_error_fraction: float = Field(default=0.1, ge=0, le=1)
     """Maximum fraction of a step's rollouts that may fail; above it the run stops with an error."""

@@ -18,6 +18,7 @@ from strop.config.schema.algorithm import (
     AlgorithmConfig,
     GrpoConfig,
     OfflineAlgorithmConfig,
+    PrimeConfig,
     RolloutAlgorithmConfig,
 )
 from strop.config.schema.base import Section, type_shorthand
@@ -33,6 +34,7 @@ from strop.config.schema.buffer import (
 )
 from strop.config.schema.data import DataConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.policy_gradient import OversamplingConfig
 from strop.config.schema.record import CheckpointConfig, EvaluateConfig, ExportConfig, RecordConfig
 from strop.config.schema.reward import RewardConfig, RewardConfigOrShorthand, RewardFunctionConfig
 from strop.config.schema.rollout import RolloutConfig, ServerConnectionConfig, WorkflowConfig
@@ -55,15 +57,15 @@ class RayClusterConfig(Section):
     this machine and stops it at the end of the run."""
     namespace: str | None = None
     """Ray namespace of the actors' names; null is `<project>/<name>` of the run."""
-    nodes: int = Field(1, gt=0)
+    nodes: int = Field(default=1, gt=0)
     """Minimum number of nodes that the cluster must have."""
-    gpus_per_node: int = Field(0, ge=0)
+    gpus_per_node: int = Field(default=0, ge=0)
     """Minimum number of GPUs on each of these nodes; they are divided between explorer and trainer."""
     explorer_name: FileName = "explorer"
     """Name of the explorer's actor."""
     trainer_name: FileName = "trainer"
     """Name of the trainer's actor."""
-    start_timeout_seconds: float = Field(300.0, gt=0, le=MAX_SECONDS)
+    start_timeout_seconds: float = Field(default=300.0, gt=0, le=MAX_SECONDS)
     """Maximum wait for the nodes, and for the placement of an actor; after it the run stops with an error
     that names the missing resources."""
     logs_by_node: bool = False
@@ -170,7 +172,7 @@ class Run(Section):
     """Folder of all projects."""
     folder: str | None = None
     """Folder of the run; `<output>/<project>/<name>` if omitted."""
-    seed: int = Field(1, ge=0)
+    seed: int = Field(default=1, ge=0)
     """Seed of the data order, of sampling and of dropout."""
     resume: str = "auto"
     """Checkpoint to resume from: `auto` for the last valid one of the run's folder, `never` for a new start,
@@ -253,10 +255,14 @@ class Run(Section):
         return self.algorithm
 
     @property
+    def oversampling(self) -> OversamplingConfig | None:
+        """The choice of a step's groups among more groups; None where a step trains on all that it samples."""
+        return self.algorithm.oversampling if isinstance(self.algorithm, PrimeConfig) else None
+
+    @property
     def tasks_sampled_per_step(self) -> int:
         """Number of tasks that a step takes, without the replacement of filtered groups."""
-        preference = self.algorithm.group_preference
-        return self.trainer.tasks_per_step * (1 if preference is None else preference.factor)
+        return self.trainer.tasks_per_step * (self.oversampling.factor if self.oversampling else 1)
 
     @property
     def releases_engine_memory(self) -> bool:

@@ -16,24 +16,24 @@ from strop.config.units import MAX_SECONDS
 class DataJuicerSection(Section):
     """Operators of Data-Juicer and the service that runs them."""
 
-    url: str | None = Field(None, pattern=r"^https?://")
+    url: str | None = Field(default=None, pattern=r"^https?://")
     """Address of a service that runs, whose token is in STROP_DATA_JUICER_TOKEN; null to start one."""
     python: str | None = None
     """Interpreter of an environment with py-data-juicer, by which Strop starts the service on this machine; null for
     the environment variable STROP_DATA_JUICER_PYTHON."""
-    port: int = Field(0, ge=0, le=65535)
+    port: int = Field(default=0, ge=0, le=65535)
     """Port on 127.0.0.1 of the service that Strop starts; 0 for a free one."""
     config: str | None = None
     """Data-Juicer recipe, a YAML file on the machine of the service."""
     operators: tuple[dict[str, Any], ...] | None = None
     """Operators, each a mapping from its name to its arguments."""
-    processes: int = Field(1, gt=0)
+    processes: int = Field(default=1, gt=0)
     """Number of processes of each operator."""
-    timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    timeout_seconds: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
     """Maximum time without an answer to a request."""
-    wait_seconds: float = Field(600.0, ge=0, le=MAX_SECONDS)
+    wait_seconds: float = Field(default=600.0, ge=0, le=MAX_SECONDS)
     """Maximum time that a service at `url` may be away during a run; it is asked again every second."""
-    max_restarts: int = Field(3, ge=0)
+    max_restarts: int = Field(default=3, ge=0)
     """Maximum restarts of a service that Strop has started."""
 
     def faults(self) -> Iterator[str]:
@@ -47,9 +47,9 @@ class DataJuicerSection(Section):
 class ReplyConfig(Section):
     """Replies of a language model, whichever runs it."""
 
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(default=0.0, ge=0)
     """Sampling temperature of the replies; 0 is greedy."""
-    max_tokens: int = Field(1024, gt=0)
+    max_tokens: int = Field(default=1024, gt=0)
     """Maximum length of a reply, in tokens."""
 
 
@@ -57,20 +57,20 @@ class EndpointModelConfig(ReplyConfig):
     """Language model behind an OpenAI-compatible endpoint."""
 
     type: Literal["endpoint"] = "endpoint"
-    url: str | None = Field(None, pattern=r"^https?://")
+    url: str | None = Field(default=None, pattern=r"^https?://")
     """Base URL of the endpoint's API, such as `http://localhost:8000/v1`; null for the environment variable
     OPENAI_BASE_URL."""
     model: str = Field(min_length=1)
     """Name of the model at the endpoint."""
     api_key_env: str | None = "OPENAI_API_KEY"
     """Environment variable with the endpoint's API key; no key is sent if it is null or the variable is not set."""
-    concurrency: int = Field(8, gt=0)
+    concurrency: int = Field(default=8, gt=0)
     """Maximum number of concurrent requests."""
-    timeout_seconds: float = Field(120.0, gt=0, le=MAX_SECONDS)
+    timeout_seconds: float = Field(default=120.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of one request; after it the request is repeated."""
-    retries: int = Field(8, ge=0)
+    retries: int = Field(default=8, ge=0)
     """Maximum number of repetitions of a request; after the last one the command stops, and a later one continues."""
-    backoff_seconds: float = Field(1.0, gt=0, le=MAX_SECONDS)
+    backoff_seconds: float = Field(default=1.0, gt=0, le=MAX_SECONDS)
     """Wait before the first repetition; it doubles with each further one."""
 
 
@@ -91,12 +91,12 @@ LanguageModelConfig = Annotated[
 class InvalidRepliesConfig(Section):
     """Treatment of rows for which the language model gives no usable reply."""
 
-    attempts: int = Field(3, gt=0)
+    attempts: int = Field(default=3, gt=0)
     """Maximum number of requests for a row; further ones sample at temperature 1 with another seed."""
     treatment: Literal["keep", "drop", "error"] = "keep"
     """Rows without a usable reply: `keep` keeps them without a value, `drop` removes them, and both count them;
     `error` stops at the first one."""
-    max_fraction: float = Field(0.1, ge=0, le=1)
+    max_fraction: float = Field(default=0.1, ge=0, le=1)
     """Maximum fraction of rows without a usable reply; above it the pipeline stops."""
 
     def faults(self) -> Iterator[str]:
@@ -137,9 +137,9 @@ class LanguageFilterConfig(Section):
     type: Literal["language"] = "language"
     column: str
     """Column of the text, or of a list of messages."""
-    languages: tuple[str, ...] = Field(("en",), min_length=1)
+    languages: tuple[str, ...] = Field(default=("en",), min_length=1)
     """ISO 639-1 codes of the languages that are kept."""
-    min_score: float = Field(0.0, ge=0, le=1)
+    min_score: float = Field(default=0.0, ge=0, le=1)
     """Minimum probability of the identified language."""
     output: str | None = None
     """Column that gets the code of the language; null for none."""
@@ -156,11 +156,11 @@ class DeduplicateConfig(Section):
     (datasketch; needs the extra `pipelines`)."""
     normalize: bool = True
     """Whether letter case and white space are ignored."""
-    similarity: float = Field(0.7, gt=0, lt=1)
+    similarity: float = Field(default=0.7, gt=0, lt=1)
     """Jaccard similarity of the sets of n-grams from which `minhash` takes two rows for duplicates."""
-    ngram_words: int = Field(5, gt=0)
+    ngram_words: int = Field(default=5, gt=0)
     """Number of words in an n-gram of `minhash`."""
-    permutations: int = Field(128, gt=0)
+    permutations: int = Field(default=128, gt=0)
     """Number of hash functions of `minhash`; more are more exact and slower."""
 
     def faults(self) -> Iterator[str]:
@@ -208,9 +208,9 @@ class LlmScoreConfig(Section):
     """Regular expression with one group; the last match in the reply is the score."""
     scale: tuple[float, float] = (1.0, 5.0)
     """Scores of the model that become 0 and 1."""
-    min_score: float = Field(0.5, ge=0, le=1)
+    min_score: float = Field(default=0.5, ge=0, le=1)
     """Minimum score, from 0 to 1, of the rows that are kept."""
-    max_score: float = Field(1.0, ge=0, le=1)
+    max_score: float = Field(default=1.0, ge=0, le=1)
     """Maximum score, from 0 to 1, of the rows that are kept."""
     output: str | None = None
     """Column that gets the score; null for `llm_quality_score` or `llm_difficulty_score`."""
@@ -242,19 +242,19 @@ class PassRateConfig(Section):
     type: Literal["pass_rate"] = "pass_rate"
     model: str | None = None
     """Folder or Hub name of the model; null for the run's own initial model."""
-    rollouts_per_task: int = Field(8, gt=0)
+    rollouts_per_task: int = Field(default=8, gt=0)
     """Number of answers sampled per task."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature."""
     pass_reward: float = 1.0
     """Minimum reward of a correct answer."""
-    min: float = Field(0.0, ge=0, le=1)
+    min: float = Field(default=0.0, ge=0, le=1)
     """Minimum pass rate of the tasks that are kept."""
-    max: float = Field(1.0, ge=0, le=1)
+    max: float = Field(default=1.0, ge=0, le=1)
     """Maximum pass rate of the tasks that are kept."""
-    min_reward_std: float = Field(0.0, ge=0)
+    min_reward_std: float = Field(default=0.0, ge=0)
     """Minimum population standard deviation of a task's rewards; 0 keeps tasks whose answers all have the same."""
-    max_failed_fraction: float = Field(0.1, ge=0, le=1)
+    max_failed_fraction: float = Field(default=0.1, ge=0, le=1)
     """Maximum fraction of failed rollouts; above it the pipeline stops. A task without a scored answer is kept, without
     values, and counted."""
 
@@ -301,7 +301,7 @@ class SynthesizeConfig(Section):
     columns: tuple[str, ...] = Field(min_length=1)
     """Columns of a variant that the reply gives: the complete reply for one column, a JSON object with these keys for
     several. The other columns are those of the row."""
-    variants: int = Field(1, gt=0)
+    variants: int = Field(default=1, gt=0)
     """Number of variants of each row."""
     keep_original: bool = True
     """Whether the row itself is kept."""
@@ -322,13 +322,13 @@ class SampleConfig(Section):
     """Random choice of rows, without replacement; those that are chosen keep their order."""
 
     type: Literal["sample"] = "sample"
-    count: int | None = Field(None, gt=0)
+    count: int | None = Field(default=None, gt=0)
     """Number of rows; null if `fraction` decides. Fewer rows than that are all kept."""
-    fraction: float | None = Field(None, gt=0, le=1)
+    fraction: float | None = Field(default=None, gt=0, le=1)
     """Fraction of the rows; null if `count` decides."""
     weight: str | None = None
     """Column of weights, to which the probability of a row is proportional; null for equal probabilities."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Seed of the choice."""
 
     def faults(self) -> Iterator[str]:
@@ -348,7 +348,7 @@ class MixtureInputConfig(Section):
     """Subset of a dataset with several subsets."""
     table: str | None = None
     """Table of a database."""
-    count: int | None = Field(None, gt=0)
+    count: int | None = Field(default=None, gt=0)
     """Number of rows, chosen at random; null for all."""
     columns: dict[str, str] = Field(default_factory=dict)
     """New names of columns, by the names in this dataset."""
@@ -364,7 +364,7 @@ class MixtureConfig(Section):
     """Whether all rows are put into random order; otherwise the datasets follow each other."""
     output: str | None = None
     """Column that gets the number of the dataset, 0 for the one before; null for none."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Seed of the choice and of the order."""
 
 
@@ -379,12 +379,12 @@ class OrderConfig(Section):
     weights: dict[str, float] = Field(default_factory=dict)
     """Weights of columns; rows are sorted by the weighted sum, the largest first, which becomes the column
     `priority`."""
-    folds: int = Field(1, gt=0)
+    folds: int = Field(default=1, gt=0)
     """Number of passes from the first to the last rows, each over every `folds`-th row of the order
     (arXiv 2506.21545); 1 keeps it as it is."""
-    limit: int | None = Field(None, gt=0)
+    limit: int | None = Field(default=None, gt=0)
     """Maximum number of rows, from the first one of the order on; null for all."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Seed of the random order."""
 
     def faults(self) -> Iterator[str]:
@@ -450,7 +450,7 @@ class TaskPipelineConfig(Section):
     """Operators, in order."""
     columns: tuple[str, ...] | None = None
     """Columns of the result; null for all."""
-    processes: int = Field(1, gt=0)
+    processes: int = Field(default=1, gt=0)
     """Number of processes for operators that neither ask a model nor compare rows; 1 is this process. With
     `cluster.address` they are tasks on the nodes of the Ray cluster, one per free CPU."""
     cache: str | None = None

@@ -34,9 +34,9 @@ class RankNetworkConfig(Section):
     interface: str | None = None
     """Network interface for the traffic between ranks (gloo and NCCL) and for their rendezvous, such as `eth0`; null
     is the one that leads to the first rank."""
-    join_timeout_seconds: float = Field(1800.0, gt=0, le=MAX_SECONDS)
+    join_timeout_seconds: float = Field(default=1800.0, gt=0, le=MAX_SECONDS)
     """Maximum time in which all ranks start and connect to each other."""
-    node_timeout_seconds: float = Field(20.0, gt=0, le=MAX_SECONDS)
+    node_timeout_seconds: float = Field(default=20.0, gt=0, le=MAX_SECONDS)
     """Maximum time for which another node may give no sign of life, under torchrun or on Ray; then it counts as
     lost."""
     environment: dict[str, str] = Field(default_factory=dict)
@@ -48,9 +48,9 @@ class DeepSpeedEngineConfig(Section):
     1910.02054)."""
 
     type: Literal["deepspeed"] = "deepspeed"
-    ranks: int = Field(2, gt=0)
+    ranks: int = Field(default=2, gt=0)
     """Number of processes, including the run's own; on GPUs each process has its own GPU."""
-    sequence_parallel: int = Field(1, gt=0)
+    sequence_parallel: int = Field(default=1, gt=0)
     """Number of ranks that divide the tokens of a micro-batch (Ulysses): activations of one rank shrink by that factor.
     `microbatch` counts the tokens of all of them; the model's attention heads must be a multiple."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -65,7 +65,7 @@ class DeepSpeedEngineConfig(Section):
     config: str | dict[str, Any] | None = None
     """DeepSpeed configuration: a JSON file, or its sections. `auto` values come from the run file, and other values
     must agree with it."""
-    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    hang_timeout_seconds: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
     """Maximum time, in seconds, for which the other ranks wait for a rank that is stopped or makes no progress; then
     the run ends with exit code 75, or restarts its trainer. It is also the timeout of collective operations (gloo and
     NCCL)."""
@@ -104,7 +104,7 @@ class WrapPolicyConfig(Section):
 
     layers: tuple[str, ...] = ()
     """Class names of these modules; empty for the decoder layers that the model names."""
-    min_parameters: int = Field(0, ge=0)
+    min_parameters: int = Field(default=0, ge=0)
     """Minimum number of parameters of such a module; those of a smaller one are gathered with the module around it."""
 
 
@@ -112,15 +112,15 @@ class Fsdp2EngineConfig(Section):
     """Several processes (ranks), each with a shard of every parameter, gradient and optimizer state (FSDP2)."""
 
     type: Literal["fsdp2"] = "fsdp2"
-    ranks: int = Field(2, gt=0)
+    ranks: int = Field(default=2, gt=0)
     """Number of processes, including the run's own; on GPUs each process has its own GPU."""
-    replicate: int = Field(1, gt=0)
+    replicate: int = Field(default=1, gt=0)
     """Number of replicas of the model (HSDP): each replica is sharded over `ranks / replicate` ranks, and gradients
     are summed over the replicas."""
-    sequence_parallel: int = Field(1, gt=0)
+    sequence_parallel: int = Field(default=1, gt=0)
     """Number of ranks that divide the tokens of a micro-batch (Ulysses): activations of one rank shrink by that factor.
     `microbatch` counts the tokens of all of them; the model's attention heads must be a multiple."""
-    tensor_parallel: int = Field(1, gt=0)
+    tensor_parallel: int = Field(default=1, gt=0)
     """Number of ranks that divide each layer's matrices and attention heads (tensor parallelism), for models with a
     plan in transformers; FSDP2 shards the parts over the other ranks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -141,13 +141,13 @@ class Fsdp2EngineConfig(Section):
     replicas they are always summed after the last one."""
     wrap: WrapPolicyConfig = WrapPolicyConfig()
     """Modules whose parameters are gathered together."""
-    forward_prefetch: int = Field(0, ge=0)
+    forward_prefetch: int = Field(default=0, ge=0)
     """Number of layers whose parameters are gathered ahead of the one that runs, in addition to FSDP2's own
     overlap."""
-    backward_prefetch: int = Field(1, gt=0)
+    backward_prefetch: int = Field(default=1, gt=0)
     """Number of layers whose parameters are gathered ahead of the one whose backward pass runs; 1 is FSDP2's own
     overlap."""
-    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    hang_timeout_seconds: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
     """Maximum time, in seconds, for which the other ranks wait for a rank that is stopped or makes no progress; then
     the run ends with exit code 75, or restarts its trainer. It is also the timeout of collective operations (gloo and
     NCCL)."""
@@ -173,11 +173,11 @@ class ElasticConfig(Section):
     """After the loss of ranks the run continues from its last checkpoint: under torchrun and on a Ray cluster with the
     ranks that are left, otherwise with new processes for all of them."""
 
-    min_ranks: int = Field(1, gt=0)
+    min_ranks: int = Field(default=1, gt=0)
     """Minimum number of ranks under torchrun or on Ray, including the first one; with fewer the run ends."""
-    wait_seconds: float = Field(30.0, ge=0, le=MAX_SECONDS)
+    wait_seconds: float = Field(default=30.0, ge=0, le=MAX_SECONDS)
     """Time under torchrun or on Ray for which lost ranks may come back before the run continues without them."""
-    max_restarts: int = Field(3, ge=0)
+    max_restarts: int = Field(default=3, ge=0)
     """Maximum number of continuations of a run in one process; a separate trainer has
     `synchronizer.max_restarts`."""
 
@@ -197,7 +197,7 @@ class WarmupSelectionConfig(Section):
     """Number of first steps that train on demonstrations, with as many updates each as any other step."""
     demonstrations: str | None = None
     """Name of the set in `data.demonstrations`; the only set if omitted."""
-    demonstrations_per_update: int | None = Field(None, gt=0)
+    demonstrations_per_update: int | None = Field(default=None, gt=0)
     """Number of demonstrations per update; the number of rollouts per update if omitted."""
 
 
@@ -221,13 +221,13 @@ BatchSelectionConfig = Annotated[
 class RouterLossConfig(Section):
     """Losses on the routers of a mixture of experts, added to the algorithm's loss."""
 
-    balance_coef: float = Field(0.0, ge=0)
+    balance_coef: float = Field(default=0.0, ge=0)
     """Coefficient of the load-balancing loss (Switch Transformer, arXiv 2101.03961, equations 4 to 6); 0 for none.
     Above 0, each update has an additional forward pass, which measures the load of the experts over the update."""
     balance_over: Literal["layer", "model"] = "layer"
     """Router outputs that one load is computed of: those of each layer, with the sum over layers as the loss, as in
     Megatron; or those of all layers together, as in transformers."""
-    z_coef: float = Field(0.0, ge=0)
+    z_coef: float = Field(default=0.0, ge=0)
     """Coefficient of the router z-loss, summed over layers (ST-MoE, arXiv 2202.08906, equation 5); 0 for none."""
 
     def faults(self) -> Iterator[str]:
@@ -243,15 +243,15 @@ class TrainerConfig(Section):
     """Length of the run: epochs over the training tasks, steps, or updates."""
     stop_after: RunLimit = None
     """Earlier end of the run, in epochs or steps; learning rate schedules still span `duration`."""
-    tasks_per_step: int = Field(64, gt=0)
+    tasks_per_step: int = Field(default=64, gt=0)
     """Tasks sampled in one step; each has `algorithm.rollouts_per_task` rollouts."""
-    tasks_per_update: int | None = Field(None, gt=0)
+    tasks_per_update: int | None = Field(default=None, gt=0)
     """Tasks whose rollouts make one optimizer update; all tasks of the step if omitted."""
-    epochs_per_step: int = Field(1, gt=0)
+    epochs_per_step: int = Field(default=1, gt=0)
     """Epochs over the rollouts of one step (PPO's epochs)."""
     shuffle_each_epoch: bool = False
     """Shuffle the order of the step's tasks for each of these epochs."""
-    shuffle_seed: int | None = Field(None, ge=0)
+    shuffle_seed: int | None = Field(default=None, ge=0)
     """Seed of these orders; the run's `seed` if omitted."""
     batch_selection: BatchSelectionConfig = DefaultSelectionConfig()
     """Choice of the experiences that a step learns from."""
@@ -270,7 +270,7 @@ class TrainerConfig(Section):
     """Schedule by which the optimizer's weight decay increases; null keeps it constant."""
     schedule: Annotated[ScheduleConfig, type_shorthand("constant")] = ConstantScheduleConfig()
     """Learning rate schedule."""
-    max_grad_norm: float | None = Field(1.0, gt=0)
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Maximum norm of the gradient; larger gradients are scaled down to it. Null for no limit."""
     router_loss: RouterLossConfig | None = None
     """Losses on the routers of a mixture of experts; null for none."""
