@@ -11,14 +11,22 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from strop.config.load.config_tree import ConfigTree, Source
 from strop.config.load.loader import LoadedRun, load_run, load_values
 from strop.config.redact import set_environment
-from strop.errors import Interrupted
-from strop.python_rewards import PythonRewards, list_rewards
+from strop.config.save import escape_interpolations
+from strop.errors import ConfigError, Interrupted
+from strop.library.callables import Rewards, list_functions
+from strop.library.data import Rows
+from strop.library.inputs import Inputs, require_functions
+from strop.library.notebook import LiveLine, in_notebook, may_watch
+from strop.library.sections import RunDefinition
+from strop.python_rewards import PythonReward, PythonRewards, list_rewards
 from strop.reading import key_owner
 from strop.run.entry.result import RunResult
 from strop.workers.cleanup import cleanup
@@ -26,6 +34,8 @@ from strop.workers.imports import without_collections
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from strop.run.drivers.callbacks import Callback, RunControl
 
 __all__ = [
@@ -75,9 +85,17 @@ def load(
 
 
 def train(
-    run: LoadedRun,
+    run: LoadedRun | RunDefinition | str | Path | Mapping[str, Any],
     *,
-    reward: RewardFn | None = None,
+    data: Rows | None = None,
+    eval: Rows | Mapping[str, Rows] | None = None,
+    model: str | Path | PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    reward: Rewards | None = None,
+    workflow: Callable[..., Any] | str | None = None,
+    tools: Sequence[Callable[..., Any] | str] | None = None,
+    advantages: Callable[..., Any] | str | None = None,
+    loss: Callable[..., Any] | str | None = None,
     callbacks: Sequence[Callback | Any] = (),
     change: Sequence[str] = (),
 ) -> RunResult:
@@ -86,48 +104,129 @@ def train(
     A run with stages runs them all and returns the result of the last one. Under torchrun only the first process
     returns; the others are ranks of its run, and end with it.
 
+    Data and a model from memory are written into `inputs` of the run's folder, so that a resume reads the same. A
+    function that can be imported is recorded by its path; any other one runs in this process only, and only the same
+    call continues its run.
+
     Args:
-        run: the run that `load` returned.
-        reward: a function such as `f(completion, answer) -> float`, added to the rewards of the run file.
+        run: a run file, its values as a dict, a `strop.Run`, or what `load` returned.
+        data: training rows, in place of `data.train.path`: a list of dicts, a `datasets.Dataset` or
+            `IterableDataset`, which is read to its end, a pandas or polars data frame, or an Arrow table. The columns
+            are `prompt` and `answer`, or those that the run names.
+        eval: rows of the eval taskset, or a dict of rows by the taskset's name.
+        model: folder, name on the Hub, or a loaded model, of which the run trains a copy.
+        tokenizer: tokenizer of a loaded model.
+        reward: a function such as `f(completion, answer) -> float`, or a list of functions and `strop.Reward`, added to
+            the rewards of the run file.
+        workflow: function `(task, chat)` that turns a task into a rollout.
+        tools: functions that the model may call; the workflow is then `tools`.
+        advantages: function `(batch: RolloutBatch) -> Tensor`, in place of the algorithm's.
+        loss: function `(micro_batch, outputs, counts) -> LossOutput`, in place of the algorithm's.
         callbacks: objects with some of the methods of `Callback`, called during training.
         change: fields that a stopped run continues with as they are now, such as `trainer.optimizer.lr`, `data.train`
             for rows that have changed, or `reward` for this function.
 
     Raises:
+        ConfigError: the run, or an argument, has a value that is not accepted.
+        DataError: the data has no rows, no column of prompts, or rows with different keys.
         Interrupted: SIGINT or SIGTERM stopped the run. Its state is saved; the same call continues it. In a
             script that does not catch it, Python prints one line and exits with code 130 or 143.
         StropError: the run cannot continue.
     """
+    inputs = Inputs(data, eval, model, tokenizer, reward, workflow, tools, advantages, loss)
+    loaded, rewards = _with_inputs(run, inputs)
     if change:
         from strop.run.state.identity import change_configuration
 
-        for stage in run.runs:
-            print(change_configuration(stage.run, change, _all_rewards(stage, reward)), flush=True)
-    return _train(run, reward, callbacks, StopSignal())
+        for stage in loaded.runs:
+            print(change_configuration(stage.run, change, _all_rewards(stage, rewards)), flush=True)
+    if in_notebook() and may_watch(loaded):
+        callbacks = (*callbacks, LiveLine())
+    return _train(loaded, rewards, callbacks, StopSignal())
+
+
+def _with_inputs(
+    run: LoadedRun | RunDefinition | str | Path | Mapping[str, Any], inputs: Inputs
+) -> tuple[LoadedRun, tuple[PythonReward, ...]]:
+    """The loaded run with the arguments of `train` in it, and the rewards without an import path."""
+
+    def complete(tree: ConfigTree) -> None:
+        for keys, value in inputs.values(tree.get).items():
+            for depth in range(1, len(keys)):  # such as `workflow: math`, or a list of tasksets
+                if tree.has(keys[:depth]) and not isinstance(tree.get(keys[:depth]), dict):
+                    tree.delete(keys[:depth])
+            tree.set(keys, value, Source("python", "strop.train"))
+
+    if isinstance(run, RunDefinition) and (own := list_functions(run.reward_functions)):
+        inputs = replace(inputs, reward=[*own, *list_functions(inputs.reward)])
+    if isinstance(run, LoadedRun):
+        if not (given := inputs.values(lambda keys: None)):
+            loaded = run
+        else:
+            values = escape_interpolations(run.run.model_dump(mode="json")) if not run.stages else None
+            if values is None:
+                raise ConfigError(
+                    f"A loaded run with stages cannot get {next(iter(given))[0]} from Python. Pass the run file's path "
+                    "in place of strop.load(...)."
+                )
+            loaded = load_values(values, complete=complete, key_owner=key_owner)
+            loaded = replace(loaded, run=loaded.run.with_interpolations(run.run.interpolations))
+            loaded = replace(
+                loaded,
+                rewards=run.rewards,
+                callbacks=run.callbacks,
+                environment=run.environment,
+                notes=run.notes,
+            )
+    elif isinstance(run, RunDefinition):
+        loaded = load_values(run.values(), origin="strop.Run", complete=complete, key_owner=key_owner)
+    elif isinstance(run, Mapping):
+        loaded = load_values(run, complete=complete, key_owner=key_owner)
+    else:
+        loaded = load_run(Path(run), complete=complete, key_owner=key_owner)
+    return inputs.attach(loaded)
 
 
 def start(
-    run: LoadedRun, *, reward: RewardFn | None = None, callbacks: Sequence[Callback | Any] = ()
+    run: LoadedRun | RunDefinition | str | Path | Mapping[str, Any],
+    *,
+    data: Rows | None = None,
+    eval: Rows | Mapping[str, Rows] | None = None,
+    model: str | Path | PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    reward: Rewards | None = None,
+    workflow: Callable[..., Any] | str | None = None,
+    tools: Sequence[Callable[..., Any] | str] | None = None,
+    advantages: Callable[..., Any] | str | None = None,
+    loss: Callable[..., Any] | str | None = None,
+    callbacks: Sequence[Callback | Any] = (),
 ) -> RunHandle:
-    """Start `train` in a background thread; the handle stops the run and waits for its result."""
-    return RunHandle(run, reward, callbacks)
+    """Start `train` in a background thread; the handle stops the run and waits for its result.
+
+    The arguments are those of `train`, and so are the errors of a run that is not accepted.
+    """
+    inputs = Inputs(data, eval, model, tokenizer, reward, workflow, tools, advantages, loss)
+    loaded, rewards = _with_inputs(run, inputs)
+    return RunHandle(loaded, rewards, callbacks)
 
 
 class RunHandle:
     """A run in a background thread, as `start` returns it. All methods may be called from any thread."""
 
-    def __init__(self, run: LoadedRun, reward: RewardFn | None = None, callbacks: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, run: LoadedRun, rewards: Sequence[PythonReward] = (), callbacks: Sequence[Any] = ()
+    ) -> None:
         self._stop = StopSignal()
         self._result: RunResult | None = None
         self._error: BaseException | None = None
         # Not Thread.join: after a KeyboardInterrupt in it, CPython 3.11 takes a running thread for ended.
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(run, reward, callbacks), name="strop-run")
+        self._thread = threading.Thread(target=self._work, args=(run, rewards, callbacks), name="strop-run")
         self._thread.start()
 
-    def _work(self, run: LoadedRun, reward: RewardFn | None, callbacks: Sequence[Any]) -> None:
+    def _work(self, run: LoadedRun, rewards: Sequence[PythonReward], callbacks: Sequence[Any]) -> None:
         try:
-            self._result = _train(run, reward, callbacks, self._stop)
+            self._result = _train(run, rewards, callbacks, self._stop)
         except BaseException as error:  # noqa: BLE001  (`wait` raises it in the caller's thread)
             self._error = error
         finally:
@@ -172,7 +271,9 @@ class RunHandle:
         return self._result
 
 
-def _train(run: LoadedRun, reward: RewardFn | None, callbacks: Sequence[Any], stop: StopSignal) -> RunResult:
+def _train(
+    run: LoadedRun, reward: Sequence[PythonReward], callbacks: Sequence[Any], stop: StopSignal
+) -> RunResult:
     from strop.run.distributed.torchrun import join_torchrun_run, torchrun_session
     from strop.run.entry.start import finished_result
 
@@ -199,12 +300,13 @@ def _train(run: LoadedRun, reward: RewardFn | None, callbacks: Sequence[Any], st
 
 
 def _train_one(
-    run: LoadedRun, reward: RewardFn | None, callbacks: Sequence[Any], stop: StopSignal
+    run: LoadedRun, reward: Sequence[PythonReward], callbacks: Sequence[Any], stop: StopSignal
 ) -> RunResult:
     from strop.report.build import write_bench, write_report
     from strop.run.entry.start import start_run
 
     rewards, callbacks = _all_rewards(run, reward), (*run.callbacks, *callbacks)
+    require_functions(run.run, list_rewards(rewards))
     if run.run.mode == "bench":
         with set_environment(run.environment):
             result = start_run(run, rewards, stop=stop, callbacks=callbacks)
@@ -221,9 +323,9 @@ def _train_one(
         return start_run(run, rewards, stop=stop, callbacks=callbacks)
 
 
-def _all_rewards(run: LoadedRun, reward: RewardFn | None) -> PythonRewards | None:
-    """The functions of the program that configures the run, and `reward`."""
-    return (*run.rewards, *list_rewards(reward)) or None
+def _all_rewards(run: LoadedRun, rewards: PythonRewards | None) -> PythonRewards | None:
+    """The functions of the program that configures the run, and `rewards`."""
+    return (*run.rewards, *list_rewards(rewards)) or None
 
 
 def _print_interrupts_in_one_line() -> None:

@@ -21,7 +21,27 @@ import torch
 from strop.algorithms.algorithm import AdvantageEstimate, RolloutAlgorithm
 from strop.algorithms.group_choice import group_indices, repeat_groups, resample_groups, varied_groups
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.config.schema import algorithm as sections
+from strop.config.schema.algorithm import (
+    AsymReConfig,
+    GdpoConfig,
+    GigpoConfig,
+    GpgConfig,
+    GrpoConfig,
+    GrpoPasskConfig,
+    MeanBaselineConfig,
+    OnlineDpoConfig,
+    OpmdConfig,
+    OpoConfig,
+    OptimalTokenBaselineConfig,
+    PpoConfig,
+    RaftConfig,
+    ReinforceConfig,
+    ReinforcePlusPlusBaselineConfig,
+    ReinforcePlusPlusConfig,
+    RemaxConfig,
+    RlooConfig,
+    SelfPlayConfig,
+)
 from strop.reward_comparison import are_equal, reaches
 from strop.seeds import derive_seed
 from strop.types import ExperienceGroup
@@ -91,7 +111,7 @@ def grpo(
     return centered / ((rewards.std() if len(rewards) > 1 else 1.0) + epsilon)
 
 
-class Grpo(RolloutAlgorithm[sections.GrpoConfig]):
+class Grpo(RolloutAlgorithm[GrpoConfig]):
     """GRPO, without the groups of a small standard deviation where the section says so."""
 
     def chosen_groups(self, groups: Sequence[ExperienceGroup], *, seed: int, step: int) -> list[list[int]]:
@@ -153,7 +173,7 @@ def grpo_passk(
     return advantages / (groups.std(rewards) + epsilon) if divide_by_std else advantages
 
 
-class GrpoPassk(RolloutAlgorithm[sections.GrpoPasskConfig]):
+class GrpoPassk(RolloutAlgorithm[GrpoPasskConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         section = self.section
         return grpo_passk(
@@ -174,7 +194,7 @@ def rloo(rewards: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     return (rewards - groups.mean(rewards)) * groups.size / (groups.size - 1).clamp(min=1)
 
 
-class Rloo(RolloutAlgorithm[sections.RlooConfig]):
+class Rloo(RolloutAlgorithm[RlooConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return rloo(scored.penalized_rewards(), scored.group)
 
@@ -191,7 +211,7 @@ def opo(rewards: torch.Tensor, group: torch.Tensor, tokens: torch.Tensor) -> tor
     return rewards - groups.total(lengths * rewards) / groups.total(lengths)
 
 
-class Opo(RolloutAlgorithm[sections.OpoConfig]):
+class Opo(RolloutAlgorithm[OpoConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return opo(scored.penalized_rewards(), scored.group, scored.tokens)
 
@@ -218,7 +238,7 @@ def gpg(
     return centered * (len(rewards) / max(int(counted.count_nonzero()), 1))
 
 
-class Gpg(RolloutAlgorithm[sections.GpgConfig]):
+class Gpg(RolloutAlgorithm[GpgConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return gpg(scored.penalized_rewards(), scored.group, scale=self.section.scale)
 
@@ -233,15 +253,15 @@ def opmd_log_avg_exp(rewards: torch.Tensor, group: torch.Tensor, *, tau: float) 
     return rewards - highest - tau * groups.mean(((rewards - highest) / tau).exp()).log()
 
 
-class Opmd(RolloutAlgorithm[sections.OpmdConfig]):
+class Opmd(RolloutAlgorithm[OpmdConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         scores, baseline = scored.penalized_rewards(), self.section.baseline
-        if isinstance(baseline, sections.MeanBaselineConfig):
+        if isinstance(baseline, MeanBaselineConfig):
             return grpo(scores, scored.group, divide_by_std=False)
         return opmd_log_avg_exp(scores, scored.group, tau=baseline.tau)
 
 
-class SelfPlay(RolloutAlgorithm[sections.SelfPlayConfig]):
+class SelfPlay(RolloutAlgorithm[SelfPlayConfig]):
     """SPPO's advantages are OPMD's, over the group or the step, with tau = 1 / eta."""
 
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
@@ -258,7 +278,7 @@ def asymre(rewards: torch.Tensor, group: torch.Tensor, *, baseline_shift: float)
     return rewards - (GroupIndex.of(group).mean(rewards) + baseline_shift)
 
 
-class AsymRe(RolloutAlgorithm[sections.AsymReConfig]):
+class AsymRe(RolloutAlgorithm[AsymReConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return asymre(scored.penalized_rewards(), scored.group, baseline_shift=self.section.baseline_shift)
 
@@ -270,12 +290,12 @@ def raft(rewards: torch.Tensor, *, min_reward: float | None) -> torch.Tensor:
     return reaches(rewards.double(), min_reward).double()
 
 
-class Raft(RolloutAlgorithm[sections.RaftConfig]):
+class Raft(RolloutAlgorithm[RaftConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return raft(scored.rewards, min_reward=self.section.min_reward)
 
 
-class Reinforce(RolloutAlgorithm[sections.ReinforceConfig]):
+class Reinforce(RolloutAlgorithm[ReinforceConfig]):
     """The advantage is the reward (Williams, 1992)."""
 
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
@@ -308,7 +328,7 @@ def preferred(
     return advantages
 
 
-class OnlineDpo(RolloutAlgorithm[sections.OnlineDpoConfig]):
+class OnlineDpo(RolloutAlgorithm[OnlineDpoConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         section = self.section
         return preferred(
@@ -344,7 +364,7 @@ def reinforce_plus_plus(scored: RolloutBatch, *, gamma: float) -> torch.Tensor:
     return whiten(rewards_to_go(scored.token_rewards(), scored.tokens, gamma=gamma))
 
 
-class ReinforcePlusPlus(RolloutAlgorithm[sections.ReinforcePlusPlusConfig]):
+class ReinforcePlusPlus(RolloutAlgorithm[ReinforcePlusPlusConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return reinforce_plus_plus(scored, gamma=self.section.gamma)
 
@@ -359,7 +379,7 @@ def reinforce_plus_plus_baseline(scored: RolloutBatch) -> torch.Tensor:
     return whiten(scored.expand_to_tokens(scores - GroupIndex.of(scored.group).mean(scores)))
 
 
-class ReinforcePlusPlusBaseline(RolloutAlgorithm[sections.ReinforcePlusPlusBaselineConfig]):
+class ReinforcePlusPlusBaseline(RolloutAlgorithm[ReinforcePlusPlusBaselineConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return reinforce_plus_plus_baseline(scored)
 
@@ -394,7 +414,7 @@ def gdpo(
     return whiten(scored.expand_to_tokens(advantages))
 
 
-class Gdpo(RolloutAlgorithm[sections.GdpoConfig]):
+class Gdpo(RolloutAlgorithm[GdpoConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         section = self.section
         return gdpo(
@@ -436,7 +456,7 @@ def optimal_token_baseline(scored: RolloutBatch) -> torch.Tensor:
     return (returns - baseline * compared)[real]
 
 
-class OptimalTokenBaseline(RolloutAlgorithm[sections.OptimalTokenBaselineConfig]):
+class OptimalTokenBaseline(RolloutAlgorithm[OptimalTokenBaselineConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return optimal_token_baseline(scored)
 
@@ -454,7 +474,7 @@ def remax(scored: RolloutBatch) -> torch.Tensor:
     return returns - scored.expand_to_tokens(scored.baselines.double())
 
 
-class Remax(RolloutAlgorithm[sections.RemaxConfig]):
+class Remax(RolloutAlgorithm[RemaxConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return remax(scored)
 
@@ -477,7 +497,7 @@ def gae(scored: RolloutBatch, values: torch.Tensor, *, gamma: float, lam: float)
     return AdvantageEstimate(advantages, advantages + values.double())
 
 
-class Ppo(RolloutAlgorithm[sections.PpoConfig]):
+class Ppo(RolloutAlgorithm[PpoConfig]):
     """PPO: whitened advantages and returns, and rollouts drawn by their rewards where the section says so."""
 
     def chosen_groups(self, groups: Sequence[ExperienceGroup], *, seed: int, step: int) -> list[list[int]]:
@@ -560,7 +580,7 @@ def _returns(rewards: list[float], rollout: list[int], gamma: float) -> list[flo
     return returns
 
 
-class Gigpo(RolloutAlgorithm[sections.GigpoConfig]):
+class Gigpo(RolloutAlgorithm[GigpoConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         section = self.section
         return gigpo(

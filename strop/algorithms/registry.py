@@ -6,7 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strop.algorithms import advantages
+from strop.algorithms.advantages import (
+    AsymRe,
+    Gdpo,
+    Gigpo,
+    Gpg,
+    Grpo,
+    GrpoPassk,
+    OnlineDpo,
+    Opmd,
+    Opo,
+    OptimalTokenBaseline,
+    Ppo,
+    Raft,
+    Reinforce,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    Remax,
+    Rloo,
+    SelfPlay,
+)
 from strop.algorithms.algorithm import AdvantageEstimate, Algorithm, RolloutAlgorithm, add_overlong_penalty
 from strop.algorithms.custom import Custom
 from strop.algorithms.losses.preference_losses import Bco, Cpo, Dpo, Kto, Orpo
@@ -20,28 +39,28 @@ from strop.config.schema.distillation import DivergenceConfig
 from strop.protocols import LossFn
 
 ROLLOUT_ALGORITHMS: Mapping[str, type[RolloutAlgorithm[Any]]] = {
-    "grpo": advantages.Grpo,
-    "grpo_passk": advantages.GrpoPassk,
-    "rloo": advantages.Rloo,
-    "opo": advantages.Opo,
-    "gdpo": advantages.Gdpo,
-    "gigpo": advantages.Gigpo,
-    "optimal_token_baseline": advantages.OptimalTokenBaseline,
-    "gpg": advantages.Gpg,
-    "opmd": advantages.Opmd,
-    "reinforce_plus_plus": advantages.ReinforcePlusPlus,
-    "reinforce_plus_plus_baseline": advantages.ReinforcePlusPlusBaseline,
-    "remax": advantages.Remax,
+    "grpo": Grpo,
+    "grpo_passk": GrpoPassk,
+    "rloo": Rloo,
+    "opo": Opo,
+    "gdpo": Gdpo,
+    "gigpo": Gigpo,
+    "optimal_token_baseline": OptimalTokenBaseline,
+    "gpg": Gpg,
+    "opmd": Opmd,
+    "reinforce_plus_plus": ReinforcePlusPlus,
+    "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline,
+    "remax": Remax,
     "prime": Prime,
-    "reinforce": advantages.Reinforce,
-    "raft": advantages.Raft,
-    "asymre": advantages.AsymRe,
-    "self_play": advantages.SelfPlay,
-    "online_dpo": advantages.OnlineDpo,
+    "reinforce": Reinforce,
+    "raft": Raft,
+    "asymre": AsymRe,
+    "self_play": SelfPlay,
+    "online_dpo": OnlineDpo,
     "distillation": Distillation,
     "mix": ExpertMix,
     "custom": Custom,
-    "ppo": advantages.Ppo,
+    "ppo": Ppo,
 }
 """Algorithms that learn from sampled rollouts, by `algorithm.type`."""
 OFFLINE_ALGORITHMS: Mapping[str, type[Algorithm[Any]]] = {

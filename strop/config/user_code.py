@@ -28,6 +28,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from strop import in_process
 from strop.config.paths import expand_user
 from strop.errors import StropError
 
@@ -112,6 +113,8 @@ class ImportPath:
     def _member(self, module: ModuleType, name: str) -> Callable[..., Any]:
         where = module.__file__ or module.__name__
         if not hasattr(module, name):
+            if module is in_process:
+                raise self._fault(in_process.missing(name))
             close = difflib.get_close_matches(name, vars(module), n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise self._fault(f"{where} has no {name!r}.{hint}")

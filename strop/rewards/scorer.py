@@ -114,20 +114,7 @@ class Scorer:
             self.close()
 
     def _input(self, task: Task, rollout: Rollout) -> RewardInput:
-        ids = rollout.turns[-1].completion_ids.tobytes() if rollout.turns else b""
-        prompt = with_image_paths(task.messages)
-        return RewardInput(
-            text=rollout.text,
-            prompt=prompt,
-            answer=task.answer,
-            source=task.source,
-            completion_ids=array("i", ids),  # a worker needs no NumPy to unpickle it
-            columns={**task.extra, **rollout.info},
-            info=rollout.info,
-            conversation=(*prompt, *with_image_paths(rollout.response_messages)),
-            prompt_text=task.prompt_value if isinstance(task.prompt_value, str) else None,
-            trainer_state=self._trainer_state(rollout),
-        )
+        return reward_input(task, rollout, self._trainer_state(rollout))
 
     def _trainer_state(self, rollout: Rollout) -> TrainerState:
         if self._length is None:
@@ -154,6 +141,24 @@ class Scorer:
             prediction=next(stated, rollout.prediction),
             reward_limit_exceeded=any(isinstance(value, LimitExceeded) for value, _ in result),
         )
+
+
+def reward_input(task: Task, rollout: Rollout, state: TrainerState | None = None) -> RewardInput:
+    """All possible arguments of a reward function for a rollout; `state` is None outside of a training."""
+    ids = rollout.turns[-1].completion_ids.tobytes() if rollout.turns else b""
+    prompt = with_image_paths(task.messages)
+    return RewardInput(
+        text=rollout.text,
+        prompt=prompt,
+        answer=task.answer,
+        source=task.source,
+        completion_ids=array("i", ids),  # a worker needs no NumPy to unpickle it
+        columns={**task.extra, **rollout.info},
+        info=rollout.info,
+        conversation=(*prompt, *with_image_paths(rollout.response_messages)),
+        prompt_text=task.prompt_value if isinstance(task.prompt_value, str) else None,
+        trainer_state=state or TrainerState(),
+    )
 
 
 def _arguments(function: RewardFunctionConfig, section: RewardConfig) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +24,7 @@ _EARLY_ENTRIES = {
     "identity.json",
     "annotations",
     "images",
+    "inputs",
     "judges",
     "log",
     "sync",
@@ -133,16 +134,16 @@ class RunFolder:
                 "Set `output` to a writable folder, or change the folder's permissions."
             ) from error
 
-    def archive_existing(self) -> Path | None:
+    def archive_existing(self, keep: Iterable[Path] = ()) -> Path | None:
         """Rename a folder that holds another run's files; returns the new path, or None if it was empty.
 
-        Locks stay in a new folder of the same name. Raises `RunFolderError` where the folder cannot be renamed, or
-        holds other files than those of a run.
+        Locks stay in a new folder of the same name, and so do `keep`, files and folders in `inputs` that the new run
+        reads. Raises `RunFolderError` where the folder cannot be renamed, or holds other files than those of a run.
         """
         path = self.path.absolute()
         entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
         locks = entries & {LOCK_FILE, EXPLORER_LOCK_FILE}
-        if entries == locks:
+        if entries <= locks | {"inputs"}:
             return None
         if not entries & _RUN_MARKERS and any(
             name not in _EARLY_ENTRIES and not name.startswith(".") for name in entries
@@ -159,6 +160,10 @@ class RunFolder:
                 # A link fails where another process has created the file since the folder was created.
                 (path / name).hardlink_to(old / name)
                 (old / name).unlink()
+            for kept in keep:
+                place = kept.absolute().relative_to(path)
+                (path / place).parent.mkdir(parents=True, exist_ok=True)
+                (old / place).rename(path / place)
         except OSError as error:
             raise RunFolderError(
                 f"The run folder {path} cannot be renamed to {old}: {error.strerror or error}. Another run may have "

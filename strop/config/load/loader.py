@@ -285,22 +285,31 @@ class LoadedRun:
         return self.stages or (self,)
 
 
+CompleteTree = Callable[[ConfigTree], None]
+"""Adds values to those of a run file."""
+
+
+def unchanged(tree: ConfigTree) -> None:
+    """Add nothing."""
+
+
 def load_run(
     path: str | Path,
     overrides: Sequence[str] = (),
     *,
     here: bool = False,
     key_owner: KeyOwner = unknown_owner,
+    complete: CompleteTree = unchanged,
 ) -> LoadedRun:
     """Load a run file, or the configuration of a run's folder. Interpolations are resolved after the overrides and
-    before the checks.
+    before the checks. `complete` adds values from Python after the overrides.
 
     Raises ConfigError (PlacementError for missing hardware) with file, line and key.
     """
     path = expand_user(path)
     tree = read_run_folder(path) if is_run_folder(path) else read_yaml(path)
     _hint_dialect(tree)
-    return _load_draft(tree, overrides, str(path), here=here, key_owner=key_owner)
+    return _load_draft(tree, overrides, str(path), here=here, key_owner=key_owner, complete=complete)
 
 
 def load_values(
@@ -310,17 +319,25 @@ def load_values(
     origin: str = "python",
     here: bool = False,
     key_owner: KeyOwner = unknown_owner,
+    complete: CompleteTree = unchanged,
 ) -> LoadedRun:
     """Load values from Python, like `load_run`; `origin` is their name in errors."""
     tree = ConfigTree(to_plain(values))
     tree.sources = {keys: Source("python", origin) for keys, _ in iter_values(tree.values)}
-    return _load_draft(tree, overrides, origin, here=here, key_owner=key_owner)
+    return _load_draft(tree, overrides, origin, here=here, key_owner=key_owner, complete=complete)
 
 
 def _load_draft(
-    tree: ConfigTree, overrides: Sequence[str], origin: str, *, here: bool, key_owner: KeyOwner
+    tree: ConfigTree,
+    overrides: Sequence[str],
+    origin: str,
+    *,
+    here: bool,
+    key_owner: KeyOwner,
+    complete: CompleteTree,
 ) -> LoadedRun:
     notices = tuple(dict.fromkeys((*replace_deprecated(tree), *_apply_overrides(tree, overrides, key_owner))))
+    complete(tree)
     try:
         loaded = _load_tree(tree, origin, here=here_requested(here), key_owner=key_owner)
     except ConfigError as error:

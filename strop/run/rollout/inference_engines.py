@@ -358,7 +358,7 @@ def make_colocated_policy(
         engine=engine,
         explorer=Explorer(runners, helpers.rewards, helpers.event_loop, stop, seed=run.seed),
         sampler=sampler,
-        synchronizer=_synchronizer(run, engine, sampler, tokenizer, helpers.event_loop),
+        synchronizer=local_synchronizer(run, engine, sampler, tokenizer, helpers.event_loop),
         state=state,
         stop=stop,
         notes=_notes(run, engine, sampler),
@@ -367,7 +367,7 @@ def make_colocated_policy(
     return policy
 
 
-def _synchronizer(
+def local_synchronizer(
     run: Run,
     engine: TrainingEngine,
     sampler: InferenceEngine,

@@ -51,7 +51,7 @@ def find_start(run: Run, folder: RunFolder, identity: Identity | None) -> StartP
         mirror.prepare(run)
     if run.resume == "auto":
         return _latest_checkpoint(run, folder, mirror, identity)
-    archived = folder.archive_existing()
+    archived = folder.archive_existing(_inputs(run, folder))
     notes = (f"The former contents of {folder.path} were moved to {archived}.",) if archived else ()
     if run.resume == "never":
         return StartPoint(RunState(), None, notes)
@@ -60,6 +60,15 @@ def find_start(run: Run, folder: RunFolder, identity: Identity | None) -> StartP
         path = archived / path.relative_to(folder.path)
     found = _named_checkpoint(path)
     return StartPoint(RunState.load(found), found, (*notes, f"Resuming from {found}."))
+
+
+def _inputs(run: Run, folder: RunFolder) -> list[Path]:
+    """Data and a model from Python that the run reads from its own folder."""
+    named = [leaf.value for leaf in leaves(run) if leaf.keys[-1] == "path" and isinstance(leaf.value, str)]
+    own = (folder.path / "inputs").absolute()
+    found = {path for path in map(Path, named) if path.absolute().is_relative_to(own) and path.exists()}
+    record = folder.path / "inputs" / "python.json"
+    return [*sorted(found), *([record] if record.is_file() else [])]
 
 
 def check_start(run: Run, folder: RunFolder, identity: Identity | None) -> StartPoint:
