@@ -21,27 +21,7 @@ import torch
 from strop.algorithms.algorithm import AdvantageEstimate, RolloutAlgorithm
 from strop.algorithms.group_choice import group_indices, repeat_groups, resample_groups, varied_groups
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.config.schema.algorithm import (
-    AsymReConfig,
-    GdpoConfig,
-    GigpoConfig,
-    GpgConfig,
-    GrpoConfig,
-    GrpoPasskConfig,
-    MeanBaselineConfig,
-    OnlineDpoConfig,
-    OpmdConfig,
-    OpoConfig,
-    OptimalTokenBaselineConfig,
-    PpoConfig,
-    RaftConfig,
-    ReinforceConfig,
-    ReinforcePlusPlusBaselineConfig,
-    ReinforcePlusPlusConfig,
-    RemaxConfig,
-    RlooConfig,
-    SelfPlayConfig,
-)
+from strop.config.schema import algorithm as sections
 from strop.reward_comparison import are_equal, reaches
 from strop.seeds import derive_seed
 from strop.types import ExperienceGroup
@@ -111,7 +91,7 @@ def grpo(
     return centered / ((rewards.std() if len(rewards) > 1 else 1.0) + epsilon)
 
 
-class Grpo(RolloutAlgorithm[GrpoConfig]):
+class Grpo(RolloutAlgorithm[sections.GrpoConfig]):
     """GRPO, without the groups of a small standard deviation where the section says so."""
 
     def chosen_groups(self, groups: Sequence[ExperienceGroup], *, seed: int, step: int) -> list[list[int]]:
@@ -173,7 +153,7 @@ def grpo_passk(
     return advantages / (groups.std(rewards) + epsilon) if divide_by_std else advantages
 
 
-class GrpoPassk(RolloutAlgorithm[GrpoPasskConfig]):
+class GrpoPassk(RolloutAlgorithm[sections.GrpoPasskConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         section = self.section
         return grpo_passk(
@@ -194,7 +174,7 @@ def rloo(rewards: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     return (rewards - groups.mean(rewards)) * groups.size / (groups.size - 1).clamp(min=1)
 
 
-class Rloo(RolloutAlgorithm[RlooConfig]):
+class Rloo(RolloutAlgorithm[sections.RlooConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return rloo(scored.penalized_rewards(), scored.group)
 
@@ -211,7 +191,7 @@ def opo(rewards: torch.Tensor, group: torch.Tensor, tokens: torch.Tensor) -> tor
     return rewards - groups.total(lengths * rewards) / groups.total(lengths)
 
 
-class Opo(RolloutAlgorithm[OpoConfig]):
+class Opo(RolloutAlgorithm[sections.OpoConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return opo(scored.penalized_rewards(), scored.group, scored.tokens)
 
@@ -238,7 +218,7 @@ def gpg(
     return centered * (len(rewards) / max(int(counted.count_nonzero()), 1))
 
 
-class Gpg(RolloutAlgorithm[GpgConfig]):
+class Gpg(RolloutAlgorithm[sections.GpgConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return gpg(scored.penalized_rewards(), scored.group, scale=self.section.scale)
 
@@ -253,15 +233,15 @@ def opmd_log_avg_exp(rewards: torch.Tensor, group: torch.Tensor, *, tau: float) 
     return rewards - highest - tau * groups.mean(((rewards - highest) / tau).exp()).log()
 
 
-class Opmd(RolloutAlgorithm[OpmdConfig]):
+class Opmd(RolloutAlgorithm[sections.OpmdConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         scores, baseline = scored.penalized_rewards(), self.section.baseline
-        if isinstance(baseline, MeanBaselineConfig):
+        if isinstance(baseline, sections.MeanBaselineConfig):
             return grpo(scores, scored.group, divide_by_std=False)
         return opmd_log_avg_exp(scores, scored.group, tau=baseline.tau)
 
 
-class SelfPlay(RolloutAlgorithm[SelfPlayConfig]):
+class SelfPlay(RolloutAlgorithm[sections.SelfPlayConfig]):
     """SPPO's advantages are OPMD's, over the group or the step, with tau = 1 / eta."""
 
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
@@ -278,7 +258,7 @@ def asymre(rewards: torch.Tensor, group: torch.Tensor, *, baseline_shift: float)
     return rewards - (GroupIndex.of(group).mean(rewards) + baseline_shift)
 
 
-class AsymRe(RolloutAlgorithm[AsymReConfig]):
+class AsymRe(RolloutAlgorithm[sections.AsymReConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return asymre(scored.penalized_rewards(), scored.group, baseline_shift=self.section.baseline_shift)
 
@@ -290,12 +270,12 @@ def raft(rewards: torch.Tensor, *, min_reward: float | None) -> torch.Tensor:
     return reaches(rewards.double(), min_reward).double()
 
 
-class Raft(RolloutAlgorithm[RaftConfig]):
+class Raft(RolloutAlgorithm[sections.RaftConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return raft(scored.rewards, min_reward=self.section.min_reward)
 
 
-class Reinforce(RolloutAlgorithm[ReinforceConfig]):
+class Reinforce(RolloutAlgorithm[sections.ReinforceConfig]):
     """The advantage is the reward (Williams, 1992)."""
 
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
@@ -328,7 +308,7 @@ def preferred(
     return advantages
 
 
-class OnlineDpo(RolloutAlgorithm[OnlineDpoConfig]):
+class OnlineDpo(RolloutAlgorithm[sections.OnlineDpoConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         section = self.section
         return preferred(
@@ -364,7 +344,7 @@ def reinforce_plus_plus(scored: RolloutBatch, *, gamma: float) -> torch.Tensor:
     return whiten(rewards_to_go(scored.token_rewards(), scored.tokens, gamma=gamma))
 
 
-class ReinforcePlusPlus(RolloutAlgorithm[ReinforcePlusPlusConfig]):
+class ReinforcePlusPlus(RolloutAlgorithm[sections.ReinforcePlusPlusConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return reinforce_plus_plus(scored, gamma=self.section.gamma)
 
@@ -379,7 +359,7 @@ def reinforce_plus_plus_baseline(scored: RolloutBatch) -> torch.Tensor:
     return whiten(scored.expand_to_tokens(scores - GroupIndex.of(scored.group).mean(scores)))
 
 
-class ReinforcePlusPlusBaseline(RolloutAlgorithm[ReinforcePlusPlusBaselineConfig]):
+class ReinforcePlusPlusBaseline(RolloutAlgorithm[sections.ReinforcePlusPlusBaselineConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return reinforce_plus_plus_baseline(scored)
 
@@ -414,7 +394,7 @@ def gdpo(
     return whiten(scored.expand_to_tokens(advantages))
 
 
-class Gdpo(RolloutAlgorithm[GdpoConfig]):
+class Gdpo(RolloutAlgorithm[sections.GdpoConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         section = self.section
         return gdpo(
@@ -456,7 +436,7 @@ def optimal_token_baseline(scored: RolloutBatch) -> torch.Tensor:
     return (returns - baseline * compared)[real]
 
 
-class OptimalTokenBaseline(RolloutAlgorithm[OptimalTokenBaselineConfig]):
+class OptimalTokenBaseline(RolloutAlgorithm[sections.OptimalTokenBaselineConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return optimal_token_baseline(scored)
 
@@ -474,7 +454,7 @@ def remax(scored: RolloutBatch) -> torch.Tensor:
     return returns - scored.expand_to_tokens(scored.baselines.double())
 
 
-class Remax(RolloutAlgorithm[RemaxConfig]):
+class Remax(RolloutAlgorithm[sections.RemaxConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         return remax(scored)
 
@@ -497,7 +477,7 @@ def gae(scored: RolloutBatch, values: torch.Tensor, *, gamma: float, lam: float)
     return AdvantageEstimate(advantages, advantages + values.double())
 
 
-class Ppo(RolloutAlgorithm[PpoConfig]):
+class Ppo(RolloutAlgorithm[sections.PpoConfig]):
     """PPO: whitened advantages and returns, and rollouts drawn by their rewards where the section says so."""
 
     def chosen_groups(self, groups: Sequence[ExperienceGroup], *, seed: int, step: int) -> list[list[int]]:
@@ -580,7 +560,7 @@ def _returns(rewards: list[float], rollout: list[int], gamma: float) -> list[flo
     return returns
 
 
-class Gigpo(RolloutAlgorithm[GigpoConfig]):
+class Gigpo(RolloutAlgorithm[sections.GigpoConfig]):
     def advantages(self, scored: RolloutBatch) -> torch.Tensor:
         section = self.section
         return gigpo(

@@ -6,26 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strop.algorithms.advantages import (
-    AsymRe,
-    Gdpo,
-    Gigpo,
-    Gpg,
-    Grpo,
-    GrpoPassk,
-    OnlineDpo,
-    Opmd,
-    Opo,
-    OptimalTokenBaseline,
-    Ppo,
-    Raft,
-    Reinforce,
-    ReinforcePlusPlus,
-    ReinforcePlusPlusBaseline,
-    Remax,
-    Rloo,
-    SelfPlay,
-)
+from strop.algorithms import advantages
 from strop.algorithms.algorithm import AdvantageEstimate, Algorithm, RolloutAlgorithm, add_overlong_penalty
 from strop.algorithms.custom import Custom
 from strop.algorithms.losses.preference_losses import Bco, Cpo, Dpo, Kto, Orpo
@@ -39,28 +20,28 @@ from strop.config.schema.distillation import DivergenceConfig
 from strop.protocols import LossFn
 
 ROLLOUT_ALGORITHMS: Mapping[str, type[RolloutAlgorithm[Any]]] = {
-    "grpo": Grpo,
-    "grpo_passk": GrpoPassk,
-    "rloo": Rloo,
-    "opo": Opo,
-    "gdpo": Gdpo,
-    "gigpo": Gigpo,
-    "optimal_token_baseline": OptimalTokenBaseline,
-    "gpg": Gpg,
-    "opmd": Opmd,
-    "reinforce_plus_plus": ReinforcePlusPlus,
-    "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline,
-    "remax": Remax,
+    "grpo": advantages.Grpo,
+    "grpo_passk": advantages.GrpoPassk,
+    "rloo": advantages.Rloo,
+    "opo": advantages.Opo,
+    "gdpo": advantages.Gdpo,
+    "gigpo": advantages.Gigpo,
+    "optimal_token_baseline": advantages.OptimalTokenBaseline,
+    "gpg": advantages.Gpg,
+    "opmd": advantages.Opmd,
+    "reinforce_plus_plus": advantages.ReinforcePlusPlus,
+    "reinforce_plus_plus_baseline": advantages.ReinforcePlusPlusBaseline,
+    "remax": advantages.Remax,
     "prime": Prime,
-    "reinforce": Reinforce,
-    "raft": Raft,
-    "asymre": AsymRe,
-    "self_play": SelfPlay,
-    "online_dpo": OnlineDpo,
+    "reinforce": advantages.Reinforce,
+    "raft": advantages.Raft,
+    "asymre": advantages.AsymRe,
+    "self_play": advantages.SelfPlay,
+    "online_dpo": advantages.OnlineDpo,
     "distillation": Distillation,
     "mix": ExpertMix,
     "custom": Custom,
-    "ppo": Ppo,
+    "ppo": advantages.Ppo,
 }
 """Algorithms that learn from sampled rollouts, by `algorithm.type`."""
 OFFLINE_ALGORITHMS: Mapping[str, type[Algorithm[Any]]] = {

@@ -427,6 +427,10 @@ class PrimeConfig(GroupBaselineConfig):
     def trained_models(self) -> Mapping[str, CriticConfig | ProcessRewardConfig]:
         return {"process_reward": self.process_reward}
 
+    @property
+    def group_preference(self) -> OversamplingConfig | None:
+        return self.oversampling
+
     def run_faults(self, run: Run) -> Iterator[str]:
         """Faults of the second model and of the choice of groups."""
         yield from super().run_faults(run)

@@ -107,6 +107,11 @@ class BaseAlgorithmConfig(Section):
         return 0
 
     @property
+    def group_preference(self) -> OversamplingConfig | None:
+        """Choice of a step's groups among more groups; None where a step trains on all that it samples."""
+        return None
+
+    @property
     def added_demonstrations(self) -> AddedDemonstrations | None:
         """Demonstrations that are trained on together with rollouts; None for none."""
         return None

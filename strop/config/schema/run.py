@@ -18,7 +18,6 @@ from strop.config.schema.algorithm import (
     AlgorithmConfig,
     GrpoConfig,
     OfflineAlgorithmConfig,
-    PrimeConfig,
     RolloutAlgorithmConfig,
 )
 from strop.config.schema.base import Section, type_shorthand
@@ -34,7 +33,6 @@ from strop.config.schema.buffer import (
 )
 from strop.config.schema.data import DataConfig
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.policy_gradient import OversamplingConfig
 from strop.config.schema.record import CheckpointConfig, EvaluateConfig, ExportConfig, RecordConfig
 from strop.config.schema.reward import RewardConfig, RewardConfigOrShorthand, RewardFunctionConfig
 from strop.config.schema.rollout import RolloutConfig, ServerConnectionConfig, WorkflowConfig
@@ -255,14 +253,10 @@ class Run(Section):
         return self.algorithm
 
     @property
-    def oversampling(self) -> OversamplingConfig | None:
-        """The choice of a step's groups among more groups; None where a step trains on all that it samples."""
-        return self.algorithm.oversampling if isinstance(self.algorithm, PrimeConfig) else None
-
-    @property
     def tasks_sampled_per_step(self) -> int:
         """Number of tasks that a step takes, without the replacement of filtered groups."""
-        return self.trainer.tasks_per_step * (self.oversampling.factor if self.oversampling else 1)
+        preference = self.algorithm.group_preference
+        return self.trainer.tasks_per_step * (1 if preference is None else preference.factor)
 
     @property
     def releases_engine_memory(self) -> bool:

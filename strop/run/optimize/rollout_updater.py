@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from strop.algorithms.advantages import logit_gradient_norms
-from strop.algorithms.algorithm import add_overlong_penalty
 from strop.algorithms.kl import (
     distillation_advantages,
     estimate_kl,
@@ -19,7 +18,7 @@ from strop.algorithms.kl import (
 )
 from strop.algorithms.losses.policy_losses import clip_b, clip_v
 from strop.algorithms.losses.policy_objective import weighs_current_policy
-from strop.algorithms.registry import make_rollout_algorithm
+from strop.algorithms.registry import compute_advantages, make_rollout_algorithm
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_gradient import KlEstimator
@@ -93,7 +92,6 @@ class RolloutUpdater:
         self._max_response_tokens = max_response_tokens
         self._seed = seed
         self._shuffle_seed = shuffle_seed(trainer, seed) if trainer.shuffle_each_epoch else None
-        self._formulas = make_rollout_algorithm(algorithm)
         self._second_models = second_models
         self._expert = expert
         self._kl = make_kl_controller(algorithm)
@@ -126,7 +124,7 @@ class RolloutUpdater:
             return UpdateResult(0, {})
         if self._algorithm.distillation is not None:
             require_teachers(self._algorithm.distillation, {e.source for e in experiences})
-        chosen = self._formulas.chosen_groups(groups, seed=self._seed, step=step)
+        chosen = make_rollout_algorithm(self._algorithm).chosen_groups(groups, seed=self._seed, step=step)
         planned = self._plan_minibatches(chosen, step, updates_done)
         started = time.perf_counter()
         logprobs = compute_step_logprobs(self._policy.engine, self._algorithm, experiences)
@@ -233,8 +231,7 @@ class RolloutUpdater:
         for model in self._second_models:
             scored, found = model.score(scored, trained)
             metrics |= found
-        scored = add_overlong_penalty(self._algorithm, scored, self._max_response_tokens)
-        estimate = self._formulas.estimate(scored)
+        estimate = compute_advantages(self._algorithm, scored, max_response_tokens=self._max_response_tokens)
         for model in self._second_models:
             metrics |= model.learn(scored, estimate.returns, trained)
             metrics[f"time/{model.name}_seconds"] = time.perf_counter() - started

@@ -50,7 +50,7 @@ class GroupSettings:
             sampling=sampling,
             greedy=replace(sampling, temperature=0.0) if algorithm.needs_greedy_baseline else None,
             dynamic=algorithm.dynamic_sampling,
-            oversampling=run.oversampling,
+            oversampling=algorithm.group_preference,
             max_error_fraction=run.rollout.max_error_fraction,
             pipeline=make_pipeline(run.buffer.pipeline, services),
         )
