@@ -28,7 +28,7 @@ from strop.library.notebook import LiveLine, in_notebook, may_watch
 from strop.library.sections import RunDefinition
 from strop.python_rewards import PythonReward, PythonRewards, list_rewards
 from strop.reading import key_owner
-from strop.run.entry.result import RunResult
+from strop.run.entry.start import RunResult
 from strop.workers.cleanup import cleanup
 from strop.workers.imports import without_collections
 from strop.workers.signals import StopSignal

@@ -11,7 +11,7 @@ from strop.config.load.loader import LoadedRun
 from strop.config.schema.algorithm import SftConfig
 from strop.data.offline_dataset import load_offline_dataset
 from strop.models.loading import load_tokenizer
-from strop.run.rollout.evaluation import evaluate
+from strop.run.drivers.evaluation import evaluate
 from strop.run.rollout.inference_engines import ColocatedPolicy, open_colocated_policy
 from strop.run.rollout.rollout_services import reward_sources
 from strop.run.rollout.tasks import load_eval_tasks

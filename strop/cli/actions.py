@@ -21,49 +21,40 @@ from strop.workers.output import lasting_output
 
 if TYPE_CHECKING:
     from strop.config.load.loader import Job
-    from strop.run.entry.result import RunResult
-
-
-def run_and_print(loaded: LoadedRun) -> RunResult:
-    """Print the notes of a run, train it, and print where the results are.
-
-    In a process of torchrun other than the first one: join the run as a rank, and end with it.
-    """
-    from strop import api
-    from strop.run.distributed.torchrun import join_torchrun_run
-
-    join_torchrun_run()
-    with lasting_output():
-        for stage in loaded.runs:
-            print_notes(stage)
-            print_memory(stage.run)
-        result = api.train(loaded)
-        _print_result(loaded, result)
-    return result
+    from strop.run.entry.start import RunResult
 
 
 def run_job(job: Job) -> RunResult:
-    """Train, with what a component's job requests before and after it.
+    """Print the notes of a run, train it, and print where the results are; with what a component's job requests before
+    and after it.
 
     In a process of torchrun other than the first one: join the run as a rank, and end with it.
     """
     from strop.run.distributed.torchrun import join_torchrun_run
 
     join_torchrun_run()
-    if not (job.packages or job.outputs):
-        return run_and_print(job.loaded)
-    from strop.compat.azureml.job import install_packages
+    is_component = bool(job.packages or job.outputs)
+    if is_component:
+        from strop.compat.azureml.job import install_packages
 
-    install_packages(job.packages)
-    # Imported after the installation, because these modules may import the installed packages.
-    from strop.compat.azureml.job import prepare_outputs, write_outputs
-    from strop.models.formats.mlflow import require_mlflow, write_mlflow
+        install_packages(job.packages)
+        # Imported after the installation, because these modules may import the installed packages.
+        from strop.compat.azureml.job import prepare_outputs, write_outputs
+        from strop.models.formats.mlflow import require_mlflow, write_mlflow
 
-    prepare_outputs(job, require_mlflow)
-    print_outputs(job)
-    result = run_and_print(job.loaded)
-    for sentence in write_outputs(job, write_mlflow):
-        echo(sentence)
+        prepare_outputs(job, require_mlflow)
+        print_outputs(job)
+    from strop import api
+
+    with lasting_output():
+        for stage in job.loaded.runs:
+            print_notes(stage)
+            print_memory(stage.run)
+        result = api.train(job.loaded)
+        _print_result(job.loaded, result)
+    if is_component:
+        for sentence in write_outputs(job, write_mlflow):
+            echo(sentence)
     return result
 
 

@@ -213,11 +213,12 @@ def trl(
 
 def _run(loaded: LoadedRun, *, explain: bool, check: bool) -> None:
     """Run what was read, or explain or check it instead."""
-    from strop.cli.actions import run_and_print
+    from strop.cli.actions import run_job
     from strop.cli.show import explain_or_check
+    from strop.config.load.loader import Job
 
     if not explain_or_check(loaded, explain=explain, check=check):
-        run_and_print(loaded)
+        run_job(Job(loaded))
 
 
 def add_to(app: typer.Typer) -> None:

@@ -164,7 +164,7 @@ def export(
 
     echo(f"Wrote {api.export(folder, to, step=step, dtype=dtype)}")
     if push_to_hub is not None:
-        from strop.run.entry.push import push_to_hub as push
+        from strop.run.entry.export import push_to_hub as push
 
         echo(f"Uploaded to {push(to, push_to_hub, private=private)}")
 

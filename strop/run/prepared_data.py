@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from strop.config.schema import Run
 from strop.config.schema.data import TasksetConfig
+from strop.config.schema.run import Run
 from strop.errors import DataError
 from strop.pipelines.tasks.result import PipelineResult, read_result
 from strop.runs.folder import RunFolder

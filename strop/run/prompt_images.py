@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from strop.config.checks.data import image_engine_fault
 from strop.config.model_files import IMAGE_FAMILIES, folder_takes_images
 from strop.config.paths import existing_path
-from strop.config.schema import Run
 from strop.config.schema.data import ImagesConfig, TasksetConfig
 from strop.config.schema.generation import GenerationConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.run import Run
 from strop.data.images.prompt_images import RunImages
 from strop.data.images.store import ImageStore, UnstoredImages
 from strop.data.offline_dataset import check_offline_images

@@ -31,7 +31,7 @@ from strop.compat.trl.script.run import read_trl_script, run_trl_script
 from strop.config.load.loader import Job, LoadedRun
 from strop.errors import ConfigError
 from strop.reading import read_any
-from strop.run.entry.result import RunResult
+from strop.run.entry.start import RunResult
 
 from .key_tables import value_of
 

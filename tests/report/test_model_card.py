@@ -10,7 +10,7 @@ import yaml
 from huggingface_hub.errors import HFValidationError
 
 from strop.errors import ModelError
-from strop.run.entry import push
+from strop.run.entry import export
 from strop.runs.model_card import model_card
 from strop.runs.reader import read_run
 from tests.report.run_folders import metrics, open_recorder
@@ -57,13 +57,13 @@ class FakeHub:
 
 def test_an_upload_to_a_fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeHub, "repositories", {}, raising=False)
-    monkeypatch.setattr(push, "HfApi", FakeHub)
+    monkeypatch.setattr(export, "HfApi", FakeHub)
     (tmp_path / "README.md").write_text("card")
-    assert push.push_to_hub(tmp_path, "org/name", private=True) == "https://hub.invalid/org/name"
+    assert export.push_to_hub(tmp_path, "org/name", private=True) == "https://hub.invalid/org/name"
     assert FakeHub.repositories == {"org/name": {"README.md": "card"}}
     fault = r"could not be uploaded as name: Repo id.*The export itself is complete"
     with pytest.raises(ModelError, match=fault):
-        push.push_to_hub(tmp_path, "name", private=False)
+        export.push_to_hub(tmp_path, "name", private=False)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_an_upload_that_fails_half_way(
 
     monkeypatch.setattr(FakeHub, "repositories", {}, raising=False)
     monkeypatch.setattr(FakeHub, "upload_folder", upload_folder)
-    monkeypatch.setattr(push, "HfApi", FakeHub)
+    monkeypatch.setattr(export, "HfApi", FakeHub)
     said = r"to https://hub\.invalid/org/name failed: .*has no part of the model.*`hf upload org/name "
     with pytest.raises(ModelError, match=said) as caught:
-        push.push_to_hub(tmp_path, "org/name", private=True)
+        export.push_to_hub(tmp_path, "org/name", private=True)
     assert "\n" not in str(caught.value)

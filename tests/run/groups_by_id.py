@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Collection
 from pathlib import Path
 
-from strop.run.rollout.group_ids import step_of_group
+from strop.run.rollout.explorer import step_of_group
 
 
 def states(folder: Path) -> dict[str, str]:

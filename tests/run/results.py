@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import strop
-from strop.run.entry.result import RunResult
+from strop.run.entry.start import RunResult
 
 CLOCKS = ("time/", "tokens_per_second", "engine/", "memory/")
 """Prefixes of the metrics that depend on time or on memory."""

@@ -16,7 +16,7 @@ from strop.config.schema.buffer import BufferConfig as Section
 from strop.errors import BufferExhausted, StoreError, WritersLostError
 from strop.protocols import Buffer, BufferCounts
 from strop.run.drivers.batch_source import ArrivalSource, IncompleteSteps, ReplaySource, StepSource
-from strop.run.rollout.group_ids import group_id, pad_groups
+from strop.run.rollout.explorer import group_id, pad_groups
 from strop.run.state.run_state import RunState
 from strop.types import ExperienceGroup
 from tests.buffer.groups import ids, make_group, make_groups

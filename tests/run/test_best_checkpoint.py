@@ -9,7 +9,7 @@ import pytest
 import strop
 from strop.config.load.loader import load_values
 from strop.errors import CheckpointError, TrainingError
-from strop.run.drivers.evaluator import Evaluator
+from strop.run.drivers.evaluation import Evaluator
 from strop.run.state.tracked_metric import BestCheckpoint, BestCheckpointRule, EarlyStopRule, EvaluationRecord
 
 from .results import checkpoint, rows_of, state, steps_of, train, weights

@@ -9,7 +9,7 @@ import pytest
 import strop
 from strop.errors import CheckpointError
 from strop.protocols import FileChecksum
-from strop.run.state.checkpoint_saver import CheckpointSaver, CompositeSnapshot, saves_engines_in_parallel
+from strop.run.state.checkpoint_manager import CheckpointSaver, CompositeSnapshot, saves_engines_in_parallel
 from strop.training.checkpoints import checkpoint
 from tests.files import digest
 

@@ -15,8 +15,8 @@ import pytest
 
 import strop
 from strop.errors import CheckpointError, RunFolderError
-from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.resume import find_start
+from strop.run.state.run_state import ExplorerState
 from strop.runs.folder import RunFolder
 from strop.runs.metrics_file import read_metrics
 from strop.runs.reader import RunData

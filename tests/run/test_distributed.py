@@ -25,7 +25,7 @@ from strop.errors import CheckpointError, StoreError
 from strop.models import loading
 from strop.run.entry.explore import explore
 from strop.run.entry.train import train
-from strop.run.state.explorer_state import ExplorerState
+from strop.run.state.run_state import ExplorerState
 from strop.runs.folder import RunFolder
 from strop.runs.metrics_file import merge_rows, read_metrics
 from strop.sync.folder_store import FolderVersionStore

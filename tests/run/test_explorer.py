@@ -17,7 +17,7 @@ from strop.pipelines.services import ExperienceServices
 from strop.run.drivers.explorer_loop import ContinuousExplorer
 from strop.run.rollout.collector import GroupSettings
 from strop.run.rollout.explorer import Explorer
-from strop.run.state.explorer_state import ExplorerState
+from strop.run.state.run_state import ExplorerState
 from strop.runs.folder import RunFolder
 from strop.types import ExperienceGroup, Rollout, RolloutGroup, SamplingParams, Task
 from strop.workers.event_loop_thread import EventLoopThread

@@ -28,7 +28,7 @@ CHECKPOINTS = "strop.training.checkpoints.checkpoint"
 MOMENTS = {
     "in a step": ("grpo", "strop.training.backends.local:LocalEngine.step", 10),
     "after a step": ("mix", "strop.run.recording.recorder:Recorder.log_step", 3),
-    "in an evaluation": ("sft", "strop.run.drivers.evaluator:Evaluator.evaluate", 3),
+    "in an evaluation": ("sft", "strop.run.drivers.evaluation:Evaluator.evaluate", 3),
     "before the first checkpoint": ("ppo", f"{CHECKPOINTS}:_seal", 1),
     "in a save": ("prime", f"{CHECKPOINTS}:_seal", 2),
     "in a background save": ("a background save", f"{CHECKPOINTS}:_seal", 3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from strop.run.drivers.publisher import ColocatedPublisher
+from strop.run.drivers.train_loop import ColocatedPublisher
 
 
 @dataclass

@@ -15,7 +15,7 @@ from strop.config.schema import Run
 from strop.errors import ConfigError, PlacementError, StropError
 from strop.pipelines.tasks import reading
 from strop.run.distributed.placement import engine_gpus, role_gpus
-from strop.run.distributed.ray_role import CLUSTER_MARKER, RayRoleSpec
+from strop.run.distributed.ray_cluster import CLUSTER_MARKER, RayRoleSpec
 from strop.run.distributed.role import RoleSpec
 from strop.run.entry.prepare_data import prepare_data
 from strop.workers.connection import Address

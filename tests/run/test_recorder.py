@@ -23,9 +23,8 @@ from strop.config.schema.record import RecordConfig
 from strop.config.schema.reward import RewardConfig
 from strop.errors import Interrupted, RunFolderError
 from strop.run.recording.monitor import Monitor, SessionInfo
-from strop.run.recording.recorder import Recorder, describe_sandbox, sandbox_info
-from strop.run.recording.registry import MONITORS
-from strop.run.recording.tensorboard import TensorBoardMonitor
+from strop.run.recording.recorder import MONITORS, Recorder, describe_sandbox, sandbox_info
+from strop.run.recording.trackers import TensorBoardMonitor
 from strop.run.state.horizon import Horizon
 from strop.run.state.resume import StartPoint
 from strop.run.state.run_state import RunState

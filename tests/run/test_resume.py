@@ -16,7 +16,7 @@ import pytest
 
 import strop
 from strop.errors import Interrupted, RunFolderError
-from strop.run.drivers.evaluator import Evaluator
+from strop.run.drivers.evaluation import Evaluator
 from strop.run.drivers.train_loop import TrainLoop
 from strop.run.state.identity import change_configuration
 from strop.runs.sessions import read_sessions

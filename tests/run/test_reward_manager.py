@@ -18,8 +18,8 @@ from strop.errors import RewardError
 from strop.inference.reward_model import RewardModel
 from strop.models.loading import load_tokenizer, silence_transformers
 from strop.run.rollout.explorer import check_error_fraction
-from strop.run.rollout.reward_manager import RewardManager
 from strop.run.rollout.rollout_metrics import evaluation_metrics, training_metrics
+from strop.run.rollout.rollout_services import RewardManager
 from strop.types import RolloutGroup
 from tests.rewards.builders import group
 from tests.rewards.judge_server import judge_server, says

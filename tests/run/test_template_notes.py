@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from strop.config.schema import Run
 from strop.data.encoding.model_tokens import ModelTokens
 from strop.models.tiny import make_tokenizer
-from strop.run.template_notes import template_notes
+from strop.run.tokenizer import template_notes
 
 PLAIN = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"

@@ -16,7 +16,7 @@ from strop.algorithms.reference_point import MismatchedKl
 from strop.data.offline_dataset import load_offline_dataset
 from strop.errors import DataError
 from strop.report.build import write_report
-from strop.run.check.first_rows import check_first_rows
+from strop.run.check.stage_check import check_first_rows
 from strop.run.optimize.policy_optimizer import mean_metrics
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.reader import read_run

@@ -13,7 +13,7 @@ import numpy as np
 
 from strop.config.model_files import folder_takes_images
 from strop.config.paths import existing_path
-from strop.config.schema import Run
+from strop.config.schema.run import Run
 from strop.data.prompt_check import to_prompt
 from strop.data.sources.columns import value_at
 from strop.data.sources.reader import read_rows
@@ -24,8 +24,7 @@ from strop.rewards.function_check import ScoredTaskset, reward_sections, scored_
 from strop.rewards.registry import builtin_reward
 from strop.rewards.resolve import default_reward_name
 from strop.rewards.scorer import Scorer
-from strop.run.check.findings import Findings
-from strop.run.check.refusals import is_probability, missing_component, missing_part, no_probability
+from strop.run.check.refusals import Findings, is_probability, missing_component, missing_part, no_probability
 from strop.types import Rollout, RolloutGroup, SamplingParams, Task
 
 _ROWS = 3

@@ -1,12 +1,14 @@
-"""Refusals of a run that its configuration and the sizes of its data show; `train` and `strop check` both ask them."""
+"""Findings of a check, and the refusals of a run that its configuration and the sizes of its data show; `train` and
+`strop check` both ask them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from strop.config.schema import Run
 from strop.config.schema.data import EvalTasksetConfig
+from strop.config.schema.run import Run
 from strop.errors import CheckpointError, ConfigError
 from strop.python_rewards import PythonRewards
 from strop.reward_comparison import exceeds, reaches
@@ -82,3 +84,22 @@ def require_tasks_taken(run: Run, state: RunState, checkpoint: Path | None) -> N
             f"{checkpoint} was written by a run whose explorer was a separate process, so it does not say which tasks "
             "come next. To start from its weights, set model.path to that run's `model` folder."
         )
+
+
+@dataclass(slots=True)
+class Findings:
+    """Findings of a part of the check, one line each."""
+
+    faults: list[str] = field(default_factory=list)
+    """Why the run cannot start."""
+    advice: list[str] = field(default_factory=list)
+    """Warnings about a run that can start."""
+    checked: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    def add(self, other: Findings) -> None:
+        """Append the lines of another part."""
+        self.faults += other.faults
+        self.advice += other.advice
+        self.checked += other.checked
+        self.unchecked += other.unchecked

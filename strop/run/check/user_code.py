@@ -20,11 +20,10 @@ from multiprocessing.connection import Pipe
 from strop.config.model_files import folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.redact import set_environment
-from strop.config.schema import Run
 from strop.config.schema.buffer import CustomOperatorConfig
 from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
 from strop.config.schema.rollout import WorkflowConfig
-from strop.config.schema.run import configured_rewards
+from strop.config.schema.run import Run, configured_rewards
 from strop.config.schema.task_pipeline import CustomTaskOperatorConfig
 from strop.errors import ConfigError, ModelError, RewardError, StropError
 from strop.extensions import extension
@@ -32,8 +31,8 @@ from strop.python_rewards import PythonRewards
 from strop.rewards.execution.worker_pool import START_SECONDS
 from strop.rewards.registry import builtin_reward
 from strop.rewards.scorable_tasks import scoring_faults
-from strop.run.check.findings import Findings
 from strop.run.check.reference_answers import score_reference_answers
+from strop.run.check.refusals import Findings
 from strop.workers.child_process import ErrorReport, describe_exit, spawn_module
 
 Say = Callable[[str], None]

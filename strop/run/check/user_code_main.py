@@ -8,7 +8,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-from strop.config.schema import Run
+from strop.config.schema.run import Run
 from strop.errors import StropError
 from strop.rewards.scorer import worker_isolation
 from strop.run.check.user_code import Done, examine

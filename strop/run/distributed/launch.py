@@ -21,9 +21,8 @@ from typing import assert_never
 from strop.buffer.factory import backup_path, clear_buffer, reset_writers
 from strop.config.load.loader import LoadedRun
 from strop.config.preflight import require_reward
-from strop.config.schema import Run
 from strop.config.schema.buffer import MemorySyncConfig
-from strop.config.schema.run import LocalClusterConfig, RayClusterConfig
+from strop.config.schema.run import LocalClusterConfig, RayClusterConfig, Run
 from strop.errors import Interrupted
 from strop.python_rewards import PythonRewards
 from strop.rewards.scorable_tasks import require_scorable_tasks
@@ -37,9 +36,9 @@ from strop.run.distributed.role import (
     print_line,
 )
 from strop.run.entry.prepare_data import prepare_data
-from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.identity import run_identity, save_identity
 from strop.run.state.resume import find_start
+from strop.run.state.run_state import ExplorerState
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.metrics_file import last_metrics, read_metrics
 from strop.sync.factory import clear_versions

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import assert_never
 
-from strop.config.schema import Run
 from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
-from strop.config.schema.run import LocalClusterConfig, RayClusterConfig
+from strop.config.schema.run import LocalClusterConfig, RayClusterConfig, Run
 from strop.config.schema.trainer import LocalEngineConfig, RankNetworkConfig
 from strop.plan.placement import PlacedProcess, PlacementPlan, plan_run
 from strop.plan.request import order_ranks

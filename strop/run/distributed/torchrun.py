@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import name_environment, redact_text
 from strop.config.save import fingerprint
-from strop.config.schema import Run
 from strop.config.schema.buffer import CheckpointSyncConfig, SqlBufferConfig
-from strop.config.schema.run import RayClusterConfig
+from strop.config.schema.run import RayClusterConfig, Run
 from strop.config.schema.trainer import LocalEngineConfig
 from strop.config.semantic_diff import learning_fields
 from strop.errors import ConfigError, PlacementError, RankLostError, RunFolderError, StropError, TrainingError

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from strop.buffer.priority import oldest_version
-from strop.config.schema import Run
 from strop.config.schema.buffer import FixedStyleConfig, MemorySyncConfig, PriorityBufferConfig
+from strop.config.schema.run import Run
 from strop.config.schema.trainer import StalenessSelectionConfig
 from strop.data.offline_dataset import OfflineDataset
 from strop.errors import BufferExhausted, StoreError, WritersLostError
 from strop.protocols import Buffer
 from strop.run.optimize.policy_optimizer import StepBatch
 from strop.run.rollout.collector import Collector
-from strop.run.rollout.group_ids import remove_padding, step_of_group
+from strop.run.rollout.explorer import remove_padding, step_of_group
 from strop.run.rollout.rollout_metrics import training_metrics
 from strop.run.rollout.tasks import TrainTaskSource
 from strop.run.state.run_state import RunState

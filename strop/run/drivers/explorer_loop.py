@@ -16,20 +16,17 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from strop.config.schema import Run
+from strop.config.schema.run import Run
 from strop.config.units import Amount
 from strop.protocols import Buffer
-from strop.run.drivers.evaluator import Evaluator
+from strop.run.drivers.evaluation import Evaluator, evaluate
 from strop.run.recording.recorder import Recorder
 from strop.run.rollout.collector import Collector, GroupSettings, learnable_groups
-from strop.run.rollout.evaluation import evaluate
-from strop.run.rollout.explorer import Explorer, PendingGroup, ScoredGroup, check_error_fraction
-from strop.run.rollout.group_ids import pad_groups
+from strop.run.rollout.explorer import Explorer, PendingGroup, ScoredGroup, check_error_fraction, pad_groups
 from strop.run.rollout.rollout_metrics import training_metrics
 from strop.run.rollout.tasks import EvalTasksets, TrainTaskSource
-from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.horizon import Horizon
-from strop.run.state.run_state import RunState
+from strop.run.state.run_state import ExplorerState, RunState
 from strop.runs.folder import RunFolder
 from strop.sync.staleness_policy import VersionWindow
 from strop.sync.subscribe import Subscriber

@@ -14,16 +14,16 @@ import numpy as np
 from strop.algorithms.losses.reward_modeling import held_out_pairs, held_out_scores
 from strop.algorithms.reference_point import ReferencePoint
 from strop.algorithms.registry import LossSpec, make_algorithm
-from strop.config.schema import Run
 from strop.config.schema.preference import RewardModelingConfig
+from strop.config.schema.run import Run
 from strop.data.offline_dataset import OfflineDataset, is_offline_taskset, load_offline_dataset
 from strop.protocols import TrainingEngine
 from strop.python_rewards import PythonRewards
 from strop.run.check.refusals import is_evaluated_by_reward
 from strop.run.distributed.placement import open_rank_placement
+from strop.run.drivers.evaluation import Evaluation, evaluate
 from strop.run.optimize.logprobs import ReferenceLogprobs, reference_logprobs
 from strop.run.prompt_images import load_prompt_images
-from strop.run.rollout.evaluation import Evaluation, evaluate
 from strop.run.rollout.inference_engines import (
     ColocatedPolicy,
     make_colocated_policy,

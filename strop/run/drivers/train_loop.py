@@ -1,31 +1,105 @@
-"""The training loop: take a step's batch, update, publish the weights; evaluate, record and save when due."""
+"""The training loop: take a step's batch, update, publish the weights to the sampler, in this process or in a separate
+explorer; evaluate, record and save when due."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
 
 from strop.config.schema.record import EvaluateConfig, RecordConfig
 from strop.config.units import Amount
 from strop.errors import Interrupted, TrainingError
-from strop.protocols import EngineSnapshot, TrainingEngine
+from strop.protocols import EngineSnapshot, InferenceEngine, TrainingEngine
 from strop.run.drivers.batch_source import BatchSource
 from strop.run.drivers.callbacks import CallbackList, RunControl
-from strop.run.drivers.evaluator import Evaluator
-from strop.run.drivers.publisher import WeightPublisher
+from strop.run.drivers.evaluation import Evaluation, Evaluator
 from strop.run.optimize.policy_optimizer import LrSchedule, StepBatch, Updater, UpdateResult
 from strop.run.recording.recorder import Recorder
-from strop.run.rollout.evaluation import Evaluation
 from strop.run.state.checkpoint_manager import CheckpointManager
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.run.state.tracked_metric import BestCheckpointRule, EarlyStopRule
 from strop.runs.training_examples import TrainingExample
+from strop.sync.local import LocalSynchronizer
+from strop.sync.publish import Publisher
 from strop.workers.cleanup import cleanup
 from strop.workers.signals import StopSignal
+
+
+class WeightPublisher(Protocol):
+    """Receives the weights after each step."""
+
+    def start(self, state: RunState) -> None:
+        """Called before the first step, with the state that the run starts from."""
+        ...
+
+    def begin_update(self) -> None:
+        """Called before the updates of each step; nothing samples in this process until `publish`."""
+        ...
+
+    def publish(self, step: int) -> Mapping[str, float]:
+        """Publish the weights after step `step`, where that is due; returns metrics."""
+        ...
+
+    def finish(self) -> None:
+        """Called after the last step; not after an error or a stop."""
+        ...
+
+
+class ColocatedPublisher:
+    """Publishes each step's weights to the inference engine of this process, or of processes that it started."""
+
+    def __init__(self, synchronizer: LocalSynchronizer, released: InferenceEngine | None = None) -> None:
+        """`released` is the engine if its memory is to be free during the updates of each step."""
+        self._synchronizer = synchronizer
+        self._released = released
+
+    def start(self, state: RunState) -> None:
+        """Nothing: the engine has the initial weights."""
+
+    def begin_update(self) -> None:
+        """Release the engine's memory."""
+        if self._released is not None:
+            self._released.release_memory()
+
+    def publish(self, step: int) -> Mapping[str, float]:
+        """Restore the engine's memory, and publish the weights of step `step`."""
+        if self._released is not None:
+            self._released.restore_memory()
+        return self._synchronizer.publish(step)
+
+    def finish(self) -> None:
+        """Nothing."""
+
+
+class RemotePublisher:
+    """Publishes weights to a separate explorer process, when the synchronizer's style asks for it."""
+
+    def __init__(self, publisher: Publisher, steps: int) -> None:
+        """`steps` is the run's total number of steps."""
+        self._publisher = publisher
+        self._steps = steps
+
+    def start(self, state: RunState) -> None:
+        """Tell the explorer where the trainer stands, and publish the restored weights where that is due."""
+        self._publisher.report_shortfall(state.group_offset)
+        self._publisher.announce_start()
+        self._publisher.after_step(state.step, self._steps)
+
+    def begin_update(self) -> None:
+        """Nothing: the explorer continues to sample."""
+
+    def publish(self, step: int) -> Mapping[str, float]:
+        """Publish the weights of step `step`, where the style asks for it."""
+        self._publisher.after_step(step, self._steps)
+        return {}
+
+    def finish(self) -> None:
+        """Publish the final weights, and tell the explorer that the trainer has ended."""
+        self._publisher.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +202,22 @@ class TrainLoop:
             setup.publisher.start(self._state)
         with cleanup(self._checkpoints.close):
             self._callbacks.on_start(RunControl(setup.stop))
-            self._run_steps()
+            try:
+                if self._state.step == 0 and self._evaluate_section.at_start:
+                    self._evaluate_initial()
+                if self._state.evaluation_pending:
+                    self._evaluate_after_step()
+                    self._callbacks.on_step(self._recorder.last)
+                while self._continues() and self._step(self._state.step + 1):
+                    pass
+            except Interrupted as interrupted:
+                self._save()
+                self._checkpoints.wait()
+                raise Interrupted(
+                    f"{interrupted} {self._resume_hint()}", interrupted.exit_code - 128
+                ) from None
+            self._save()
+            self._checkpoints.wait()
         if setup.publisher is not None:
             setup.publisher.finish()
         for phase in setup.phases:
@@ -136,22 +225,6 @@ class TrainLoop:
             if message is not None:
                 self._recorder.log_message(message)
         return self._state
-
-    def _run_steps(self) -> None:
-        try:
-            if self._state.step == 0 and self._evaluate_section.at_start:
-                self._evaluate_initial()
-            if self._state.evaluation_pending:
-                self._evaluate_after_step()
-                self._callbacks.on_step(self._recorder.last)
-            while self._continues() and self._step(self._state.step + 1):
-                pass
-        except Interrupted as interrupted:
-            self._save()
-            self._checkpoints.wait()
-            raise Interrupted(f"{interrupted} {self._resume_hint()}", interrupted.exit_code - 128) from None
-        self._save()
-        self._checkpoints.wait()
 
     def _continues(self) -> bool:
         """Whether there is a next step; an early end is logged."""

@@ -19,8 +19,8 @@ from typing import Any
 from strop.config.paths import expand_user
 from strop.config.redact import HIDDEN
 from strop.config.save import resolved_text
-from strop.config.schema import Run
 from strop.config.schema.buffer import SqlBufferConfig
+from strop.config.schema.run import Run
 from strop.config.units import Amount
 from strop.data.sources.cache import cache_folder, cache_key, find_entry, new_entry
 from strop.errors import ConfigError, TrainingError

@@ -11,9 +11,9 @@ from strop.buffer.factory import clear_buffer, open_buffer
 from strop.config.load.loader import LoadedRun
 from strop.config.preflight import require_reward
 from strop.config.save import save_resolved
-from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.buffer import FixedStyleConfig, MemorySyncConfig
+from strop.config.schema.run import Run
 from strop.inference.interruptible_sampler import InterruptibleSampler
 from strop.protocols import Buffer, InferenceEngine
 from strop.python_rewards import PythonRewards
@@ -36,11 +36,10 @@ from strop.run.rollout.load_check import ProbedLoader, probe_tokens
 from strop.run.rollout.rollout_metrics import engine_metrics
 from strop.run.rollout.rollout_services import make_workflow_runners, open_rollout_services, reward_sources
 from strop.run.rollout.tasks import TrainTaskSource, load_tasks
-from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.horizon import compute_horizon
 from strop.run.state.identity import run_identity, save_identity
 from strop.run.state.resume import StartPoint, find_start
-from strop.run.state.run_state import RunState
+from strop.run.state.run_state import ExplorerState, RunState
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.sync.factory import CrossProcessSync, clear_versions, open_weight_receiver

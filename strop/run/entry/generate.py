@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strop.config.load.loader import LoadedRun
-from strop.config.schema import Run
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.generation import GenerationConfig
+from strop.config.schema.run import Run
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.encoding.reply_text import ReplyDecoder
 from strop.data.images.messages import content_text
@@ -24,12 +24,15 @@ from strop.data.taskset import load_taskset
 from strop.errors import ConfigError, DataError
 from strop.inference.registry import load_engine, running_engine
 from strop.models.loading import load_tokenizer
-from strop.run.entry.policy_only import policy_only
+from strop.run.entry.run_folder import policy_only
 from strop.run.prompt_images import load_generation_images, load_prompt_images
 from strop.run.rollout.explorer import Explorer, check_error_fraction
-from strop.run.rollout.inference_engines import open_colocated_policy
+from strop.run.rollout.inference_engines import (
+    open_colocated_policy,
+    open_server_explorer,
+    samples_from_server,
+)
 from strop.run.rollout.rollout_services import UNSCORED, sampling_params
-from strop.run.rollout.server_explorer import open_server_explorer, samples_from_server
 from strop.run.tokenizer import load_model_tokens, load_policy_tokens, load_run_tokenizer
 from strop.seeds import derive_seed
 from strop.training.backends.registry import open_training_engines

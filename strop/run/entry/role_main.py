@@ -1,4 +1,5 @@
-"""Code that runs one role of a distributed run in its own process, and that process's main module."""
+"""Code that runs one role of a distributed run (explorer, trainer, buffer) in its own process, and that process's main
+module."""
 
 from __future__ import annotations
 
@@ -7,12 +8,18 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from typing import assert_never
 
+from strop.buffer.factory import serve_buffer
+from strop.config.load.loader import LoadedRun
+from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
 from strop.errors import StropError, message_with_notes
-from strop.run.distributed.ray_role import serve_role
+from strop.run.distributed.placement import local_address
+from strop.run.distributed.ray_cluster import serve_role
 from strop.run.distributed.role import RoleEntry, RoleSpec
 from strop.workers.imports import without_collections
+from strop.workers.signals import StopSignal
 from strop.workers.worker import Channel
 
 
@@ -20,8 +27,6 @@ def run_role(spec: RoleSpec) -> None:
     """Run a role to its end. Each is imported here, so that the buffer's process starts without torch."""
     match spec.name:
         case "buffer":
-            from strop.run.distributed.buffer_process import run_buffer
-
             run_buffer(spec.loaded)
         case "explorer":
             with without_collections():
@@ -72,3 +77,22 @@ def _exit_with_launcher(stdin: int) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+_POLL_SECONDS = 0.1
+_LINGER_SECONDS = 60.0
+"""Longest time for which the buffer still serves explorer and trainer after the request to end."""
+
+
+def run_buffer(loaded: LoadedRun) -> None:
+    """Serve the buffer until SIGINT or SIGTERM. Raises errors of its connections, such as a full disk."""
+    run = loaded.run
+    assert isinstance(run.buffer, QueueBufferConfig | PriorityBufferConfig)
+    with StopSignal() as stop, serve_buffer(run.buffer, run.folder_path, local_address(run)) as server:
+        while stop.received is None:
+            server.raise_errors()
+            time.sleep(_POLL_SECONDS)
+        deadline = time.monotonic() + _LINGER_SECONDS
+        while server.open_connections and time.monotonic() < deadline:
+            server.raise_errors()
+            time.sleep(_POLL_SECONDS)

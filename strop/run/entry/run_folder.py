@@ -8,7 +8,8 @@ from dataclasses import replace
 from strop.config.load.loader import LoadedRun, load_run
 from strop.config.load.schema_faults import KeyOwner, unknown_owner
 from strop.config.paths import existing_path
-from strop.config.schema import Run
+from strop.config.schema.algorithm import ReinforceConfig
+from strop.config.schema.run import Run
 from strop.errors import ModelError
 from strop.runs.folder import RunFolder
 
@@ -51,3 +52,10 @@ def _with_own_model(run: Run, folder: RunFolder) -> Run:
 def _is_on_hub(path: str) -> bool:
     """Whether a path that does not exist here is a name of the Hub, `owner/name`."""
     return path.count("/") == 1 and not path.startswith((".", "/", "~"))
+
+
+def policy_only(run: Run) -> Run:
+    """The run with an algorithm that has no reference model and no teachers, for evaluation and export."""
+    if run.algorithm.is_offline:
+        return run
+    return run.model_copy(update={"algorithm": ReinforceConfig()})

@@ -1,32 +1,64 @@
-"""Starts a loaded run in its mode: in one process, as several processes, or as one process of a run."""
+"""Starts a loaded run in its mode: in one process, as several processes, or as one process of a run; and its result,
+as `strop.train` returns it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from strop.config.checks.topology import fixed_weights_fault, one_node_fault
 from strop.config.load.loader import LoadedRun
 from strop.config.preflight import require_files
 from strop.config.save import folder_mode
-from strop.config.schema import Run
-from strop.config.schema.run import RayClusterConfig
+from strop.config.schema.run import RayClusterConfig, Run
 from strop.errors import ConfigError, Interrupted, PlacementError, RankLostError
 from strop.plan.fit import with_default_microbatch
 from strop.plan.placement import plan_run
 from strop.python_rewards import PythonRewards
-from strop.run.entry.result import RunResult
 from strop.run.state.identity import run_identity
 from strop.run.state.resume import find_start
 from strop.runs.folder import RunFolder
 from strop.runs.lock import lock_run
+from strop.runs.metrics_file import merge_rows, read_metrics
 from strop.runs.status import all_finished, last_row
 from strop.workers.child_process import RestartBudget
 from strop.workers.imports import without_collections
 from strop.workers.output import lasting_output
 from strop.workers.signals import StopSignal
 from strop.workers.torchrun import torchrun_process
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Result of a run."""
+
+    folder: Path
+    """Folder with everything that the run wrote."""
+    model: Path | None
+    """The trained model as a Hugging Face folder; None where this process wrote none (mode explore, for
+    example)."""
+    steps: int
+    """Number of completed steps, earlier starts included."""
+    model_step: int
+    """Step of the model's weights: the last step, or under `checkpoint.best` the best one."""
+    metrics: Mapping[str, float]
+    """Metrics of the last step; `docs/metrics.md` defines them."""
+    stopped: bool = False
+    """Whether the run was stopped by `RunHandle.stop` or `RunControl.stop` before its end."""
+
+    def history(self) -> list[dict[str, float]]:
+        """Metrics of all steps, oldest first, for `pandas.DataFrame(result.history())`.
+
+        One dict per row of `metrics.jsonl`: `step` and the metrics of that step, NaN where a value is not
+        finite. Step 0 holds the evaluation before training. Where the explorer is a separate process, its
+        metrics are merged into the rows.
+        """
+        folder = RunFolder(self.folder)
+        rows = merge_rows(read_metrics(folder.explorer.metrics), read_metrics(folder.metrics))
+        return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
 
 
 def start_run(
@@ -38,7 +70,8 @@ def start_run(
 ) -> RunResult:
     """Run to the end, or continue where an earlier start of the same run stopped.
 
-    Each mode is imported where it is used: a process that only launches others starts without torch.
+    Each mode is imported where it is used: a process that only launches others starts without torch. Under
+    `trainer.elastic` the loss of a rank continues from the last checkpoint.
 
     Args:
         loaded: the run.
@@ -77,43 +110,32 @@ def start_run(
             ) as locks,
             lasting_output(folder.console_log),
         ):
-            if run.mode in ("both", "train") and not _launches_processes(run):
-                return _train(loaded, reward, stop, callbacks)
-            return _start_other(loaded, reward, stop, locks)
+            if run.mode in ("bench", "explore") or _launches_processes(run):
+                return _start_other(loaded, reward, stop, locks)
+            with without_collections():
+                from strop.run.entry.train import train
+
+            elastic = run.trainer.elastic
+            budget = RestartBudget(elastic.max_restarts if elastic else 0)
+            while True:
+                try:
+                    trained = train(loaded, reward, stop=stop, callbacks=callbacks)
+                    break
+                except RankLostError as error:
+                    if elastic is None or not budget.spend():
+                        raise
+                    print(f"{error} The run continues from its last checkpoint ({budget}).", flush=True)
+                loaded = replace(loaded, run=run.model_copy(update={"resume": "auto"}))
+            step, best_step = trained.state.step, trained.model_step
+            return RunResult(
+                folder.path, folder.model, step, best_step, last_row(folder), stopped=trained.stopped
+            )
     except Interrupted:
         if not stop.requested_by_code:
             raise
         row = last_row(folder)
         step = int(row.get("step", 0))
         return RunResult(folder.path, None, step, step, row, stopped=True)
-
-
-def _train(
-    loaded: LoadedRun, reward: PythonRewards | None, stop: StopSignal, callbacks: Sequence[Any]
-) -> RunResult:
-    """Train in this process; under `trainer.elastic` the loss of a rank continues from the last checkpoint."""
-    with without_collections():
-        from strop.run.entry.train import train
-
-    folder, elastic = RunFolder.of(loaded.run), loaded.run.trainer.elastic
-    budget = RestartBudget(elastic.max_restarts if elastic else 0)
-    while True:
-        try:
-            trained = train(loaded, reward, stop=stop, callbacks=callbacks)
-            break
-        except RankLostError as error:
-            if elastic is None or not budget.spend():
-                raise
-            print(f"{error} The run continues from its last checkpoint ({budget}).", flush=True)
-        loaded = replace(loaded, run=loaded.run.model_copy(update={"resume": "auto"}))
-    return RunResult(
-        folder.path,
-        folder.model,
-        trained.state.step,
-        trained.model_step,
-        last_row(folder),
-        stopped=trained.stopped,
-    )
 
 
 def _start_other(
@@ -123,7 +145,7 @@ def _start_other(
     run = loaded.run
     folder = RunFolder.of(run)
     if run.mode == "bench":
-        from strop.run.entry.bench import bench
+        from strop.run.entry.evaluate import bench
 
         rows = bench(loaded, reward, stop)
         return RunResult(folder.path, None, len(rows), rows[-1].step, rows[-1].metrics)

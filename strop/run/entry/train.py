@@ -18,13 +18,13 @@ from strop.config.checks.run import unusual_values
 from strop.config.load.loader import LoadedRun
 from strop.config.preflight import require_reward
 from strop.config.save import save_resolved
-from strop.config.schema import Run
 from strop.config.schema.algorithm import (
     RolloutAlgorithmConfig,
     SftConfig,
 )
 from strop.config.schema.buffer import MemorySyncConfig
 from strop.config.schema.data import ColumnOrderConfig
+from strop.config.schema.run import Run
 from strop.config.schema.trainer import WarmupSelectionConfig
 from strop.data.mixture import run_mixture_order
 from strop.data.offline_dataset import load_offline_dataset, mixed_dataset
@@ -46,9 +46,15 @@ from strop.run.drivers.batch_source import (
     open_buffer_source,
 )
 from strop.run.drivers.callbacks import CallbackList
+from strop.run.drivers.evaluation import Evaluation, evaluate
 from strop.run.drivers.offline_policy import load_held_out, open_offline_policy
-from strop.run.drivers.publisher import ColocatedPublisher, RemotePublisher
-from strop.run.drivers.train_loop import TrainLoop, TrainPhase, TrainSetup
+from strop.run.drivers.train_loop import (
+    ColocatedPublisher,
+    RemotePublisher,
+    TrainLoop,
+    TrainPhase,
+    TrainSetup,
+)
 from strop.run.entry.prepare_data import prepare_data
 from strop.run.optimize.logprobs import check_vocabularies, require_teachers
 from strop.run.optimize.minibatches import ExpertData
@@ -58,26 +64,26 @@ from strop.run.optimize.rollout_updater import RolloutUpdater
 from strop.run.optimize.second_models import SecondModels, open_second_models
 from strop.run.prepared_data import data_notes, train_section
 from strop.run.prompt_images import load_prompt_images
-from strop.run.recording.recorder import Recorder
-from strop.run.recording.training_text import training_examples
+from strop.run.recording.recorder import Recorder, training_examples
 from strop.run.rollout.collector import Collector
-from strop.run.rollout.evaluation import Evaluation, evaluate
 from strop.run.rollout.explorer import Explorer
 from strop.run.rollout.inference_engines import max_logprob_gap, open_colocated_policy, restore_engine
 from strop.run.rollout.load_check import ProbedWeights, probe_tokens
 from strop.run.rollout.rollout_services import reward_sources
 from strop.run.rollout.tasks import RunTasks, load_tasks
-from strop.run.state.checkpoint_manager import CheckpointManager, ExportModel
+from strop.run.state.checkpoint_manager import (
+    CheckpointManager,
+    CompositeSnapshot,
+    ExportModel,
+    saves_engines_in_parallel,
+)
 from strop.run.state.checkpoint_mirror import CheckpointMirror
-from strop.run.state.checkpoint_saver import CompositeSnapshot, saves_engines_in_parallel
-from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.horizon import Horizon, compute_horizon
 from strop.run.state.identity import run_identity, save_identity
 from strop.run.state.resume import StartPoint, find_start
-from strop.run.state.run_state import RunState
+from strop.run.state.run_state import ExplorerState, RunState
 from strop.run.state.tracked_metric import BestCheckpointRule, EarlyStopRule, best_checkpoint_folder
-from strop.run.template_notes import template_notes
-from strop.run.tokenizer import load_policy_tokens, load_run_tokenizer
+from strop.run.tokenizer import load_policy_tokens, load_run_tokenizer, template_notes
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.training_examples import write_training_examples
 from strop.sync.factory import SYNC_FOLDER, open_weight_sender

@@ -11,9 +11,9 @@ import torch
 
 from strop.algorithms.losses.aggregation import TargetTokens, compute_importance_weights, kept_targets
 from strop.algorithms.losses.policy_losses import excess_tokens, mean_implicit_rewards, select_tokens
-from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_loss import ClipCovLossConfig, GvpoLossConfig, KlCovLossConfig, M2poLossConfig
+from strop.config.schema.run import Run
 from strop.config.schema.trainer import TrainerConfig
 from strop.data.offline_dataset import OfflineDataset
 from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience, zeros_for

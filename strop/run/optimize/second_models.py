@@ -15,8 +15,8 @@ from strop.algorithms.losses.value_losses import ValueLoss, explained_variance
 from strop.algorithms.process_rewards import implicit_rewards
 from strop.algorithms.registry import ProcessRewardLossSpec
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.config.schema import Run
 from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
+from strop.config.schema.run import Run
 from strop.errors import RewardError
 from strop.protocols import CriticEngine, EngineSnapshot, TrainingEngine
 from strop.run.check.refusals import is_probability, no_probability

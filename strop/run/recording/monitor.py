@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from strop.config.schema import Run
+from strop.config.schema.run import Run
 from strop.runs.sessions import SessionOutcome
 from strop.types import RolloutGroup
 

@@ -19,22 +19,23 @@ import resource
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import torch
 
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import name_environment, redact, redact_arguments, safe_text
-from strop.config.schema import Run
+from strop.config.schema.run import Run
 from strop.errors import Interrupted, SandboxError
 from strop.printable import counted
+from strop.run.recording.console import ConsoleMonitor
 from strop.run.recording.monitor import Monitor, SessionInfo
-from strop.run.recording.registry import make_monitors
+from strop.run.recording.trackers import MlflowMonitor, SwanlabMonitor, TensorBoardMonitor, WandbMonitor
 from strop.run.state.horizon import Horizon
 from strop.run.state.resume import StartPoint
 from strop.runs.folder import RunFolder, reporting_write_errors
@@ -50,11 +51,31 @@ from strop.runs.rollout_file import (
     write_rollouts,
 )
 from strop.runs.sessions import SessionOutcome, begin_session, end_session, read_sessions, record_checkpoint
+from strop.runs.training_examples import TrainingExample, TrainingText
 from strop.runs.verdict import LearningWatch
 from strop.sandbox.registry import open_sandbox
-from strop.types import RolloutGroup
+from strop.types import Experience, ExperienceGroup, RolloutGroup
 from strop.workers.cleanup import keep_first_error
 from strop.workers.memory import total_memory_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+MONITORS: dict[str, Callable[[], Monitor]] = {
+    "console": ConsoleMonitor,
+    "tensorboard": TensorBoardMonitor,
+    "wandb": WandbMonitor,
+    "mlflow": MlflowMonitor,
+    "swanlab": SwanlabMonitor,
+}
+"""Monitor classes by name; each name is also a value of the schema's `record.monitors`."""
+
+
+def make_monitors(names: Sequence[str]) -> tuple[Monitor, ...]:
+    """Construct the monitors of a run, in the order of the registry."""
+    return tuple(make() for name, make in MONITORS.items() if name in names)
+
 
 _GIT_SECONDS = 5.0
 _PACKAGES = ("strop", "torch", "transformers", "peft", "numpy")
@@ -341,3 +362,27 @@ def _row(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
     for name in row:
         metric_of(name)
     return row
+
+
+_LABELS = {"sft": "demonstration"}
+
+
+def training_examples(
+    groups: Sequence[ExperienceGroup], tokenizer: PreTrainedTokenizerBase
+) -> tuple[TrainingExample, ...]:
+    """Decode prompts, each with the sequences that follow it, from their first trained token on: a demonstration has
+    its own prompt, and a pair has one."""
+
+    def text_of(experience: Experience) -> TrainingText:
+        text = tokenizer.decode(experience.token_ids[experience.prompt_tokens :].tolist())
+        label = _LABELS.get(experience.role, experience.role)
+        return TrainingText(label, str(text), int(experience.loss_mask.sum()))
+
+    def prompt_of(experience: Experience) -> str:
+        return str(tokenizer.decode(experience.token_ids[: experience.prompt_tokens].tolist()))
+
+    return tuple(
+        TrainingExample(prompt_of(same[0]), tuple(map(text_of, same)))
+        for group in groups
+        for same in ([group.experiences] if group.experiences[0].pair else [(e,) for e in group.experiences])
+    )

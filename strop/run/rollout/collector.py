@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strop.algorithms.group_choice import has_reward_variance
-from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_gradient import DynamicSamplingConfig, OversamplingConfig
+from strop.config.schema.run import Run
 from strop.errors import RewardError
 from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipeline
 from strop.pipelines.services import ExperienceServices

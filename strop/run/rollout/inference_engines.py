@@ -1,4 +1,5 @@
-"""Opening of the engine or pool of engines that a run samples from, in the trainer's process or another one."""
+"""Opening of the engine or pool of engines that a run samples from, in the trainer's process or another one, and of the
+explorer of a server's model."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from strop.config.machine import uniform_machine
-from strop.config.schema import Run
 from strop.config.schema.buffer import CollectiveSyncConfig
 from strop.config.schema.rollout import (
     EnginePoolConfig,
@@ -25,7 +25,7 @@ from strop.config.schema.rollout import (
     SglangServerConfig,
     VllmEngineConfig,
 )
-from strop.config.schema.run import LocalClusterConfig, RayClusterConfig
+from strop.config.schema.run import LocalClusterConfig, RayClusterConfig, Run
 from strop.errors import PlacementError
 from strop.inference.pool import EnginePool, EngineSpec
 from strop.inference.registry import (
@@ -398,3 +398,29 @@ def _notes(run: Run, engine: TrainingEngine, sampler: InferenceEngine) -> tuple[
     )
     training = f"training: {engine.description}; {shared}"
     return (*engine_notes(run), f"sampling: {sampler.describe()}", training)
+
+
+def samples_from_server(run: Run) -> bool:
+    """Whether the run samples from a server with weights of its own, which no update replaces."""
+    engine = run.rollout.engine
+    return isinstance(engine, OpenAiEngineConfig) and engine.weight_updates == "none"
+
+
+@contextmanager
+def open_server_explorer(
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    rewards: Mapping[str, RewardSource],
+    stop: StopSignal | None = None,
+) -> Iterator[Explorer]:
+    """Open the rewards and the workflow, and connect to the server.
+
+    Inside the context, SIGINT, SIGTERM and a request to `stop` raise `Interrupted` at the next safe point.
+    """
+    with (
+        stop or StopSignal() as stop,
+        open_rollout_services(run, rewards) as services,
+        open_separate_engine(run, tokenizer) as sampler,
+    ):
+        runners = make_workflow_runners(run, sampler, tokenizer, services.services)
+        yield Explorer(runners, services.rewards, services.event_loop, stop, seed=run.seed)

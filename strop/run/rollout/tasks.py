@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from strop.config.redact import redact_text
-from strop.config.schema import Run
 from strop.config.schema import data as schema
 from strop.config.schema.data import EvalTasksetConfig, StreamConfig
+from strop.config.schema.run import Run
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.model_tokens import ModelTokens
 from strop.data.encoding.truncation import fit_prompts

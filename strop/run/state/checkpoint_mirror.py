@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from strop.config.schema import Run
+from strop.config.schema.run import Run
 from strop.config.semantic_diff import recorded_differences
 from strop.data.sources.data_path import DataPath, first_line, resolve_path
 from strop.errors import CheckpointError, StropError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from strop.config.schema import Run
+from strop.config.schema.run import Run
 from strop.config.units import Amount, Rounding
 from strop.errors import ConfigError
 from strop.run.state.run_state import RunState

@@ -15,9 +15,8 @@ from typing import Any
 
 from strop.config.paths import existing_path, gguf_file
 from strop.config.save import folder_mode, save_resolved
-from strop.config.schema import Run
 from strop.config.schema.data import TasksetConfig
-from strop.config.schema.run import leaves
+from strop.config.schema.run import Run, leaves
 from strop.config.semantic_diff import is_learning_field, recorded_differences
 from strop.config.user_code import callable_digest, code_digest
 from strop.data.sources.content import content_digest, file_digest, files_digest

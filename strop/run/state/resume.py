@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strop.config.redact import redact
-from strop.config.schema import Run
-from strop.config.schema.run import leaves
+from strop.config.schema.run import Run, leaves
 from strop.config.semantic_diff import recorded_differences
 from strop.errors import CheckpointError, ConfigError, RunFolderError, see_troubleshooting
 from strop.run.state.checkpoint_mirror import CheckpointMirror

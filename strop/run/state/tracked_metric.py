@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from strop.config.schema import Run
 from strop.config.schema.data import EvalTasksetConfig
+from strop.config.schema.run import Run
 from strop.errors import CheckpointError, TrainingError
 from strop.reward_comparison import exceeds, reaches
 from strop.training.checkpoints import checkpoint

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from strop.config.schema import Run
-from strop.run.check.findings import Findings
 from strop.run.check.reference_answers import score_reference_answers
+from strop.run.check.refusals import Findings
 from strop.run.check.user_code import check_user_code, examine
 
 GENEROUS_SECONDS = 300.0

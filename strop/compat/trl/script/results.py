@@ -14,7 +14,7 @@ from strop.compat.trl.script.recording import own_functions
 from strop.compat.trl.script.session import ScriptSession, current_session
 
 if TYPE_CHECKING:
-    from strop.run.entry.result import RunResult
+    from strop.run.entry.start import RunResult
 
 
 _TRL_NAMES = {

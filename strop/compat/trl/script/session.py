@@ -16,7 +16,7 @@ from strop.errors import ConfigError
 
 if TYPE_CHECKING:
     from strop.config.load.loader import Job
-    from strop.run.entry.result import RunResult
+    from strop.run.entry.start import RunResult
 
 
 PACKAGES = ("trl", "unsloth")

@@ -1,13 +1,14 @@
-"""Evaluation of the eval tasksets by the reward of sampled responses."""
+"""Evaluation of the eval tasksets by the reward of sampled responses, recorded and reported to callbacks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from strop.config.schema import Run
-from strop.config.schema.run import effective_reward
+from strop.config.schema.run import Run, effective_reward
+from strop.run.drivers.callbacks import CallbackList
+from strop.run.recording.recorder import Recorder
 from strop.run.rollout.explorer import Explorer, check_error_fraction
 from strop.run.rollout.rollout_metrics import evaluation_metrics
 from strop.run.rollout.rollout_services import sampling_params
@@ -46,3 +47,27 @@ def evaluate(run: Run, explorer: Explorer, tasksets: EvalTasksets, *, step: int)
         metrics |= evaluation_metrics(section.name, explored.groups, reward.correct_at)
     metrics["time/evaluate_seconds"] = time.perf_counter() - started
     return Evaluation(metrics, groups)
+
+
+class Evaluator:
+    """Evaluates, writes the rollouts of each taskset to the run folder and calls `on_evaluate`."""
+
+    def __init__(
+        self,
+        evaluate: Callable[[int], Evaluation],
+        recorder: Recorder,
+        callbacks: CallbackList | None = None,
+    ) -> None:
+        """`evaluate(step)` measures all tasksets with the current weights, which are those of `step`."""
+        self._evaluate = evaluate
+        self._recorder = recorder
+        self._callbacks = callbacks or CallbackList(())
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate all tasksets and add their metrics to the row of `step`; returns these metrics."""
+        evaluation = self._evaluate(step)
+        for name, groups in evaluation.groups.items():
+            self._recorder.log_evaluation(name, step, groups)
+        self._recorder.add_to_step(step, evaluation.metrics)
+        self._callbacks.on_evaluate(step, evaluation.metrics)
+        return evaluation.metrics
