@@ -58,6 +58,7 @@ def teacher(folder: Path) -> Iterator[strop.Policy]:
         yield policy
 
 
+@pytest.mark.slow
 def test_ppo_learns(folder: Path) -> None:
     with strop.Policy(folder) as policy:
         history = example("ppo_in_one_file").train(
@@ -77,6 +78,7 @@ def test_advantages_of_ppo_without_discount_are_the_reward_minus_the_value(still
     np.testing.assert_allclose((returns - advantages)[experience.loss_mask], 0.25, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_grpo_learns_and_a_student_learns_its_teacher(folder: Path, teacher: strop.Policy) -> None:
     with strop.Policy(folder) as student:
         history = example("distillation_in_one_file").train(
@@ -85,6 +87,7 @@ def test_grpo_learns_and_a_student_learns_its_teacher(folder: Path, teacher: str
     assert np.mean(history[-3:]) < history[0] / 2
 
 
+@pytest.mark.slow
 def test_an_agent_takes_two_turns(folder: Path) -> None:
     with strop.Policy(folder) as policy:
         assert len(example("agent_in_one_file").train(policy, tasks(), steps=1, tasks_per_step=2)) == 1

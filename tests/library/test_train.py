@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -55,6 +56,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_data_trains_the_same_model(form, tmp_path, folder, trained):
     result = strop.train(
@@ -63,6 +65,7 @@ def test_every_form_of_data_trains_the_same_model(form, tmp_path, folder, traine
     assert digest(result.model / "model.safetensors") == digest(trained.model / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_the_folder_has_data_and_functions_by_path_so_that_the_command_line_continues(
     tmp_path, folder, trained
 ):
@@ -87,12 +90,14 @@ def test_other_rows_are_another_run(folder, trained):
     assert strop.open_run(trained.folder).step == 2
 
 
+@pytest.mark.slow
 def test_a_new_start_keeps_the_inputs(tmp_path, folder):
     for _ in range(2):
         result = strop.train(make_run(tmp_path, folder, resume="never"), data=ROWS, reward=digits)
     assert result.steps == 2 and len(list(result.folder.parent.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_lambda_runs_here_and_its_folder_says_so(tmp_path, folder):
     run = make_run(tmp_path, folder)
     reward = strop.Reward(lambda completion: 1.0 if "1" in completion else 0.0, name="one", weight=0.5)
@@ -105,6 +110,7 @@ def test_a_lambda_runs_here_and_its_folder_says_so(tmp_path, folder):
         strop.train(only.folder)
 
 
+@pytest.mark.slow
 def test_a_loaded_model_is_written_and_a_model_without_tokenizer_refused(tmp_path, folder, trained):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     run, evaluated = make_run(tmp_path, None), {"held": ROWS[:2]}
@@ -114,6 +120,7 @@ def test_a_loaded_model_is_written_and_a_model_without_tokenizer_refused(tmp_pat
         strop.train(run, data=ROWS, model=model, reward=digits)
 
 
+@pytest.mark.slow
 def test_loss_advantages_workflow_and_tools_are_functions(tmp_path, folder):
     def loss(micro_batch, outputs, counts):
         targets = torch.from_numpy(micro_batch.targets)
@@ -189,6 +196,7 @@ def test_bad_arguments_are_one_paragraph(case, tmp_path, folder):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("returned", ["1", None, math.nan, [1.0, 2.0]])
 def test_a_reward_that_is_no_number_stops_the_run(returned, tmp_path, folder):
     with pytest.raises(strop.RolloutError, match=r"returned|number"):
@@ -231,14 +239,14 @@ def test_open_run_reads_the_folder(trained, tmp_path):
 
 
 def test_the_live_line_of_a_notebook_is_replaced(monkeypatch):
-    display = pytest.importorskip("IPython.display")
     shown = []
+    handle = SimpleNamespace(update=shown.append)
 
-    class Handle:
-        def update(self, line):
-            shown.append(line.data)
+    def display(line: str, display_id: bool) -> SimpleNamespace:
+        shown.append(line)
+        return handle
 
-    monkeypatch.setattr(display, "display", lambda line, display_id: shown.append(line.data) or Handle())
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(HTML=str, display=display))
     line = LiveLine()
     for step in (1, 2):
         line.on_step({"step": step, "reward/mean": 0.5})

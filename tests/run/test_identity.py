@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -250,14 +251,21 @@ def test_a_changed_run_is_refused_and_continues_on_request(
     assert [row["step"] for row in rows_of(folder)] == [0, 1, 2]
 
 
+def of_a_notebook(function: Callable[..., float]) -> Callable[..., float]:
+    """The function as a notebook's cell would have defined it."""
+    copied = FunctionType(function.__code__, function.__globals__, function.__name__)
+    copied.__module__ = "__main__"
+    return copied
+
+
 @pytest.mark.slow
 def test_a_changed_function_of_a_notebook_is_refused_and_continues_on_request(own: dict[str, Any]) -> None:
     del own["reward"]
-    strop.train(strop.load(own), reward=longer)
+    strop.train(strop.load(own), reward=of_a_notebook(longer))
     longer_run = strop.load(own, ["trainer.duration=2 steps"])
     with pytest.raises(RunFolderError, match=r"reward was code \w+ of longer, is code \w+ of shorter"):
-        strop.train(longer_run, reward=shorter)
-    assert strop.train(longer_run, reward=shorter, change=["reward"]).steps == 2
+        strop.train(longer_run, reward=of_a_notebook(shorter))
+    assert strop.train(longer_run, reward=of_a_notebook(shorter), change=["reward"]).steps == 2
 
 
 @pytest.mark.slow
