@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from strop.compat.hydra.compose import compose
 from strop.compat.hydra.selection import ConfigSelection, ShippedConfig, ShippedConfigs
 from strop.compat.ledger.key_mapping import mapped
-from strop.compat.ledger.overrides import apply_overrides
+from strop.compat.ledger.reader import apply_overrides
 from strop.compat.ledger.table import Ledger
 from strop.compat.verl.ppo_trainer import read_verl
 from strop.errors import ConfigError, config_error

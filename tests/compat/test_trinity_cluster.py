@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.compat.ledger.overrides import config_tree_from_overrides
-from strop.compat.ledger.reader import read_ignoring_placement
+from strop.compat.ledger.reader import config_tree_from_overrides, read_ignoring_placement
 from strop.compat.ledger.writer import write_dialect
 from strop.compat.trinity.reader import LEDGER
 from strop.config.schema.buffer import MemorySyncConfig, QueueBufferConfig

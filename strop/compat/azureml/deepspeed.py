@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    NO_DEEPSPEED,
     UNSET,
     ForeignValues,
     KeyMapping,
@@ -26,8 +28,6 @@ from strop.compat.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.compat.ledger.placement_notes import NO_DEEPSPEED
-from strop.compat.ledger.value_types import ANY
 from strop.config.deepspeed import KEYS, LOGGING, SWITCHED_OFF, VALUES_OFF, read_deepspeed_file
 from strop.config.load.config_tree import KeyPath
 from strop.config.schema import Run

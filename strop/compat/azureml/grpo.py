@@ -13,23 +13,27 @@ from typing import Any
 
 from strop.compat.azureml.component import Component, ComponentInput, component_input, model_folder_converter
 from strop.compat.azureml.deepspeed import DEEPSPEED, ENGINE_FIELDS, engine, processes, unless_here
-from strop.compat.ledger.conversions import UNCHANGED
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    NATIVE_SAMPLER,
+    NO_DEEPSPEED,
+    NO_SHARDS,
+    UNCHANGED,
     UNSET,
     ForeignValues,
     KeyMapping,
     always,
+    fused_kernels,
     mapped,
     no_effect,
     not_on_page,
+    one_of,
     only,
     placement,
     unless,
     written_by,
 )
-from strop.compat.ledger.placement_notes import NATIVE_SAMPLER, NO_DEEPSPEED, NO_SHARDS, fused_kernels
 from strop.compat.ledger.table import Ledger
-from strop.compat.ledger.value_types import ANY, one_of
 from strop.config.load.loader import ComponentOutput
 from strop.config.schema import Run
 from strop.config.schema.algorithm import GrpoConfig

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from strop.compat.ledger.value_types import ValueType
+from strop.compat.ledger.key_mapping import ValueType
 from strop.config.load.loader import Job
 from strop.config.redact import safe_text
 from strop.errors import ConfigError

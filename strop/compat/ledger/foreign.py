@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from strop.compat.ledger.key_mapping import KeyMapping
+from strop.compat.ledger.key_mapping import KeyMapping, typed_value
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.compat.ledger.value_types import typed_value
 from strop.config.load.config_tree import (
     MISSING,
     ConfigTree,

@@ -1,15 +1,128 @@
-"""Rows of a dialect's ledger: a foreign key, its default, and how Strop treats it."""
+"""Rows of a dialect's ledger: a foreign key, its default, the values that it accepts, and how Strop treats it; and
+conversions of one value, for rows of one key and one field.
+
+A key that has a meaning only together with others has a `KeyConverter` instead. Notes and rows of placement keys that
+several tools share say what Strop does instead of the requested placement.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import isfinite
 from typing import Any, Literal, Protocol
 
-from strop.compat.ledger.value_types import ANY, ValueType, value_type_of
 from strop.config.schema import Run
 from strop.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """The values that a key accepts."""
+
+    description: str
+    """Noun phrase that completes "the key must be ..." in an error."""
+    accepts: Callable[[Any], bool]
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a finite number: with NaN or infinity no key means anything."""
+    return _is_integer(value) or (isinstance(value, float) and isfinite(value))
+
+
+def _is_string_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+
+
+def _from_json(text: str) -> Any:
+    """The value that a text is in JSON; None for other texts."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+ANY = ValueType("anything", lambda _: True)
+BOOLEAN = ValueType("true or false", lambda value: isinstance(value, bool))
+INTEGER = ValueType("an integer", _is_integer)
+NUMBER = ValueType("a number", _is_number)
+NUMBER_LIST = ValueType(
+    "a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value))
+)
+BETAS = ValueType(
+    "a list of two numbers",
+    lambda value: NUMBER_LIST.accepts(number_list(value)) and len(number_list(value)) == 2,
+)
+"""Type of AdamW's betas, a list that may be quoted, so that Hydra passes it as text."""
+STRING = ValueType("a string", lambda value: isinstance(value, str))
+STRING_OR_LIST = ValueType(
+    "a string or a list of strings", lambda value: isinstance(value, str) or _is_string_list(value)
+)
+STRING_LIST = ValueType("a list of strings", lambda value: value == [] or _is_string_list(value))
+MAPPING_LIST = ValueType("a list of mappings", lambda value: value in (None, [], {}))
+"""Type of a list whose items have rows of their own. The list's own row sees only an empty list."""
+MAPPING = ValueType("a mapping", lambda value: isinstance(value, dict))
+
+
+def number_list(value: Any) -> Any:
+    """The numbers of BETAS."""
+    return _from_json(value) if isinstance(value, str) else value
+
+
+_WORDS = {
+    **dict.fromkeys(("yes", "y", "on", "true", "1"), True),
+    **dict.fromkeys(("no", "n", "off", "false", "0"), False),
+}
+
+
+def typed_value(value: Any, value_type: ValueType) -> Any:
+    """The value that OmegaConf converts `value` to where a key has this type; `value` itself where it accepts it, and
+    where no conversion gives an accepted value."""
+    if value_type.accepts(value) or not isinstance(value, str | int):
+        return value
+    candidates: list[Any] = [_WORDS[str(value).lower()]] if str(value).lower() in _WORDS else []
+    if isinstance(value, str):
+        for convert in (int, float):
+            try:
+                candidates.append(convert(value))
+            except ValueError:
+                continue
+        candidates += [value.lower(), None] if value.lower() == "null" else [value.lower()]
+    return next((each for each in candidates if value_type.accepts(each)), value)
+
+
+def one_of(*values: Any) -> ValueType:
+    """The type that accepts only the given values."""
+    return ValueType(" or ".join(map(str, values)), lambda value: value in values)
+
+
+def nullable(value_type: ValueType) -> ValueType:
+    """The same type with null accepted too."""
+    return replace(
+        value_type,
+        description=f"{value_type.description}, or null",
+        accepts=lambda value: value is None or value_type.accepts(value),
+    )
+
+
+def value_type_of(default: Any) -> ValueType:
+    """The type that a key's default implies; ANY where the default implies none."""
+    for python_type, value_type in (
+        (bool, BOOLEAN),
+        (int, INTEGER),
+        (float, NUMBER),
+        (list, STRING_OR_LIST),
+        (dict, MAPPING),
+    ):
+        if isinstance(default, python_type):
+            return value_type
+    return STRING if isinstance(default, str) and "${" not in default else ANY
 
 
 class ForeignValues(Protocol):
@@ -371,3 +484,79 @@ def unless(key: str, *wanted: Any) -> InactiveCheck:
         return None if value in wanted else f"{key} is {value}"
 
     return inactive
+
+
+def named(names: Mapping[Any, Any]) -> ValueConversion:
+    """Values by other names: the run's value for each of the key's; others are the same on both sides. Where several
+    names have one value, the first is written."""
+    back: dict[Any, Any] = {}
+    for name, own in names.items():
+        back.setdefault(own, name)
+    return ValueConversion(lambda value: names.get(value, value), lambda value: back.get(value, value))
+
+
+def scaled(factor: float) -> ValueConversion:
+    """A number in another unit: the field is the key's value times `factor`; null stays null."""
+    return ValueConversion(
+        lambda value: None if value is None else value * factor,
+        lambda value: None if value is None else value / factor,
+    )
+
+
+def null_means(meant: Any, *, is_written: bool = True) -> ValueConversion:
+    """Null, or an empty value, means `meant`, which is written as it is, or as null unless `is_written`."""
+    return ValueConversion(
+        lambda value: value or meant, lambda value: None if value == meant and not is_written else value
+    )
+
+
+SWITCH = ValueConversion(lambda value: value, bool)
+"""A switch of a field that has more values; null and false are written as false, the rest as true."""
+UNCHANGED = ValueConversion(lambda value: value, lambda value: value)
+"""The value itself, for a row whose other fields another row's converter sets."""
+NEGATED = ValueConversion(lambda value: not value, lambda value: not value)
+"""A switch with the opposite meaning."""
+ZERO_IS_NULL = ValueConversion(lambda value: value or None, lambda value: value or 0)
+"""A number that is 0 where the field is null."""
+NAMES = ValueConversion(
+    lambda value: [value] if isinstance(value, str) else value or [],
+    lambda names: names[0] if len(names) == 1 else list(names) or None,
+)
+"""One name or a list of names, where the field is a list; null for none."""
+NUMBERS = ValueConversion(number_list, list)
+"""A list of numbers, or its text."""
+
+
+ONE_MACHINE = "a single process on this machine"
+ONE_GPU = f"{ONE_MACHINE}'s GPU, or on its CPU if there is no GPU"
+NO_SHARDS = "a single process holds the whole model"
+ONE_TRAINER = "a single process trains"
+NO_DEEPSPEED = "a single process trains without DeepSpeed"
+NATIVE_SAMPLER = "the native sampler does not use it"
+TRAINER_MICRO_BATCHES = "log-probs are computed in the trainer's micro-batches"
+ALWAYS_PACKED = "sequences are always packed without padding, which does not change results"
+OWN_KERNELS = "Strop's own kernels are used"
+NO_QUANTIZED_TRAINING = (
+    "quantization-aware training rounds the weights to few bits in each forward pass; Strop trains the weights as they "
+    "are; leave it False"
+)
+NO_RAY = "a single process runs, without Ray"
+
+
+_REPLACED = (
+    "Strop's own functions take the place of these kernels, with the same results: RMS norm, gated MLP, and a head "
+    "that stores no logits"
+)
+
+
+def fused_kernels(
+    key: str, *, value_type: ValueType | None = None, inactive: InactiveCheck | None = None
+) -> KeyMapping:
+    """A switch for fused kernels of other libraries, such as Liger's, off by default; a notice says what computes
+    instead."""
+
+    def notice(foreign: ForeignValues) -> str | None:
+        return _REPLACED if foreign[key] else None
+
+    row = placement(key, False, _REPLACED, supported=always, value_type=value_type, inactive=inactive)
+    return replace(row, warn=notice)

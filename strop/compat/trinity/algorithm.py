@@ -6,29 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    UNSET,
-    ForeignValues,
-    InactiveCheck,
-    KeyMapping,
-    any_inactive,
-    mapped,
-    never,
-    no_effects,
-    not_on_page,
-    only,
-    refused,
-    versions,
-    written_by,
-)
-from strop.compat.ledger.value_types import (
     ANY,
     BOOLEAN,
     INTEGER,
     NUMBER,
     NUMBER_LIST,
+    UNSET,
+    ForeignValues,
+    InactiveCheck,
+    KeyMapping,
     ValueType,
+    any_inactive,
+    mapped,
+    never,
+    no_effects,
+    not_on_page,
     nullable,
     one_of,
+    only,
+    refused,
+    versions,
+    written_by,
 )
 from strop.compat.trinity import presets
 from strop.compat.trinity.embedded_verl import newer_row

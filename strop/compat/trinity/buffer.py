@@ -8,6 +8,10 @@ from math import ceil
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    STRING,
     ForeignValues,
     InactiveCheck,
     KeyMapping,
@@ -18,12 +22,13 @@ from strop.compat.ledger.key_mapping import (
     no_effect,
     no_effects,
     not_on_page,
+    nullable,
+    one_of,
     placement,
     unless,
     unstated_defaults,
     written_by,
 )
-from strop.compat.ledger.value_types import BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
 from strop.compat.trinity import formats, synchronizer
 from strop.compat.trinity.formats import EXPERIENCE, write_answer_columns, write_columns, write_source
 from strop.compat.trinity.model import template

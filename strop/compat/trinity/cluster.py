@@ -8,20 +8,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    BOOLEAN,
+    ONE_MACHINE,
+    STRING,
     ForeignValues,
     KeyMapping,
     SupportCheck,
     always,
     no_effects,
     not_on_page,
+    nullable,
     only,
     placement,
     unstated_defaults,
     versions,
     written_by,
 )
-from strop.compat.ledger.placement_notes import ONE_MACHINE
-from strop.compat.ledger.value_types import BOOLEAN, STRING, nullable
 from strop.compat.trinity.inference_model import gpus_per_engine
 from strop.compat.trinity.presets import is_offline
 from strop.compat.verl.gpus import one_gpu

@@ -7,22 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    UNSET,
-    ForeignValues,
-    InactiveCheck,
-    KeyMapping,
-    always,
-    any_inactive,
-    mapped,
-    never,
-    no_effect,
-    placement,
-    refused,
-    unstated_defaults,
-    versions,
-    written_by,
-)
-from strop.compat.ledger.value_types import (
     BOOLEAN,
     INTEGER,
     MAPPING,
@@ -30,8 +14,22 @@ from strop.compat.ledger.value_types import (
     NUMBER,
     STRING,
     STRING_OR_LIST,
+    UNSET,
+    ForeignValues,
+    InactiveCheck,
+    KeyMapping,
     ValueType,
+    always,
+    any_inactive,
+    mapped,
+    never,
+    no_effect,
     nullable,
+    placement,
+    refused,
+    unstated_defaults,
+    versions,
+    written_by,
 )
 from strop.compat.trinity.tasksets import OPERATORS, PASS_RATES, tasks
 from strop.config.schema import Run

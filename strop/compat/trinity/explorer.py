@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    BOOLEAN,
+    MAPPING,
+    NUMBER,
     UNSET,
     ForeignValues,
     ValueConversion,
@@ -14,13 +18,13 @@ from strop.compat.ledger.key_mapping import (
     no_effect,
     no_effects,
     not_on_page,
+    nullable,
     placement,
     refused,
     unstated_defaults,
     versions,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, BOOLEAN, MAPPING, NUMBER, nullable
 from strop.compat.trinity.inference_model import RUNNERS, engines
 from strop.compat.verl.trainer import every, frequency
 from strop.config.schema import Run

@@ -6,8 +6,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from strop.compat.ledger.key_mapping import ForeignValues, InactiveCheck, KeyMapping, mapped, no_effect
-from strop.compat.ledger.value_types import ANY, BOOLEAN, STRING, nullable, one_of
+from strop.compat.ledger.key_mapping import (
+    ANY,
+    BOOLEAN,
+    STRING,
+    ForeignValues,
+    InactiveCheck,
+    KeyMapping,
+    mapped,
+    no_effect,
+    nullable,
+    one_of,
+)
 from strop.config.paths import data_file_name
 from strop.config.schema.data import TasksetConfig
 

@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    BOOLEAN,
+    MAPPING,
+    STRING,
     UNSET,
     ForeignValues,
     InactiveCheck,
@@ -18,13 +22,14 @@ from strop.compat.ledger.key_mapping import (
     never,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     refused,
     unless,
     unstated_defaults,
     versions,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, BOOLEAN, MAPPING, STRING, nullable, one_of
 from strop.compat.trinity.presets import algorithm_type, is_offline
 from strop.compat.trinity.synchronizer import is_single_role
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, to_plain

@@ -9,36 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from strop.compat.ledger.conversions import named
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    MAPPING_LIST,
+    NO_SHARDS,
+    STRING,
     UNSET,
     ForeignValues,
     InactiveCheck,
     KeyMapping,
     SupportCheck,
+    ValueType,
     always,
     mapped,
+    named,
     never,
     no_effect,
     no_effects,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     refused,
     unstated_defaults,
     versions,
     written_by,
-)
-from strop.compat.ledger.placement_notes import NO_SHARDS
-from strop.compat.ledger.value_types import (
-    ANY,
-    BOOLEAN,
-    INTEGER,
-    MAPPING_LIST,
-    STRING,
-    ValueType,
-    nullable,
-    one_of,
 )
 from strop.compat.trinity.formats import EXPERIENCE
 from strop.compat.trinity.presets import DISTILLED, advantage, is_offline, repeat_times

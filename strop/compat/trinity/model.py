@@ -7,6 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    MAPPING_LIST,
+    NO_SHARDS,
+    NUMBER,
+    STRING,
+    STRING_OR_LIST,
     UNSET,
     ForeignValues,
     always,
@@ -14,6 +22,7 @@ from strop.compat.ledger.key_mapping import (
     never,
     no_effect,
     not_on_page,
+    nullable,
     only,
     placement,
     refused,
@@ -21,17 +30,6 @@ from strop.compat.ledger.key_mapping import (
     unstated_defaults,
     versions,
     written_by,
-)
-from strop.compat.ledger.placement_notes import NO_SHARDS
-from strop.compat.ledger.value_types import (
-    ANY,
-    BOOLEAN,
-    INTEGER,
-    MAPPING_LIST,
-    NUMBER,
-    STRING,
-    STRING_OR_LIST,
-    nullable,
 )
 from strop.compat.trinity.embedded_verl import embedded_converter, newer_row
 from strop.compat.trinity.formats import EVAL, EXPERIENCE

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.compat.ledger.conversions import named
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    NUMBER,
     UNSET,
     ForeignValues,
     always,
     mapped,
+    named,
     never,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     refused,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, NUMBER, nullable, one_of
 from strop.compat.trinity import presets
 from strop.compat.trinity.presets import PRESETS, algorithm_type_of, only_losses, only_sampled
 from strop.config.schema import Run

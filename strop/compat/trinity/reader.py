@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from strop.compat.ledger.overrides import config_tree_from_overrides
-from strop.compat.ledger.reader import read_dialect
+from strop.compat.ledger.reader import config_tree_from_overrides, read_dialect
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.compat.trinity import (
     algorithm,

@@ -7,6 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    MAPPING,
+    NUMBER,
+    STRING,
     UNSET,
     ForeignValues,
     InactiveCheck,
@@ -18,12 +24,13 @@ from strop.compat.ledger.key_mapping import (
     no_effect,
     no_effects,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     refused,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, MAPPING, NUMBER, STRING, nullable, one_of
 from strop.compat.trinity import formats
 from strop.compat.trinity.formats import AUXILIARY, write_answer_columns
 from strop.compat.trinity.presets import MIXED, algorithm_type, is_offline, option, preset

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
     UNSET,
     ForeignValues,
     KeyMapping,
@@ -15,13 +19,14 @@ from strop.compat.ledger.key_mapping import (
     no_effect,
     no_effects,
     not_on_page,
+    nullable,
+    one_of,
     placement,
     refused,
     unstated_defaults,
     versions,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, nullable, one_of
 from strop.compat.trinity.cluster import uses_cluster
 from strop.compat.trinity.presets import is_offline, only_sampled
 from strop.config.schema import Run

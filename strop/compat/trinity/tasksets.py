@@ -6,22 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    UNSET,
-    ForeignValues,
-    KeyMapping,
-    also_inactive,
-    always,
-    mapped,
-    no_effect,
-    no_effects,
-    not_on_page,
-    only,
-    placement,
-    refused,
-    unless,
-    written_by,
-)
-from strop.compat.ledger.value_types import (
     ANY,
     BOOLEAN,
     INTEGER,
@@ -30,9 +14,23 @@ from strop.compat.ledger.value_types import (
     NUMBER,
     STRING,
     STRING_LIST,
+    UNSET,
+    ForeignValues,
+    KeyMapping,
     ValueType,
+    also_inactive,
+    always,
+    mapped,
+    no_effect,
+    no_effects,
+    not_on_page,
     nullable,
     one_of,
+    only,
+    placement,
+    refused,
+    unless,
+    written_by,
 )
 from strop.compat.trinity import formats, workflows
 from strop.compat.trinity.formats import (

@@ -6,22 +6,28 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from strop.compat.ledger.conversions import named
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    INTEGER,
+    MAPPING,
+    NUMBER,
+    STRING,
     UNSET,
     ForeignValues,
     also_inactive,
     always,
     mapped,
+    named,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     unstated_defaults,
     versions,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, INTEGER, MAPPING, NUMBER, STRING, nullable, one_of
 from strop.compat.trinity.buffer import duration
 from strop.compat.trinity.embedded_verl import MEGATRON_SIZES, for_embedded, newer_row, with_ranks
 from strop.compat.trinity.presets import without_critic

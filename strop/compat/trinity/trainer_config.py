@@ -6,6 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    INTEGER,
+    MAPPING,
+    NO_SHARDS,
+    NUMBER,
+    OWN_KERNELS,
+    TRAINER_MICRO_BATCHES,
     UNSET,
     ForeignValues,
     KeyConverter,
@@ -16,6 +23,7 @@ from strop.compat.ledger.key_mapping import (
     no_effect,
     no_effects,
     not_on_page,
+    nullable,
     only,
     placement,
     refused,
@@ -23,8 +31,6 @@ from strop.compat.ledger.key_mapping import (
     versions,
     written_by,
 )
-from strop.compat.ledger.placement_notes import NO_SHARDS, OWN_KERNELS, TRAINER_MICRO_BATCHES
-from strop.compat.ledger.value_types import ANY, INTEGER, MAPPING, NUMBER, nullable
 from strop.compat.trinity.algorithm import algorithm
 from strop.compat.trinity.embedded_verl import (
     PREFIX,

@@ -6,32 +6,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from strop.compat.ledger.conversions import null_means
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    MAPPING,
+    NATIVE_SAMPLER,
+    NUMBER,
+    NUMBER_LIST,
+    STRING_OR_LIST,
     ForeignValues,
     ValueConversion,
     always,
     mapped,
     no_effect,
+    null_means,
+    nullable,
+    one_of,
     only,
     placement,
     refused,
     unless,
     written_by,
 )
-from strop.compat.ledger.placement_notes import NATIVE_SAMPLER
 from strop.compat.ledger.table import Ledger
-from strop.compat.ledger.value_types import (
-    ANY,
-    BOOLEAN,
-    INTEGER,
-    MAPPING,
-    NUMBER,
-    NUMBER_LIST,
-    STRING_OR_LIST,
-    nullable,
-    one_of,
-)
 from strop.compat.trl import rewards
 from strop.compat.trl.model_and_data import (
     INITIAL_REFERENCE_ROWS,

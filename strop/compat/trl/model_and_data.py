@@ -8,6 +8,11 @@ from typing import Any
 
 from strop.compat.ledger.data_columns import known_columns
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    NUMBER,
+    OWN_KERNELS,
+    STRING,
+    STRING_OR_LIST,
     UNSET,
     ForeignValues,
     InactiveCheck,
@@ -16,12 +21,12 @@ from strop.compat.ledger.key_mapping import (
     always,
     mapped,
     no_effect,
+    nullable,
+    one_of,
     placement,
     refused,
     written_by,
 )
-from strop.compat.ledger.placement_notes import OWN_KERNELS
-from strop.compat.ledger.value_types import ANY, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.compat.trl.optimization import precision
 from strop.compat.trl.training_arguments import without_evaluation
 from strop.config.model_files import folder_takes_images

@@ -7,19 +7,23 @@ from typing import Any
 
 from strop.compat.ledger.data_columns import known_columns
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
     ForeignValues,
     InactiveCheck,
     KeyMapping,
     ReadFunction,
     mapped,
     no_effect,
+    nullable,
+    one_of,
     only,
     placement,
     refused,
     written_by,
 )
 from strop.compat.ledger.table import Ledger
-from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, nullable, one_of
 from strop.compat.trl.model_and_data import (
     MODEL_ROWS,
     TEXT_PROMPTS,

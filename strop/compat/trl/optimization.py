@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.compat.ledger.conversions import ZERO_IS_NULL
-from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, mapped, refused, written_by
-from strop.compat.ledger.value_types import BOOLEAN, MAPPING, NUMBER, nullable, one_of
+from strop.compat.ledger.key_mapping import (
+    BOOLEAN,
+    MAPPING,
+    NUMBER,
+    ZERO_IS_NULL,
+    ForeignValues,
+    KeyMapping,
+    mapped,
+    nullable,
+    one_of,
+    refused,
+    written_by,
+)
 from strop.config.schema import Run
 from strop.config.schema.optimizer import (
     AdamWConfig,

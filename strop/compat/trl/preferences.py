@@ -8,26 +8,24 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from strop.compat.ledger.key_mapping import (
-    ForeignValues,
-    KeyMapping,
-    mapped,
-    no_effect,
-    refused,
-    unless,
-    written_by,
-)
-from strop.compat.ledger.table import Ledger
-from strop.compat.ledger.value_types import (
     ANY,
     BOOLEAN,
     INTEGER,
     NUMBER,
     NUMBER_LIST,
     STRING_OR_LIST,
+    ForeignValues,
+    KeyMapping,
     ValueType,
+    mapped,
+    no_effect,
     nullable,
     one_of,
+    refused,
+    unless,
+    written_by,
 )
+from strop.compat.ledger.table import Ledger
 from strop.compat.trl.model_and_data import INITIAL_REFERENCE_ROWS, dropout_row
 from strop.compat.trl.offline import (
     ACTIVATION_ROW,

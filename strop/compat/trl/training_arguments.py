@@ -5,23 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.compat.ledger.conversions import NEGATED, null_means
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    INTEGER,
+    NEGATED,
+    NO_SHARDS,
+    NUMBER,
+    OWN_KERNELS,
+    STRING,
+    STRING_OR_LIST,
     UNSET,
     ForeignValues,
     KeyMapping,
     ReadFunction,
     always,
+    fused_kernels,
     mapped,
     no_effect,
+    null_means,
+    nullable,
+    one_of,
     only,
     placement,
     refused,
     unless,
     written_by,
 )
-from strop.compat.ledger.placement_notes import NO_SHARDS, OWN_KERNELS, fused_kernels
-from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.compat.trl.optimization import optimization_rows
 from strop.compat.trl.training_engine import ENGINE_ROWS
 from strop.config.schema import Run

@@ -9,9 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from strop.compat.ledger.key_mapping import ForeignValues, KeyMapping, mapped, placement, written_by
-from strop.compat.ledger.placement_notes import NO_DEEPSPEED, NO_SHARDS
-from strop.compat.ledger.value_types import ANY
+from strop.compat.ledger.key_mapping import (
+    ANY,
+    NO_DEEPSPEED,
+    NO_SHARDS,
+    ForeignValues,
+    KeyMapping,
+    mapped,
+    placement,
+    written_by,
+)
 from strop.config.load.yaml_file import read_bounded
 from strop.config.schema import Run
 from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig

@@ -7,15 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    INTEGER,
+    NUMBER,
+    STRING,
     ForeignValues,
     any_inactive,
     mapped,
     no_effect,
+    nullable,
+    one_of,
     placement,
     unless,
     written_by,
 )
-from strop.compat.ledger.value_types import INTEGER, NUMBER, STRING, nullable, one_of
 from strop.config.schema import Run
 from strop.config.schema.rollout import OpenAiEngineConfig, VllmEngineConfig
 

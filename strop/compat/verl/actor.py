@@ -8,6 +8,15 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    INTEGER,
+    NO_QUANTIZED_TRAINING,
+    NO_SHARDS,
+    NUMBER,
+    ONE_TRAINER,
+    OWN_KERNELS,
+    STRING,
+    STRING_OR_LIST,
     UNSET,
     ForeignValues,
     InactiveCheck,
@@ -17,6 +26,8 @@ from strop.compat.ledger.key_mapping import (
     no_effect,
     no_effects,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     placement_section,
@@ -25,8 +36,6 @@ from strop.compat.ledger.key_mapping import (
     unless,
     written_by,
 )
-from strop.compat.ledger.placement_notes import NO_QUANTIZED_TRAINING, NO_SHARDS, ONE_TRAINER, OWN_KERNELS
-from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.compat.verl import engine, switches
 from strop.compat.verl.algorithm import KL_LOSS, KL_NAMES
 from strop.compat.verl.data import batches

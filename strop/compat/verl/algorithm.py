@@ -7,18 +7,22 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    NUMBER_LIST,
+    STRING,
+    STRING_OR_LIST,
     UNSET,
     ForeignValues,
     any_inactive,
     mapped,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     refused,
     written_by,
 )
-from strop.compat.ledger.value_types import NUMBER_LIST, STRING, STRING_OR_LIST, nullable, one_of
 from strop.compat.verl import async_units, switches
 from strop.compat.verl.reward import BY_SOURCE
 from strop.config.schema import Run

@@ -8,6 +8,10 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    ONE_MACHINE,
     UNSET,
     ForeignValues,
     InactiveCheck,
@@ -16,12 +20,12 @@ from strop.compat.ledger.key_mapping import (
     never,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     placement,
     refused,
     written_by,
 )
-from strop.compat.ledger.placement_notes import ONE_MACHINE
-from strop.compat.ledger.value_types import BOOLEAN, INTEGER, NUMBER, nullable, one_of
 from strop.compat.verl import async_units
 from strop.compat.verl.async_units import SEPARATE, V1, V1_INTERVAL, V1_MODE, V1_OLDEST, V1_WARMUP, async_mode
 from strop.compat.verl.data import batches

@@ -8,15 +8,29 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ALWAYS_PACKED,
+    ANY,
+    BETAS,
+    INTEGER,
+    NO_SHARDS,
+    NUMBER,
+    ONE_TRAINER,
+    OWN_KERNELS,
+    STRING,
+    STRING_OR_LIST,
     UNSET,
     ForeignValues,
     KeyMapping,
     SupportCheck,
     any_inactive,
+    fused_kernels,
     mapped,
     never,
     no_effect,
     not_on_page,
+    nullable,
+    number_list,
+    one_of,
     only,
     placement,
     placement_section,
@@ -24,24 +38,6 @@ from strop.compat.ledger.key_mapping import (
     same_as,
     unless,
     written_by,
-)
-from strop.compat.ledger.placement_notes import (
-    ALWAYS_PACKED,
-    NO_SHARDS,
-    ONE_TRAINER,
-    OWN_KERNELS,
-    fused_kernels,
-)
-from strop.compat.ledger.value_types import (
-    ANY,
-    BETAS,
-    INTEGER,
-    NUMBER,
-    STRING,
-    STRING_OR_LIST,
-    nullable,
-    number_list,
-    one_of,
 )
 from strop.compat.verl import async_units, switches
 from strop.compat.verl.actor import micro_batch_size

@@ -8,6 +8,10 @@ from typing import Any
 
 from strop.compat.ledger.data_columns import known_columns
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    INTEGER,
+    STRING,
+    STRING_OR_LIST,
     UNSET,
     ForeignValues,
     KeyMapping,
@@ -17,10 +21,11 @@ from strop.compat.ledger.key_mapping import (
     mapped,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     refused,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, INTEGER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.compat.verl import async_units, switches
 from strop.compat.verl.switches import serving_engine
 from strop.config.schema import Run

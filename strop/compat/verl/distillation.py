@@ -7,6 +7,11 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    STRING,
     UNSET,
     ForeignValues,
     any_inactive,
@@ -14,6 +19,8 @@ from strop.compat.ledger.key_mapping import (
     never,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     refused,
@@ -21,7 +28,6 @@ from strop.compat.ledger.key_mapping import (
     unless,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
 from strop.compat.verl import switches
 from strop.compat.verl.algorithm import KL
 from strop.compat.verl.data import step_size

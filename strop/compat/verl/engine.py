@@ -13,16 +13,29 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from strop.compat.ledger.key_mapping import (
+    ALWAYS_PACKED,
+    ANY,
+    INTEGER,
+    NO_QUANTIZED_TRAINING,
+    NO_SHARDS,
+    NUMBER,
+    ONE_MACHINE,
+    OWN_KERNELS,
+    STRING_OR_LIST,
+    TRAINER_MICRO_BATCHES,
     UNSET,
     ForeignValues,
     InactiveCheck,
     KeyMapping,
     ReadFunction,
+    ValueType,
     always,
     any_inactive,
     mapped,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     placement_section,
@@ -31,15 +44,6 @@ from strop.compat.ledger.key_mapping import (
     unless,
     written_by,
 )
-from strop.compat.ledger.placement_notes import (
-    ALWAYS_PACKED,
-    NO_QUANTIZED_TRAINING,
-    NO_SHARDS,
-    ONE_MACHINE,
-    OWN_KERNELS,
-    TRAINER_MICRO_BATCHES,
-)
-from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING_OR_LIST, ValueType, nullable, one_of
 from strop.compat.verl import switches
 from strop.compat.verl.gpus import gpus, uses_gpus
 from strop.config.schema import Run

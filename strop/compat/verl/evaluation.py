@@ -8,11 +8,19 @@ from typing import Any
 
 from strop.compat.hydra.selection import ConfigSelection, select
 from strop.compat.ledger.foreign import ForeignConfig
-from strop.compat.ledger.key_mapping import UNSET, ForeignValues, mapped, no_effect, not_on_page
-from strop.compat.ledger.placement_notes import NO_RAY
+from strop.compat.ledger.key_mapping import (
+    NO_RAY,
+    STRING,
+    STRING_OR_LIST,
+    UNSET,
+    ForeignValues,
+    mapped,
+    no_effect,
+    not_on_page,
+    nullable,
+)
 from strop.compat.ledger.reader import apply_converters, check_values, notices_on_error, usage_notes
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.compat.ledger.value_types import STRING, STRING_OR_LIST, nullable
 from strop.compat.verl import switches
 from strop.compat.verl.hydra import EVALUATION, read_command_line
 from strop.compat.verl.reward import BY_SOURCE, reward

@@ -12,9 +12,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from strop.compat.hydra.selection import ConfigSelection, select
-from strop.compat.ledger.conversions import NAMES
 from strop.compat.ledger.foreign import ForeignConfig
 from strop.compat.ledger.key_mapping import (
+    INTEGER,
+    NAMES,
+    NATIVE_SAMPLER,
+    NO_RAY,
+    NO_SHARDS,
+    NUMBER,
+    ONE_GPU,
+    ONE_MACHINE,
+    STRING,
+    STRING_OR_LIST,
     UNSET,
     ForeignValues,
     aliases,
@@ -23,15 +32,15 @@ from strop.compat.ledger.key_mapping import (
     never,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     placement_section,
     refused,
 )
-from strop.compat.ledger.placement_notes import NATIVE_SAMPLER, NO_RAY, NO_SHARDS, ONE_GPU, ONE_MACHINE
 from strop.compat.ledger.reader import apply_converters, check_values, notices_on_error, usage_notes
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.compat.ledger.value_types import INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.compat.verl.data import all_tokens, image_columns
 from strop.compat.verl.gpus import one_gpu
 from strop.compat.verl.hydra import GENERATION, read_command_line

@@ -15,16 +15,20 @@ from math import prod
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    BOOLEAN,
+    NO_SHARDS,
+    ONE_GPU,
+    ONE_MACHINE,
+    ONE_TRAINER,
     ForeignValues,
     KeyMapping,
     SupportCheck,
     mapped,
+    one_of,
     only,
     placement,
     written_by,
 )
-from strop.compat.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE, ONE_TRAINER
-from strop.compat.ledger.value_types import BOOLEAN, one_of
 from strop.compat.verl.switches import serving_engine
 from strop.config.machine import count_cuda_devices, described_machine
 from strop.config.schema import Run

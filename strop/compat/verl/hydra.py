@@ -8,7 +8,7 @@ from typing import Any
 
 from strop.compat.hydra.compose import compose
 from strop.compat.hydra.selection import ConfigSelection, ShippedConfig, ShippedConfigs
-from strop.compat.ledger.overrides import apply_overrides
+from strop.compat.ledger.reader import apply_overrides
 from strop.compat.ledger.table import KeyOwnerHint, Ledger
 from strop.config.load.config_tree import ConfigTree
 from strop.errors import ConfigError

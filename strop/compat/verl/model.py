@@ -7,14 +7,21 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ALWAYS_PACKED,
+    NUMBER,
+    OWN_KERNELS,
+    STRING,
+    STRING_OR_LIST,
     UNSET,
     ForeignValues,
     any_inactive,
     empty,
+    fused_kernels,
     mapped,
     never,
     no_effect,
     not_on_page,
+    nullable,
     only,
     placement,
     placement_section,
@@ -22,8 +29,6 @@ from strop.compat.ledger.key_mapping import (
     unless,
     written_by,
 )
-from strop.compat.ledger.placement_notes import ALWAYS_PACKED, OWN_KERNELS, fused_kernels
-from strop.compat.ledger.value_types import NUMBER, STRING, STRING_OR_LIST, nullable
 from strop.compat.verl import switches
 from strop.compat.verl.data import remote_code
 from strop.compat.verl.engine import RecomputedModel, default_only

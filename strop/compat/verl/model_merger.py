@@ -7,10 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strop.compat.ledger.foreign import ForeignConfig
-from strop.compat.ledger.key_mapping import UNSET, always, mapped, not_on_page, only, placement, refused
+from strop.compat.ledger.key_mapping import (
+    NUMBER,
+    STRING,
+    UNSET,
+    always,
+    mapped,
+    not_on_page,
+    nullable,
+    one_of,
+    only,
+    placement,
+    refused,
+)
 from strop.compat.ledger.reader import apply_converters, check_values
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.compat.ledger.value_types import NUMBER, STRING, nullable, one_of
 from strop.config.load.config_tree import ConfigTree, Source
 from strop.config.paths import expand_user
 from strop.errors import ConfigError

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    INTEGER,
+    STRING,
     UNSET,
     ForeignValues,
     KeyMapping,
@@ -13,11 +15,12 @@ from strop.compat.ledger.key_mapping import (
     mapped,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     only,
     refused,
     written_by,
 )
-from strop.compat.ledger.value_types import INTEGER, STRING, nullable, one_of
 from strop.compat.verl import switches
 from strop.config.schema import Run
 

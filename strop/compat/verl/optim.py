@@ -13,32 +13,30 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    UNSET,
-    ForeignValues,
-    InactiveCheck,
-    KeyMapping,
-    ReadFunction,
-    any_inactive,
-    empty,
-    mapped,
-    no_effect,
-    not_on_page,
-    only,
-    placement,
-    refused,
-    unless,
-    written_by,
-)
-from strop.compat.ledger.value_types import (
     ANY,
     BETAS,
     INTEGER,
     NUMBER,
     STRING,
+    UNSET,
+    ForeignValues,
+    InactiveCheck,
+    KeyMapping,
+    ReadFunction,
     ValueType,
+    any_inactive,
+    empty,
+    mapped,
+    no_effect,
+    not_on_page,
     nullable,
     number_list,
     one_of,
+    only,
+    placement,
+    refused,
+    unless,
+    written_by,
 )
 from strop.compat.verl import switches
 from strop.config.schema import Run

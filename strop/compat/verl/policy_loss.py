@@ -7,15 +7,18 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    NUMBER,
     ForeignValues,
     InactiveCheck,
     any_inactive,
     mapped,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, NUMBER, nullable, one_of
 from strop.compat.verl import switches
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig, OnlineDpoConfig

@@ -8,6 +8,13 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    INTEGER,
+    NO_SHARDS,
+    NUMBER,
+    NUMBER_LIST,
+    STRING,
+    STRING_OR_LIST,
     UNSET,
     ForeignValues,
     empty,
@@ -15,22 +22,13 @@ from strop.compat.ledger.key_mapping import (
     no_effect,
     no_effects,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     refused,
     same_as,
     written_by,
-)
-from strop.compat.ledger.placement_notes import NO_SHARDS
-from strop.compat.ledger.value_types import (
-    ANY,
-    INTEGER,
-    NUMBER,
-    NUMBER_LIST,
-    STRING,
-    STRING_OR_LIST,
-    nullable,
-    one_of,
 )
 from strop.compat.verl import switches
 from strop.compat.verl.model import imports

@@ -12,15 +12,25 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    INTEGER,
+    NATIVE_SAMPLER,
+    NO_SHARDS,
+    NUMBER,
+    ONE_MACHINE,
+    STRING,
     UNSET,
     ForeignValues,
     KeyMapping,
     SupportCheck,
+    ValueType,
     always,
     mapped,
     never,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     placement_section,
@@ -28,8 +38,6 @@ from strop.compat.ledger.key_mapping import (
     same_as,
     written_by,
 )
-from strop.compat.ledger.placement_notes import NATIVE_SAMPLER, NO_SHARDS, ONE_MACHINE
-from strop.compat.ledger.value_types import ANY, INTEGER, NUMBER, STRING, ValueType, nullable, one_of
 from strop.compat.verl import gpus, switches
 from strop.compat.verl.data import all_tokens, tasksets
 from strop.compat.verl.engine import NO_PROFILER, ONE_ROUTING, ONE_SEED, default_only, log_prob_rows

@@ -10,14 +10,18 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    BOOLEAN,
+    NUMBER,
     ForeignValues,
     any_inactive,
     mapped,
     not_on_page,
+    nullable,
+    one_of,
     unless,
     written_by,
 )
-from strop.compat.ledger.value_types import ANY, BOOLEAN, NUMBER, nullable, one_of
 from strop.compat.verl import async_units, switches
 from strop.config.schema import Run
 from strop.config.schema.policy_loss import GpgLossConfig, RejectionRuleConfig

@@ -7,16 +7,30 @@ from functools import partial
 from typing import Any
 
 from strop.compat.hydra.selection import ConfigSelection
-from strop.compat.ledger.conversions import NAMES, NUMBERS, SWITCH
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    BETAS,
+    INTEGER,
+    NAMES,
+    NO_SHARDS,
+    NUMBER,
+    NUMBERS,
+    ONE_GPU,
+    ONE_MACHINE,
+    STRING,
+    STRING_OR_LIST,
+    SWITCH,
     UNSET,
     ForeignValues,
     KeyMapping,
     aliases,
     empty,
+    fused_kernels,
     mapped,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     refused,
@@ -24,19 +38,8 @@ from strop.compat.ledger.key_mapping import (
     versions,
     written_by,
 )
-from strop.compat.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE, fused_kernels
 from strop.compat.ledger.reader import read_dialect
 from strop.compat.ledger.table import KeyOwnerHint, Ledger
-from strop.compat.ledger.value_types import (
-    ANY,
-    BETAS,
-    INTEGER,
-    NUMBER,
-    STRING,
-    STRING_OR_LIST,
-    nullable,
-    one_of,
-)
 from strop.compat.verl.data import (
     custom_class,
     custom_class_rows,

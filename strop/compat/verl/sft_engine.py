@@ -8,14 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.hydra.selection import ConfigSelection, select
-from strop.compat.ledger.conversions import NUMBERS, SWITCH
 from strop.compat.ledger.key_mapping import (
+    ALWAYS_PACKED,
+    ANY,
+    BETAS,
+    INTEGER,
+    NO_QUANTIZED_TRAINING,
+    NO_SHARDS,
+    NUMBERS,
+    ONE_GPU,
+    OWN_KERNELS,
+    STRING,
+    STRING_OR_LIST,
+    SWITCH,
     UNSET,
     ForeignValues,
     aliases,
+    fused_kernels,
     mapped,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     placement_section,
@@ -24,17 +38,8 @@ from strop.compat.ledger.key_mapping import (
     unset_by_null,
     written_by,
 )
-from strop.compat.ledger.placement_notes import (
-    ALWAYS_PACKED,
-    NO_QUANTIZED_TRAINING,
-    NO_SHARDS,
-    ONE_GPU,
-    OWN_KERNELS,
-    fused_kernels,
-)
 from strop.compat.ledger.reader import read_dialect
 from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.compat.ledger.value_types import ANY, BETAS, INTEGER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.compat.verl import sft
 from strop.compat.verl.data import (
     NO_VIDEO,

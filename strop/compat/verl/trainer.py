@@ -6,21 +6,27 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
+    INTEGER,
+    NO_RAY,
+    STRING,
+    STRING_OR_LIST,
     UNSET,
     ForeignValues,
     ValueConversion,
+    ValueType,
     always,
     mapped,
     no_effect,
     not_on_page,
+    nullable,
+    one_of,
     only,
     placement,
     placement_section,
     refused,
     written_by,
 )
-from strop.compat.ledger.placement_notes import NO_RAY
-from strop.compat.ledger.value_types import ANY, INTEGER, STRING, STRING_OR_LIST, ValueType, nullable, one_of
 from strop.compat.verl import async_units, gpus, switches
 from strop.compat.verl.critic import critic
 from strop.compat.verl.engine import NO_PROFILER

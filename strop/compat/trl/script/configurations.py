@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from strop.compat.ledger.key_mapping import UNSET, KeyMapping
-from strop.compat.ledger.value_types import NUMBER, typed_value
+from strop.compat.ledger.key_mapping import NUMBER, UNSET, KeyMapping, typed_value
 from strop.compat.trl.reader import LEDGERS, TrlProgram
 from strop.compat.trl.script.session import RefusedArgument, current_session
 from strop.config.load.config_tree import Source
