@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from strop.algorithms.losses.value_losses import ValueLoss
     from strop.algorithms.registry import AnyLossSpec
+    from strop.models.shared_weights import MappedWeights
 
 LossFn = Callable[[MicroBatch, TokenOutputs, GlobalCounts], LossOutput]
 """Loss of one micro-batch: a sum over targets, divided by the update's global counts."""
@@ -79,6 +80,8 @@ class EngineCapabilities:
     """Whether `SampleRequest.prompt_logprobs` is supported; without it such a request raises `InferenceError`."""
     top_logprobs: bool = False
     """Whether `SampleRequest.top_logprobs` is supported; without it such a request raises `InferenceError`."""
+    weights_in_place: bool = False
+    """Whether the engine reads all the weights that it was given in place, so that a load needs no tensors."""
     adapter_in_place: bool = False
     """Whether the engine reads the trainer's weights and its adapter in place, so that a load needs no tensors."""
     keeps_prefixes: bool = False
@@ -300,6 +303,8 @@ class SharedWeights:
     unmerged: UnmergedWeights | None = None
     """The same weights without the merge; None for a model without an adapter, and for adapters of other tensors than
     the weights of linear layers."""
+    mapped: MappedWeights | None = None
+    """The weights for engines in other processes; None where this process alone can read them in place."""
 
 
 class TrainingEngine(Protocol):

@@ -16,12 +16,25 @@ from strop.config.machine import OverriddenKey, described_machine
 from strop.config.schema import Run
 from strop.plan.fit import with_default_microbatch
 from strop.plan.placement import describe_plan, machine_of, plan_rows, plan_run
+from strop.config.local_workers import WORKER_MODULES, local_workers
+from strop.config.schema.trainer import LocalEngineConfig
 from strop.printable import counted
+from strop.workers.child_process import prepare_imports
 from strop.workers.output import lasting_output
 
 if TYPE_CHECKING:
     from strop.config.load.loader import Job
     from strop.run.entry.start import RunResult
+
+
+def _prepare_workers(run: Run) -> None:
+    """Begin with the imports of local workers, which take as long as those of this process."""
+    if (
+        isinstance(run.trainer.engine, LocalEngineConfig)
+        and run.trainer.engine.device != "cuda"
+        and local_workers(run).count > 1
+    ):
+        prepare_imports(WORKER_MODULES)
 
 
 def run_job(job: Job) -> RunResult:
@@ -47,6 +60,7 @@ def run_job(job: Job) -> RunResult:
     from strop import api
 
     with lasting_output():
+        _prepare_workers(job.loaded.run)
         for stage in job.loaded.runs:
             print_notes(stage)
             print_memory(stage.run)

@@ -31,7 +31,7 @@ from strop.inference.vllm import VllmBackend
 from strop.inference.vllm.library import is_vllm_installed
 from strop.models.fused_storage import fuse_storage
 from strop.models.loading import load_config, load_generation_config, load_model
-from strop.models.shared_weights import model_weights
+from strop.models.shared_weights import MappedWeights, model_weights
 from strop.models.vision.embedding import takes_images
 from strop.models.vision.model_images import ModelImages
 from strop.protocols import InferenceEngine, SharedWeights
@@ -185,6 +185,23 @@ def attach_engine(
     if attach is None:
         raise InferenceError(f"the engine {section.type} cannot share the weights of a model in this process")
     return attach(section, weights, tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedEngineFactory:
+    """Builds an engine on weights that are mapped in another process, to which it is sent."""
+
+    section: EngineConfig
+    weights: MappedWeights
+    tokenizer: PreTrainedTokenizerBase
+    model: ModelConfig
+    images: ImagesConfig
+
+    def __call__(self) -> InferenceEngine:
+        """Map the weights."""
+        torch.set_num_threads(self.weights.threads)
+        images = ModelImages(self.model, self.images)
+        return attach_engine(self.section, self.weights.open(lambda: images.processor), self.tokenizer)
 
 
 def load_engine(

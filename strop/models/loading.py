@@ -37,8 +37,8 @@ from strop.models.cpu_memory import limit_cpu_memory
 from strop.models.family_traits import attention_implementation
 from strop.models.formats.gguf import (
     dequantization,
+    gguf_reading,
     pretrained_source,
-    progress_in_terminals_only,
     read_config,
 )
 from strop.models.fused_layers import fuse_layers
@@ -161,7 +161,7 @@ def _read(
     limit_cpu_memory()
     frozen = section.lora is not None or not trainable
     dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype
-    with silence_transformers(), progress_in_terminals_only():
+    with silence_transformers(), gguf_reading(section.path):
         try:
             model, found = kind.from_pretrained(
                 **pretrained_source(section.path),
@@ -337,7 +337,7 @@ def load_tokenizer(section: ModelConfig) -> PreTrainedTokenizerBase:
     check_hub(key, path)
     check_model_files(path, key)
     try:
-        with silence_transformers():
+        with silence_transformers(), gguf_reading(path):
             tokenizer = AutoTokenizer.from_pretrained(
                 **pretrained_source(path), trust_remote_code=section.trust_remote_code
             )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strop.config.deepspeed import ZeroSettings
+from strop.config.gguf_reader import read_gguf
 from strop.config.paths import existing_path, gguf_file
 from strop.config.schema.model import DTYPE_BYTES, LoraConfig, ModelConfig
 from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, TrainingEngineConfig
@@ -96,9 +97,7 @@ def _gguf_size(file: Path, version: int) -> ModelSize | None:
     """The size from a GGUF file of a version, its time of modification; None without the package that reads it."""
     if find_spec("gguf") is None:
         return None
-    from gguf import GGUFReader
-
-    reader = GGUFReader(file)
+    reader = read_gguf(file)
     architecture = reader.fields["general.architecture"].contents()
 
     def value(name: str, default: int = 0) -> int:

@@ -17,6 +17,11 @@ class ModelState(Protocol):
     """State of the trained parameters; where it is sharded, all ranks call the same methods."""
 
     @property
+    def divides_optimizer(self) -> bool:
+        """Whether each rank has whole tensors of the optimizer that no other one has."""
+        ...
+
+    @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Parameter groups of the optimizer, which hold its settings."""
         ...
@@ -49,6 +54,8 @@ class ModelState(Protocol):
 
 class TorchState:
     """State in torch's own parameters and optimizer, plain or in FSDP2's shards."""
+
+    divides_optimizer = False
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         self._parameters = parameters

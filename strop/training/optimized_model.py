@@ -196,7 +196,8 @@ class OptimizedModel:
         if self._checkpoint.save_optimizer:
             tensors[OPTIMIZER_TENSORS_FILE] = self._state.optimizer_tensors()
             texts[OPTIMIZER_SCALARS_FILE] = self._state.optimizer_scalars()
-        return LocalSnapshot(tensors, texts, self._checkpoint.save_concurrency)
+        own = {OPTIMIZER_TENSORS_FILE} if self._state.divides_optimizer else set()
+        return LocalSnapshot(tensors, texts, self._checkpoint.save_concurrency, frozenset(own))
 
     def load(self, folder: Path) -> None:
         """Restore the state that a snapshot wrote; the optimizer's only if `checkpoint.resume_optimizer`.

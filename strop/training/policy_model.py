@@ -75,6 +75,8 @@ class PolicyModel(OptimizedModel):
             model_key="model",
             trainer_key="trainer",
         )
+        self.shared_tensors = loaded.shared
+        """The parameters in memory that other processes map; None for this process's own."""
         self.note = loaded.note
         """Remark on how the model was loaded; empty for none."""
         self.supports_shared_prompts, self.shared_prompts_obstacle = can_share_prompts(self.model)

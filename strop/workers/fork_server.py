@@ -32,6 +32,8 @@ _IMPORT_TIME_VARIABLES = re.compile(
     "ATEN_|TRITON_|CUDA_HOME|HF_|HUGGINGFACE_|TRANSFORMERS_|ACCELERATE_|DS_|SAFETENSORS_|ARROW_|USE_"
 )
 """First letters of environment variables that Python and libraries read when they are started or imported."""
+_LATER_VARIABLES = frozenset(("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR"))
+"""Others than these: a child gets its own module path, and torch sets the folder itself and reads it at its use."""
 _NUMBER = struct.Struct("!q")
 _END_SECONDS, _POLL_SECONDS = 5.0, 0.005
 
@@ -41,7 +43,7 @@ class ForkRequest:
     """A child process to fork."""
 
     module: str
-    """Main module, as for `python -m`."""
+    """Main module, as for `python -m`; empty for the imports alone."""
     arguments: Sequence[str]
     imports: Sequence[str]
     """Modules that the server imports before the fork, if it has not done so before."""
@@ -168,10 +170,7 @@ class ForkServer:
             return None
         status, server_end = socket.socketpair()
         try:
-            with server_end, self._lock:
-                socket.send_fds(self._control, [b"f"], [server_end.fileno(), *sent])
-            content = json.dumps(asdict(request)).encode()
-            status.sendall(_NUMBER.pack(len(content)) + content)
+            self._send(request, sent, status, server_end)
             pid = receive_number(status)
         except OSError:  # the server has ended, or a descriptor is closed
             pid = None
@@ -179,6 +178,20 @@ class ForkServer:
             status.close()
             return None
         return ForkedProcess(pid, status)
+
+    def prepare(self, request: ForkRequest) -> None:
+        """Begin with the imports of a request without a main module."""
+        status, server_end = socket.socketpair()
+        with status, contextlib.suppress(OSError):  # a server that has ended
+            self._send(request, (), status, server_end)
+
+    def _send(
+        self, request: ForkRequest, sent: Sequence[int], status: socket.socket, server_end: socket.socket
+    ) -> None:
+        with server_end, self._lock:
+            socket.send_fds(self._control, [b"f"], [server_end.fileno(), *sent])
+        content = json.dumps(asdict(request)).encode()
+        status.sendall(_NUMBER.pack(len(content)) + content)
 
     def close(self) -> None:
         """End the server; its children end when they notice the end of this process, or go on."""
@@ -235,7 +248,7 @@ def import_time_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if _IMPORT_TIME_VARIABLES.match(name) and name != "PYTHONPATH"
+        if _IMPORT_TIME_VARIABLES.match(name) and name not in _LATER_VARIABLES
     }
 
 

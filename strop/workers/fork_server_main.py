@@ -103,7 +103,7 @@ class _Server:
         request = _receive_request(status)
         if request is not None:
             _import(request.imports)
-        if request is None or not self._can_fork(request, status, received):
+        if request is None or not request.module or not self._can_fork(request, status, received):
             send_number(status, _REFUSED)
             status.close()
             _close(received)

@@ -87,15 +87,22 @@ class DeepSpeedEngineConfig(Section):
 
 
 class LocalEngineConfig(Section):
-    """One process, on the CPU or on one GPU."""
+    """This machine: one GPU, or the cores of its CPU with one copy of the weights."""
 
     type: Literal["local"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model; `auto` is the GPU if there is one, otherwise the CPU."""
+    workers: Literal["auto"] | Annotated[int, Field(gt=0)] = "auto"
+    """Number of processes on the CPU that share the weights in memory, and sample and train a part each; 1 is this
+    process alone. `auto` is the number of cores of the machine, of its container or of OMP_NUM_THREADS, whichever is
+    least; a number of processes gives the same results every time."""
+    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    """Maximum time, in seconds, for which the others wait for a worker that is stopped or makes no progress; then the
+    run ends with exit code 75."""
 
     @property
     def ranks(self) -> int:
-        """The number of processes, which is 1."""
+        """The number of ranks with a part of the model each, which is 1."""
         return 1
 
 

@@ -103,14 +103,14 @@ class NativeEngine:
             runner = HuggingFaceModelRunner(
                 config, weights, device=device, dtype=dtype, image_processor=image_processor
             )
+        in_place = self._fallback_reason is None and runner.shared_fraction() == 1
         self._runner = runner
         self._image_processor = image_processor if takes_images(config) else None
         self.capabilities = replace(
             NATIVE_CAPABILITIES,
             images=self._image_processor is not None,
-            adapter_in_place=applied is not None
-            and self._fallback_reason is None
-            and runner.shared_fraction() == 1,
+            weights_in_place=in_place,
+            adapter_in_place=in_place and applied is not None,
         )
         eos_ids = eos_token_ids(config, generation_config, tokenizer)
         sequences = SequenceBatch(runner.vocab_size, runner.device, eos_ids, StopStringMatcher(tokenizer))

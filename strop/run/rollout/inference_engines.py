@@ -31,6 +31,7 @@ from strop.inference.pool import EnginePool, EngineSpec
 from strop.inference.registry import (
     EngineChoice,
     EngineConfig,
+    MappedEngineFactory,
     attach_engine,
     choose_engine,
     load_engine,
@@ -38,6 +39,7 @@ from strop.inference.registry import (
     runs_in_own_process,
 )
 from strop.plan.placement import plan_on
+from strop.models.shared_weights import MappedWeights
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.run.distributed.placement import engine_placement
 from strop.run.rollout.explorer import Explorer
@@ -77,7 +79,8 @@ _WHOLE_PROMPTS = (
 def open_colocated_engine(
     run: Run, engine: TrainingEngine, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[InferenceEngine]:
-    """Open an engine in the trainer's process, which shares the trainer's weights if possible.
+    """Open an engine in the trainer's process, or one for each of its workers, which shares the trainer's weights if
+    possible.
 
     The engines of a pool load copies of the model.
     """
@@ -85,7 +88,11 @@ def open_colocated_engine(
     if (pool := _pool_section(run, section)) is not None:
         sampler: InferenceEngine = _pool(run, pool)
     else:
-        sampler = attach_engine(section, engine.shared_weights(), tokenizer)
+        weights = engine.shared_weights()
+        if weights.mapped is not None and isinstance(section, NativeEngineConfig):
+            sampler = _workers_pool(run, section, weights.mapped, tokenizer)
+        else:
+            sampler = attach_engine(section, weights, tokenizer)
     with running_engine(sampler):
         yield sampler
 
@@ -268,6 +275,20 @@ class PoolEngineFactory:
         return load_engine(section, self.run.model, tokenizer, device, self.run.data.images)
 
 
+def _workers_pool(
+    run: Run, section: NativeEngineConfig, weights: MappedWeights, tokenizer: PreTrainedTokenizerBase
+) -> EnginePool:
+    """An engine for each of the trainer's workers."""
+    create = MappedEngineFactory(section, weights, tokenizer, run.model, run.data.images)
+    return EnginePool(
+        [EngineSpec(f"engine-{number}", create) for number in range(weights.readers)],
+        engine_placement(run),
+        max_restarts=3,
+        hang_timeout_seconds=section.hang_timeout_seconds,
+        start_timeout_seconds=section.start_timeout_seconds,
+    )
+
+
 def _visible(gpus: Sequence[int]) -> str:
     """The value of CUDA_VISIBLE_DEVICES for processes that see only some of this process's GPUs."""
     inherited = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -377,7 +398,8 @@ def local_synchronizer(
     """The synchronizer, with a check of each load into an engine that converts the weights."""
     max_gap = max_logprob_gap(run)
     if max_gap is None or not sampler.capabilities.converts_weights:
-        in_place = sampler.capabilities.adapter_in_place
+        features = sampler.capabilities
+        in_place = features.weights_in_place if run.model.lora is None else features.adapter_in_place
         load = InPlaceLoad(sampler) if in_place else TensorLoad(engine, sampler)
         return LocalSynchronizer(load, lambda version: engine_metrics(sampler))
     check = LoadCheck(engine, sampler, event_loop, tokenizer, run.max_sequence_tokens, max_gap)

@@ -71,8 +71,11 @@ def describe_mesh(dims: ParallelDims, kind: str) -> str:
     return ", ".join(parts)
 
 
-class _ShardedEngine:
+class RankedEngine:
     """Operations that the policy's and the critic's engine share."""
+
+    collective = True
+    """Whether a forward pass is an operation of all ranks."""
 
     def __init__(self, group: RankGroup, model: str, spec: PolicySpec | CriticSpec) -> None:
         self._group = group
@@ -115,7 +118,7 @@ class _ShardedEngine:
 
     def _shares(self, batch: TrainingBatch, plans: Sequence[MicroBatchPlan | None]) -> list[RankShare]:
         """The share of each rank; the ranks of one data-parallel rank get the same."""
-        shares = plan_rank_shares(batch, plans, self._dims.dp)
+        shares = plan_rank_shares(batch, plans, self._dims.dp, collective=self.collective)
         return [shares[self._dims.data_rank(rank)] for rank in range(self._dims.ranks)]
 
     def _run_shares(self, messages: Sequence[RankMessage]) -> list[Any]:
@@ -137,7 +140,7 @@ class _ShardedEngine:
         return [found[number] for number in range(len(experiences))]
 
 
-class Fsdp2Engine(_ShardedEngine):
+class Fsdp2Engine(RankedEngine):
     """A policy's training engine on several ranks."""
 
     def __init__(self, group: RankGroup, run: Run, method: str = "") -> None:
@@ -252,7 +255,7 @@ class Fsdp2Engine(_ShardedEngine):
             self.policy.write_adapter(folder)
 
 
-class Fsdp2CriticEngine(_ShardedEngine):
+class Fsdp2CriticEngine(RankedEngine):
     """A critic's training engine on several ranks."""
 
     def __init__(self, group: RankGroup, run: Run, critic: CriticConfig) -> None:

@@ -10,11 +10,16 @@ from torch import Tensor
 
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.algorithms.registry import AnyLossSpec
+from strop.config.local_workers import local_workers
 from strop.config.schema import Run
 from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
+from strop.config.schema.trainer import LocalEngineConfig
 from strop.data.packing import build_micro_batch, pack, plan_micro_batches, unpack
+from strop.errors import PlacementError
 from strop.protocols import CriticEngine, EngineSnapshot, SharedWeights, TrainingEngine
+from strop.training.backends.local_workers import LocalWorkersBackend, open_local_workers
 from strop.training.critic_model import CriticModel
+from strop.training.device import find_device
 from strop.training.optimized_model import sum_metrics
 from strop.training.parallel.parallelize import single_device
 from strop.training.policy_model import PolicyModel
@@ -224,6 +229,23 @@ class LocalBackend:
 
 
 @contextmanager
-def open_local(run: Run, placement: RankPlacement = LOCAL) -> Iterator[LocalBackend]:
-    """The backend of `trainer.engine.type: local`; it has no other processes, so `placement` is not used."""
-    yield LocalBackend(run)
+def open_local(run: Run, placement: RankPlacement = LOCAL) -> Iterator[LocalBackend | LocalWorkersBackend]:
+    """The backend of `trainer.engine.type: local`: this process, or workers of this machine, whatever `placement` is.
+
+    Raises PlacementError where there is no GPU and one is required, or workers are set for one.
+    """
+    section = run.trainer.engine
+    assert isinstance(section, LocalEngineConfig)
+    device = find_device(section.device)
+    if device.type != "cpu":
+        if section.workers not in ("auto", 1):
+            raise PlacementError(
+                f"trainer.engine.workers is {section.workers}, and they share the CPU's memory, but the device is "
+                f"{device}. Write workers: 1, or device: cpu."
+            )
+        yield LocalBackend(run)
+    elif (workers := local_workers(run)).count == 1:
+        yield LocalBackend(run)
+    else:
+        with open_local_workers(run, workers) as backend:
+            yield backend

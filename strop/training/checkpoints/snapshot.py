@@ -27,6 +27,8 @@ class LocalSnapshot:
     """Contents of the text files, by file name."""
     save_concurrency: SaveConcurrency
     """Which ranks and threads write at the same time."""
+    own_files: frozenset[str] = frozenset()
+    """Files of whole tensors that no other rank has, so that this one writes all of them."""
 
     def begin_write(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, FileChecksum]]:
         """See `strop.protocols.EngineSnapshot`."""

@@ -7,7 +7,7 @@ optimizer keeps float32 for bfloat16 weights, and it overwrites settings that th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,21 @@ def _state(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Ite
             yield f"{names[parameter]}/{key}", value.ortho_matrix if key == GALORE_PROJECTOR else value
 
 
-def load_optimizer_state(folder: Path, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
-    """Restore the state from the two files. Raises CheckpointError for another optimizer's state."""
+def load_optimizer_state(
+    folder: Path,
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[Tensor, str],
+    only: Set[str] | None = None,
+) -> None:
+    """Restore the state from the two files, with `only` that of these parameters. Raises CheckpointError for another
+    optimizer's state."""
     stored = ShardedTensors(folder, OPTIMIZER_TENSORS_FILE)
     numbers = read_optimizer_scalars(folder, optimizer)
     owner = {names[p]: (p, group) for group in optimizer.param_groups for p in group["params"]}
     for path in (*stored.shapes, *numbers["state"]):
         name, key = path.rsplit("/", 1)
+        if only is not None and name not in only:
+            continue
         parameter, group = owner[name]
         value = stored.read_like(path, parameter) if path in stored.shapes else numbers["state"][path]
         optimizer.state[parameter][key] = _restore(key, value, parameter, group)

@@ -43,7 +43,7 @@ class ParallelDims:
             return cls(dp=section.ranks // (sp * tp), replicate=section.replicate, sp=sp, tp=tp)
         if isinstance(section, DeepSpeedEngineConfig):
             return cls(dp=section.ranks // section.sequence_parallel, sp=section.sequence_parallel)
-        return cls(dp=section.ranks)
+        return cls(dp=1 if section.workers == "auto" else section.workers)
 
     @property
     def ranks(self) -> int:

@@ -15,6 +15,7 @@ from strop.models.compiled_layers import compile_layers
 from strop.models.loading import load_model, load_trained
 from strop.models.lora import add_lora, load_adapter
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
+from strop.models.shared_tensors import SharedTensors
 from strop.models.value_model import ValueModel, load_value_model
 from strop.training.device import find_device
 from strop.training.mixed_precision import ComputeCopy, make_compute_copy
@@ -67,6 +68,8 @@ class LoadedModel:
     """Call before the backward pass of each micro-batch, with whether it is the last one of an update."""
     sharded_optimizer: ShardedOptimizer | None = None
     """Owner of the backward pass and of updates; None where torch's own are used."""
+    shared: SharedTensors | None = None
+    """The parameters in memory that other processes map; None for this process's own."""
 
 
 class Parallelizer(Protocol):

@@ -69,6 +69,7 @@ class RankGroup:
         *,
         hang_timeout_seconds: float = 600.0,
         network: RankNetworkConfig = RankNetworkConfig(),  # noqa: B008  (frozen)
+        threads: int | None = None,
     ) -> None:
         """Starts the other ranks at `placement` and joins them.
 
@@ -85,7 +86,14 @@ class RankGroup:
                 self._watch = RankWatch(self._remote)
                 specs = [
                     RankSpec(
-                        rank, ranks, device, index, rendezvous.init_method, hang_timeout_seconds, network
+                        rank,
+                        ranks,
+                        device,
+                        index,
+                        rendezvous.init_method,
+                        hang_timeout_seconds,
+                        network,
+                        threads,
                     )
                     for rank, index in enumerate(_device_indices(placement, ranks))
                 ]

@@ -62,6 +62,8 @@ class RankSpec:
     """Maximum time that the rank waits for the others in a collective operation."""
     network: RankNetworkConfig = field(default_factory=RankNetworkConfig)
     """Network between the ranks."""
+    threads: int | None = None
+    """Number of threads of torch; None for torch's own choice."""
 
 
 class Rank(Protocol):

@@ -11,11 +11,17 @@ from typing import Any
 import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
-from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, TrainingEngineConfig
+from strop.config.schema.trainer import (
+    DeepSpeedEngineConfig,
+    Fsdp2EngineConfig,
+    LocalEngineConfig,
+    TrainingEngineConfig,
+)
 from strop.training.critic_model import CriticModel
 from strop.training.parallel.fsdp2 import Fsdp2Parallelizer
 from strop.training.parallel.mesh import ParallelDims, RankMeshes
 from strop.training.parallel.parallelize import Parallelizer
+from strop.training.parallel.shared_memory import SharedMemoryParallelizer
 from strop.training.parallel.zero import ZeroParallelizer
 from strop.training.policy_model import PolicyModel
 from strop.training.ranks.messages import (
@@ -41,7 +47,9 @@ class RankWorker:
 
     def __init__(self, spec: RankSpec, listening: socket.socket | None = None) -> None:
         """Joins the other ranks; returns once all of them are there. See `init_process_group`."""
-        self.rank = spec.rank
+        self.rank, self._ranks = spec.rank, spec.ranks
+        if spec.threads is not None:
+            torch.set_num_threads(spec.threads)
         self.device, self.store = init_process_group(spec, listening)
         self.node = platform.node()
         """Name of the rank's node."""
@@ -76,6 +84,8 @@ class RankWorker:
     def _parallelizer(self, model: str, engine: TrainingEngineConfig) -> Parallelizer:
         """The parallelizer of a model; models of the same dimensions share the meshes."""
         dims = self._dims[model] = ParallelDims.of(engine)
+        if isinstance(engine, LocalEngineConfig):
+            return SharedMemoryParallelizer(self.device, self.rank, self._ranks)
         if dims not in self._meshes:
             self._meshes[dims] = dims.build_meshes(self.device.type)
         meshes = self._meshes[dims]

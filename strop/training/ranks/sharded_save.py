@@ -102,7 +102,8 @@ def _shard_of(snapshot: LocalSnapshot, replica_ranks: int) -> LocalSnapshot:
         if file == RNG_FILE:
             tensors[rng_file_name(rank)] = named
         elif rank < replica_ranks:
-            mine = {name: t for name, t in named.items() if _is_written_here(t, rank)}
+            is_own = file in snapshot.own_files
+            mine = {name: t for name, t in named.items() if is_own or _is_written_here(t, rank)}
             tensors[shard_file_name(file, rank, replica_ranks)] = mine
     return LocalSnapshot(tensors, {} if rank else snapshot.texts, snapshot.save_concurrency)
 

@@ -80,9 +80,14 @@ class RankShare:
 
 
 def plan_rank_shares(
-    batch: TrainingBatch, plans: Sequence[MicroBatchPlan | None], ranks: int
+    batch: TrainingBatch, plans: Sequence[MicroBatchPlan | None], ranks: int, *, collective: bool = True
 ) -> list[RankShare]:
-    """Each data-parallel rank's share: rank r gets micro-batches r, r + ranks, r + 2 ranks, ..."""
+    """Each data-parallel rank's share: rank r gets micro-batches r, r + ranks, r + 2 ranks, ...
+
+    `collective` is whether a forward pass is an operation of all ranks, so that idle ones take part.
+    """
+    if not collective:
+        return [_share(batch, [p for p in plans[rank::ranks] if p is not None]) for rank in range(ranks)]
     padded = [*plans, *[None] * (-len(plans) % ranks)]
     return [_share(batch, padded[rank::ranks]) for rank in range(ranks)]
 

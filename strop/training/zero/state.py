@@ -28,6 +28,8 @@ _STEP = "step"
 class ZeroState:
     """State of the trained parameters; all ranks call the same methods."""
 
+    divides_optimizer = False
+
     def __init__(self, engine: Any, model: nn.Module) -> None:
         self._engine = engine
         self._zero = engine.optimizer

@@ -1,0 +1,65 @@
+"""Number of processes of `trainer.engine: local` on a CPU."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from strop.config.schema import Run
+from strop.config.schema.algorithm import PpoConfig, PrimeConfig
+from strop.config.schema.run import LocalClusterConfig
+from strop.config.schema.trainer import LocalEngineConfig
+from strop.workers.cores import usable_cores
+
+_MAX_WORKERS = 8
+"""Maximum number that `auto` chooses; further cores become threads of the workers, which need no memory."""
+_WHOLE_OPTIMIZERS = frozenset(("lomo", "adalomo", "galore_adamw", "schedule_free_sgd"))
+"""Optimizers whose state or updates cannot be divided by parameter."""
+
+
+WORKER_MODULES = (
+    "strop.training.ranks.rank_worker",
+    "strop.inference.pool.engine_worker",
+    "strop.inference.registry",
+)
+"""Modules that workers run, by name, since they import torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWorkers:
+    """Processes of a run on the CPU, and the threads of each."""
+
+    count: int
+    threads: int
+    reason: str
+    """Reason for one process where there are more cores; empty otherwise."""
+
+
+def workers_obstacle(run: Run) -> str | None:
+    """Reason why a run cannot have several local workers; None if it can."""
+    optimizers = {run.trainer.optimizer.type}
+    if isinstance(run.algorithm, PpoConfig):
+        optimizers.add(run.algorithm.critic.optimizer.type)
+    if not sys.platform.startswith("linux"):
+        return "workers share memory as Linux does (memfd_create)"
+    if whole := optimizers & _WHOLE_OPTIMIZERS:
+        return f"the optimizer {min(whole)} updates all parameters together"
+    if isinstance(run.algorithm, PrimeConfig):
+        return "algorithm.type prime trains a second language model"
+    return None
+
+
+def local_workers(run: Run) -> LocalWorkers:
+    """The workers of a run with `trainer.engine: local` on the CPU of this machine."""
+    section = run.trainer.engine
+    assert isinstance(section, LocalEngineConfig)
+    cores = usable_cores()
+    if section.workers != "auto":
+        return LocalWorkers(section.workers, max(1, cores // section.workers), "")
+    reason = workers_obstacle(run)
+    if reason is None and run.is_distributed:
+        reason = "the explorer's process uses the other cores"
+    if reason is None and not isinstance(run.cluster, LocalClusterConfig):
+        reason = "Ray reserves one core for it"
+    count = 1 if reason else min(cores, _MAX_WORKERS, max(1, run.trainer.tasks_per_step))
+    return LocalWorkers(count, max(1, cores // count), reason or "" if cores > 1 else "")
