@@ -19,11 +19,12 @@ from strop.algorithms.registry import LossSpec, make_algorithm
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.policy_gradient import CriticConfig
-from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig
+from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, LocalEngineConfig
 from strop.models.tiny import make_model
 from strop.training.backends.deepspeed import describe_division
 from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine
 from strop.training.backends.local import LocalCriticEngine, LocalEngine
+from strop.training.backends.local_workers import LocalWorkersCriticEngine, LocalWorkersEngine
 from strop.training.ranks.group import RankGroup
 from strop.training.ranks.messages import CRITIC, POLICY, Rank
 from strop.types import GlobalCounts, SegmentRole, TrainingBatch
@@ -50,6 +51,8 @@ _ZERO: Values = {
 }
 _ZERO_OFFLOAD: Values = {"offload_optimizer": True, "offload_parameters": True}
 LAYOUTS: Mapping[str, Values] = {
+    "2 workers": {"type": "local", "workers": 2},
+    "3 workers": {"type": "local", "workers": 3},
     "2 shards": {"ranks": 2},
     "2 shards kept": {"ranks": 2, "reshard_after_forward": False, "gradient_sync": "last_microbatch"},
     "2 shards offloaded": {"ranks": 2, "forward_prefetch": 1, "backward_prefetch": 2, **OFFLOAD},
@@ -74,6 +77,12 @@ LAYOUTS: Mapping[str, Values] = {
     "ZeRO-3, sp 2 x 2": {**_ZERO, "ranks": 4, "zero_stage": 3, "sequence_parallel": 2},
 }
 """`trainer.engine` of each layout, by number of ranks."""
+
+
+def ranks_of(layout: str) -> int:
+    """Number of processes of a layout."""
+    section = LAYOUTS[layout]
+    return int(section.get("ranks") or section["workers"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +357,11 @@ def alone(run: Run, job: Job) -> PolicyTrainee | CriticTrainee:
 
 def on_ranks(group: RankGroup, run: Run, job: Job) -> PolicyTrainee | CriticTrainee:
     """The job on the ranks of a group."""
+    if isinstance(run.trainer.engine, LocalEngineConfig):
+        workers = LocalWorkers(group.ranks, 1, "")
+        if job.trains_critic:
+            return CriticTrainee(LocalWorkersCriticEngine(group, run, _critic(run)))
+        return PolicyTrainee(LocalWorkersEngine(group, run, workers), run, job)
     if job.trains_critic:
         return CriticTrainee(Fsdp2CriticEngine(group, run, _critic(run)))
     section = run.trainer.engine
@@ -392,9 +406,26 @@ class CountHeld:
         return 0, held, sum(part.numel() for part in model._state.master_parts)
 
 
+@dataclass(frozen=True, slots=True)
+class CountUpdated:
+    """Count the elements of the optimizer's state on a rank."""
+
+    model: str
+
+    def run(self, worker: Rank) -> int:
+        """The number of elements of parameters with a state."""
+        optimizer = worker.model(self.model)._optimizer
+        return sum(parameter.numel() for parameter, state in optimizer.state.items() if state)
+
+
 def assert_divided(group: RankGroup, model: str, run: Run) -> None:
     """Each replica's ranks hold about equal parts of a model's trained parameters."""
     section = run.trainer.engine
+    if isinstance(section, LocalEngineConfig):
+        updated = group.run(CountUpdated(model))
+        assert len(updated) == section.workers
+        assert max(updated) < 0.8 * sum(updated) and all(updated)
+        return
     held = group.run(CountHeld(model))
     assert len(held) == section.ranks > 1
     parameters = list(group.worker.model(model).master.parameters())

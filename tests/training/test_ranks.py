@@ -44,6 +44,7 @@ from tests.training.backends import (
     gap,
     make_runs,
     on_ranks,
+    ranks_of,
 )
 from tests.training.conftest import RankPool
 
@@ -52,6 +53,19 @@ TORCH_LINEAR = functional.linear
 """The function that ZeRO-3 replaces while its ranks run."""
 ALONE = "one process"
 IN_CI: Mapping[str, Sequence[str]] = {
+    "2 workers": (
+        "full KL",
+        "LoRA",
+        "SFT",
+        "DPO",
+        "critic",
+        "bfloat16",
+        "teacher",
+        "reward model, LoRA",
+        "images in tiles",
+        "recomputed",
+    ),
+    "3 workers": ("KL",),
     "2 shards": (
         "full KL",
         "SFT",
@@ -88,9 +102,12 @@ IN_CI: Mapping[str, Sequence[str]] = {
     "tp 2, sp 2": ("KL",),
 }
 """Kinds of training of each layout in CI."""
-PLAIN_LAYOUTS = ("2 shards", "2 shards kept", "sp 2", "tp 2")
+PLAIN_LAYOUTS = ("2 workers", "2 shards", "2 shards kept", "sp 2", "tp 2")
 """Layouts that train the other families; those with images not on "tp 2"."""
 CONVERTED_IN_CI = (
+    (ALONE, "2 workers"),
+    ("2 workers", "2 shards"),
+    ("ZeRO-1", "2 workers"),
     (ALONE, "2 shards offloaded"),
     (ALONE, "ZeRO-3 offloaded"),
     ("2 shards", "ZeRO-3"),
@@ -116,17 +133,17 @@ def marked(ranks: int, layouts: Sequence[str], *values: str, in_ci: bool = True)
 def trainings() -> Iterator[Any]:
     """Each layout with each kind of training."""
     wanted = {(layout, name) for layout, names in IN_CI.items() for name in names}
-    for layout, section in LAYOUTS.items():
+    for layout in LAYOUTS:
         families = FAMILY_JOBS if layout in PLAIN_LAYOUTS else {}
         for name in (*JOBS, *(name for name, job in families.items() if fits(job, layout))):
-            yield marked(section["ranks"], [layout], layout, name, in_ci=(layout, name) in wanted)
+            yield marked(ranks_of(layout), [layout], layout, name, in_ci=(layout, name) in wanted)
             wanted.discard((layout, name))
     assert not wanted, wanted
 
 
 def fits(job: Job, layout: str) -> bool:
     """Whether a family can be divided in this way."""
-    if layout.startswith("2 shards"):
+    if layout.startswith(("2 shards", "2 workers")):
         return True
     if layout == "tp 2":
         return job.family in ("qwen3", "gemma2", "phi3", "cohere", WHOLE_VOCABULARY)
@@ -136,7 +153,7 @@ def fits(job: Job, layout: str) -> bool:
 def conversions() -> Iterator[Any]:
     """Each layout's checkpoint for each other layout of as many ranks."""
     for count in (2, 4):
-        names = [ALONE, *(name for name, section in LAYOUTS.items() if section["ranks"] == count)]
+        names = [ALONE, *(name for name in LAYOUTS if ranks_of(name) == count)]
         for pair in permutations(names, 2):
             if pair[1] != ALONE:  # the other test resumes each layout in one process
                 yield marked(count, pair, *pair, in_ci=count == 2 and pair in CONVERTED_IN_CI)
@@ -165,10 +182,10 @@ def test_ranks_learn_what_one_process_learns(
 ) -> None:
     """Metrics, norms of gradients, weights, log-probs; then a checkpoint that the same ranks resume exactly, and one
     process up to rounding."""
-    job, section = (JOBS | FAMILY_JOBS)[name], LAYOUTS[layout]
-    run, single = make_runs(folder_of(job, folder, tmp_path), teacher, job, section)
+    job = (JOBS | FAMILY_JOBS)[name]
+    run, single = make_runs(folder_of(job, folder, tmp_path), teacher, job, LAYOUTS[layout])
     updates, weights, outputs = expected_of(name, single, job)
-    group = ranks(section["ranks"])
+    group = ranks(ranks_of(layout))
     ranked = on_ranks(group, run, job)
     gaps = {
         "updates": gap(ranked.learn(range(2)), updates),
@@ -205,11 +222,11 @@ def test_a_checkpoint_resumes_on_another_layout(
         first = alone(single, job)
     else:
         written, _ = make_runs(folder, teacher, job, LAYOUTS[writer])
-        first = on_ranks(ranks(written.trainer.engine.ranks), written, job)
+        first = on_ranks(ranks(ranks_of(writer)), written, job)
     found = first.learn(range(2))
     first.engine.snapshot().begin_write(tmp_path)()
     weights = first.weights()
-    group = ranks(run.trainer.engine.ranks)
+    group = ranks(ranks_of(reader))
     second = on_ranks(group, run, job)
     second.engine.load(tmp_path)
     assert_divided(group, second.model, run)
@@ -234,18 +251,18 @@ def record(layout: str, job: str, gaps: Mapping[str, float]) -> None:
 def on_layouts(*layouts: str) -> Any:
     """The parameter `layout`."""
     return pytest.mark.parametrize(
-        "layout", [marked(LAYOUTS[layout]["ranks"], [layout], layout) for layout in layouts]
+        "layout", [marked(ranks_of(layout), [layout], layout) for layout in layouts]
     )
 
 
-@on_layouts("2 shards")
+@on_layouts("2 shards", "2 workers")
 def test_ranks_skip_zero_advantages_as_one_process_computes_them(
     ranks: RankPool, folder: Path, teacher: Path, layout: str
 ) -> None:
     """Most updates have fewer micro-batches than ranks, and some only a sequence without a gradient."""
     job = JOBS["gradient"]
     run, single = make_runs(folder, teacher, Job(), LAYOUTS[layout])
-    full, ranked = LocalEngine(single), Fsdp2Engine(ranks(2), run)
+    full, ranked = LocalEngine(single), on_ranks(ranks(2), run, Job()).engine
     expected = update_on_groups(full, single, skip=False)
     found = update_on_groups(ranked, run, skip=True)
     assert found["skipped_sequences"] > 0
@@ -253,7 +270,7 @@ def test_ranks_skip_zero_advantages_as_one_process_computes_them(
     assert gap(dict(ranked.iter_weights()), dict(full.iter_weights())) <= job.tolerance
 
 
-@on_layouts("2 shards", "ZeRO-3 offloaded")
+@on_layouts("2 shards", "ZeRO-3 offloaded", "2 workers")
 def test_an_export_is_the_model(
     ranks: RankPool, folder: Path, teacher: Path, tmp_path: Path, layout: str
 ) -> None:

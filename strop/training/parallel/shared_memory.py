@@ -107,6 +107,8 @@ class SharedMemoryOptimizer:
 
     @torch.no_grad()
     def step(self) -> float:
+        for parameter in self._masters:
+            parameter.grad = None  # the optimizer skips what this worker does not own
         owned = [number for number in self._owned if self._sum(number)]
         for number in owned:
             self._norms[number] = torch.linalg.vector_norm(self._masters[number].grad)
