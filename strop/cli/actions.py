@@ -12,12 +12,12 @@ from strop.cli.columns import align_columns
 from strop.cli.memory import print_memory
 from strop.cli.output import echo
 from strop.config.load.loader import LoadedRun, start_directory
+from strop.config.local_workers import WORKER_MODULES, local_workers
 from strop.config.machine import OverriddenKey, described_machine
 from strop.config.schema import Run
+from strop.config.schema.trainer import LocalEngineConfig
 from strop.plan.fit import with_default_microbatch
 from strop.plan.placement import describe_plan, machine_of, plan_rows, plan_run
-from strop.config.local_workers import WORKER_MODULES, local_workers
-from strop.config.schema.trainer import LocalEngineConfig
 from strop.printable import counted
 from strop.workers.child_process import prepare_imports
 from strop.workers.output import lasting_output

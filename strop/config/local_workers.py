@@ -49,6 +49,11 @@ def workers_obstacle(run: Run) -> str | None:
     return None
 
 
+def worker_cache_tokens(tokens: int, workers: int, longest: int) -> int:
+    """Capacity of the KV cache of each worker's engine: its part of the run's, and at least the longest sequence."""
+    return max(tokens // workers, min(tokens, longest))
+
+
 def local_workers(run: Run) -> LocalWorkers:
     """The workers of a run with `trainer.engine: local` on the CPU of this machine."""
     section = run.trainer.engine

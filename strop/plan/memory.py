@@ -262,6 +262,11 @@ def trained_model(
     return _of_parts(parts)
 
 
+def further_worker(need: MemoryNeed) -> MemoryNeed:
+    """Memory of a further local worker for a model; the weights and the optimizer's state are in that of the first."""
+    return _of_parts(tuple(part for part in need.parts if part.name not in ("parameters", "optimizer")))
+
+
 def zero_model(
     size: ModelSize,
     model: ModelConfig,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from strop.config.deepspeed import read_config, zero_settings
+from strop.config.local_workers import local_workers, worker_cache_tokens
 from strop.config.machine import Machine, described_machine
 from strop.config.model_files import folder_takes_images
 from strop.config.schema.model import ModelConfig
@@ -157,9 +158,11 @@ def request_of(run: Run, machine: Machine) -> PlacementRequest:
     """The request of a run to a machine. Raises PlacementError for an engine that cannot be split as it says."""
     engine = _engine(run, machine)
     offline = run.algorithm.is_offline
-    samplers = () if offline else tuple(_samplers(run, engine))
-    ranks = tuple(_ranks(run, engine, samples=not samplers and not offline))
     on_cpu = shares_host_memory(run, machine)
+    is_local = isinstance(run.trainer.engine, LocalEngineConfig)
+    workers = local_workers(run).count if is_local and on_cpu else 1
+    samplers = () if offline else tuple(_samplers(run, engine, workers))
+    ranks = tuple(_ranks(run, engine, workers, samples=not samplers and not offline))
     return PlacementRequest(
         ranks=tuple(map(_with_libraries, ranks)) if on_cpu else ranks,
         samplers=tuple(map(_with_libraries, samplers)) if on_cpu else samplers,
@@ -192,7 +195,7 @@ def _engine(run: Run, machine: Machine) -> _PlannedEngine:
     return section.vllm if uses_vllm else section.native
 
 
-def _ranks(run: Run, engine: _PlannedEngine, *, samples: bool) -> Iterator[ProcessRequest]:
+def _ranks(run: Run, engine: _PlannedEngine, workers: int, *, samples: bool) -> Iterator[ProcessRequest]:
     """The trainer's ranks; the first one has the services too where it also explores."""
     number = run.trainer.engine.ranks
     models = dict(_trained_models(run))
@@ -209,6 +212,9 @@ def _ranks(run: Run, engine: _PlannedEngine, *, samples: bool) -> Iterator[Proce
                 memory=_total([*models.values(), *extra.values()]),
             )
         yield request
+    working = [None if need is None else memory.further_worker(need) for need in models.values()]
+    for worker in range(1, workers):
+        yield replace(shared, name=f"trainer worker {worker}", memory=_total(working))
 
 
 def _trained_models(run: Run) -> Iterator[tuple[str, MemoryNeed | None]]:
@@ -245,7 +251,7 @@ def _frozen(model: ModelConfig, layout: memory.RankLayout) -> MemoryNeed | None:
     return None if size is None else memory.frozen_model(size, model, layout)
 
 
-def _samplers(run: Run, engine: _PlannedEngine) -> Iterator[ProcessRequest]:
+def _samplers(run: Run, engine: _PlannedEngine, workers: int) -> Iterator[ProcessRequest]:
     """The engines in processes of their own, or the explorer with its engine."""
     if isinstance(engine, ServingEngineConfig):
         need = _serving_memory(run, engine)
@@ -256,7 +262,12 @@ def _samplers(run: Run, engine: _PlannedEngine) -> Iterator[ProcessRequest]:
     if isinstance(engine, ServerConnectionConfig):  # the server has GPUs of its own
         return
     need = _native_memory(run, engine)
-    if run.rollout.pool is not None:
+    if run.rollout.pool is None and not run.is_distributed and workers > 1:
+        tokens = worker_cache_tokens(engine.kv_cache_tokens, workers, run.max_sequence_tokens)
+        need = _native_memory(run, engine.model_copy(update={"kv_cache_tokens": tokens}))
+        for each in range(workers):
+            yield ProcessRequest(f"engine {each}", "engine", 1, ("sampler",), need)
+    elif run.rollout.pool is not None:
         for each in range(run.rollout.pool.engines):
             yield ProcessRequest(f"engine {each}", "engine", 1, ("sampler",), need)
     elif run.is_distributed:

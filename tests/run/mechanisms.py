@@ -170,6 +170,9 @@ MECHANISMS = {
         shows=lambda rows, state: ["sft_loss" in row for row in rows[1:]] == [True, True, True, False],
     ),
     "a mirror": Mechanism({"checkpoint": {"every": "1 steps", "mirror": "mirror"}}),
+    "local workers": Mechanism(
+        {"trainer__engine": {"type": "local", "workers": 2}}, keeps="optimizer-00002-of-00002.safetensors"
+    ),
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"model__lora": {"rank": 4, "dropout": 0.1}}}
 

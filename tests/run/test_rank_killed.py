@@ -21,7 +21,7 @@ from tests.kill_log import kills, record_kill
 from . import killed
 from .results import train
 from .test_distributed import rows_of
-from .test_launch import kill_one, start
+from .test_launch import kill_one, start, wait_for
 
 pytestmark = pytest.mark.slow
 STEPS = 5
@@ -173,3 +173,26 @@ def test_a_trainer_whose_ranks_are_killed_early_is_restarted(values, tmp_path, t
     assert "Rank 1 of the trainer hangs" in said
     folder = tmp_path / "runs" / "strop" / "killed"
     assert rows_of(folder) == rows_of(folder.with_name("whole"))
+
+
+@pytest.mark.parametrize("worker", ["rank-1", "engine-0"])
+def test_a_local_worker_that_is_killed_costs_nothing(values, tmp_path, worker):
+    """A sampler is started again and repeats its requests; after the loss of a trainer the same command resumes."""
+    run = values(
+        name="whole",
+        trainer__engine={"type": "local", "workers": 2},
+        trainer__duration="6 steps",
+        checkpoint={"every": "1 steps"},
+    )
+    whole = train(run).folder
+    folder = whole.with_name("killed")
+    process = start(tmp_path, run | {"name": "killed"})
+    wait_for(folder / "metrics.jsonl", lines=3, process=process)
+    assert kill_one(process, worker)
+    said, _ = process.communicate()
+    if worker == "rank-1":
+        assert process.returncode == 75
+        assert "Rank 1 of the trainer ended by signal 9 (Killed)" in said
+        assert "Resuming after step" in start(tmp_path, run | {"name": "killed"}).finish()
+    assert process.returncode in (0, 75)
+    assert_same(folder, whole)

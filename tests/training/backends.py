@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.algorithms.registry import LossSpec, make_algorithm
+from strop.config.local_workers import LocalWorkers
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.policy_gradient import CriticConfig

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from strop.config.local_workers import worker_cache_tokens
 from strop.config.machine import uniform_machine
 from strop.config.schema.buffer import CollectiveSyncConfig
 from strop.config.schema.rollout import (
@@ -38,8 +39,8 @@ from strop.inference.registry import (
     running_engine,
     runs_in_own_process,
 )
-from strop.plan.placement import plan_on
 from strop.models.shared_weights import MappedWeights
+from strop.plan.placement import plan_on
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.run.distributed.placement import engine_placement
 from strop.run.rollout.explorer import Explorer
@@ -279,7 +280,10 @@ def _workers_pool(
     run: Run, section: NativeEngineConfig, weights: MappedWeights, tokenizer: PreTrainedTokenizerBase
 ) -> EnginePool:
     """An engine for each of the trainer's workers."""
-    create = MappedEngineFactory(section, weights, tokenizer, run.model, run.data.images)
+    tokens = worker_cache_tokens(section.kv_cache_tokens, weights.readers, run.max_sequence_tokens)
+    sequences = -(-section.max_sequences // weights.readers)
+    own = section.model_copy(update={"kv_cache_tokens": tokens, "max_sequences": sequences})
+    create = MappedEngineFactory(own, weights, tokenizer, run.model, run.data.images)
     return EnginePool(
         [EngineSpec(f"engine-{number}", create) for number in range(weights.readers)],
         engine_placement(run),
