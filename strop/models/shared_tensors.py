@@ -31,7 +31,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class SharedTensorsHandle:
-    """What another process of this user needs to map the tensors, as long as their owner runs."""
+    """Reference with which another process of this user maps the tensors, as long as their owner runs."""
 
     path: str
     storages: tuple[tuple[int, int], ...]

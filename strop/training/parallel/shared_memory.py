@@ -88,9 +88,9 @@ class SharedMemoryOptimizer:
         self._gradients = [
             [each.tensors[str(number)] for number in range(len(self._masters))] for each in everyone
         ]
-        """Of each worker: the gradient of each parameter."""
+        """Gradient of each parameter, by worker."""
         self._present = [each.tensors["present"] for each in everyone]
-        """Of each worker: whether it has a gradient of each parameter."""
+        """Whether there is a gradient of each parameter, by worker."""
         self._norms = everyone[0].tensors["norms"]
         """Norm of each parameter's summed gradient, which its owner writes."""
         for number, parameter in enumerate(self._computing):
@@ -179,7 +179,7 @@ class _WorkerState(TorchState):
         self._owned, self._workers = owned, workers
 
     def optimizer_scalars(self) -> str:
-        """Those of all workers, which call it together."""
+        """Numbers of all workers, which call it together."""
         texts: list[Any] = [None] * self._workers
         distributed.all_gather_object(texts, super().optimizer_scalars())
         parts = [json.loads(text) for text in texts]
