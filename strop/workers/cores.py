@@ -10,7 +10,8 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores() -> int:
-    """Number of cores of the machine, of this process's affinity, of its container or of OMP_NUM_THREADS, whichever is least."""
+    """Number of cores that this process may use: the least of the machine, its affinity, its container and
+    OMP_NUM_THREADS."""
     affinity = getattr(os, "sched_getaffinity", None)
     limits = [len(affinity(0)) if affinity else os.cpu_count() or 1]
     if _QUOTA.is_file():
