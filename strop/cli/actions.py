@@ -16,7 +16,7 @@ from strop.config.local_workers import WORKER_MODULES, local_workers
 from strop.config.machine import OverriddenKey, described_machine
 from strop.config.schema import Run
 from strop.config.schema.trainer import LocalEngineConfig
-from strop.plan.fit import with_default_microbatch
+from strop.plan.fit import with_machine_defaults
 from strop.plan.placement import describe_plan, machine_of, plan_rows, plan_run
 from strop.printable import counted
 from strop.workers.child_process import prepare_imports
@@ -168,7 +168,7 @@ def print_plan(run: Run) -> None:
     """
     if run.mode == "bench":
         return
-    plan = plan_run(with_default_microbatch(run))
+    plan = plan_run(with_machine_defaults(run))
     if not (machine_of(run).gpus or described_machine()):
         return
     echo(describe_plan(plan))

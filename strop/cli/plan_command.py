@@ -65,10 +65,10 @@ def _print_budget(loaded: LoadedRun) -> None:
     from strop.config.machine import described_machine
     from strop.errors import PlacementError
     from strop.plan import fit
-    from strop.plan.fit import with_default_microbatch
+    from strop.plan.fit import with_machine_defaults
     from strop.plan.placement import describe_plan, machine_of, plan_rows, plan_run
 
-    run = with_default_microbatch(loaded.run)
+    run = with_machine_defaults(loaded.run)
     place = machine_of(run)
     echo(f"Memory on {place}, in GiB:")
     echo(align_columns(fit.memory_rows(run, place)) + "\n")

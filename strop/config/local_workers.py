@@ -6,7 +6,6 @@ import sys
 from dataclasses import dataclass
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import PpoConfig, PrimeConfig
 from strop.config.schema.run import LocalClusterConfig
 from strop.config.schema.trainer import LocalEngineConfig
 from strop.workers.cores import usable_cores
@@ -37,15 +36,14 @@ class LocalWorkers:
 
 def workers_obstacle(run: Run) -> str | None:
     """Reason why a run cannot have several local workers; None if it can."""
-    optimizers = {run.trainer.optimizer.type}
-    if isinstance(run.algorithm, PpoConfig):
-        optimizers.add(run.algorithm.critic.optimizer.type)
+    others = run.algorithm.trained_models
+    optimizers = {run.trainer.optimizer.type, *(each.optimizer.type for each in others.values())}
     if not sys.platform.startswith("linux"):
         return "workers share memory as Linux does (memfd_create)"
     if whole := optimizers & _WHOLE_OPTIMIZERS:
         return f"the optimizer {min(whole)} updates all parameters together"
-    if isinstance(run.algorithm, PrimeConfig):
-        return "algorithm.type prime trains a second language model"
+    if any(each.has_reference for each in others.values()):
+        return f"algorithm.type {run.algorithm.type} trains a second language model"
     return None
 
 

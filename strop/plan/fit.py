@@ -11,10 +11,11 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any, get_args
 
+from strop.config.local_workers import local_workers
 from strop.config.machine import GIB, Machine, described_machine
 from strop.config.schema.model import DTYPE_BYTES, LoraConfig
 from strop.config.schema.run import Run, to_steps
-from strop.config.schema.trainer import Fsdp2EngineConfig
+from strop.config.schema.trainer import Fsdp2EngineConfig, LocalEngineConfig
 from strop.config.units import Amount
 from strop.errors import ConfigError, PlacementError
 from strop.plan import memory
@@ -273,13 +274,31 @@ def memory_fit(run: Run) -> MemoryFit | None:
     return MemoryFit(needed, capacity, fits=False, proposal=propose(run, machine, capacity))
 
 
-def with_default_microbatch(run: Run) -> Run:
-    """The run with the micro-batch that it uses on its machine, see `with_fitting_microbatch`.
+def with_machine_defaults(run: Run) -> Run:
+    """The run with the local workers and the micro-batch that it uses on its machine, see `with_fitting_microbatch`;
+    on a CPU `trainer.engine.workers: auto` becomes the largest number for which there is memory.
 
     Raises PlacementError as `memory_fit` does.
     """
     machine = machine_of(run)
-    return with_fitting_microbatch(run, machine, _capacity(run, machine))
+    capacity, engine = _capacity(run, machine), run.trainer.engine
+    if (
+        isinstance(engine, LocalEngineConfig)
+        and engine.workers == "auto"
+        and shares_host_memory(run, machine)
+    ):
+        for workers in range(local_workers(run).count, 1, -1):
+            sized = with_fitting_microbatch(_with_workers(run, workers), machine, capacity)
+            if capacity is None or (needed_memory(sized, machine) or 0) <= capacity:
+                return sized
+        if local_workers(run).count > 1:
+            run = _with_workers(run, 1)
+    return with_fitting_microbatch(run, machine, capacity)
+
+
+def _with_workers(run: Run, workers: int) -> Run:
+    engine = run.trainer.engine.model_copy(update={"workers": workers})
+    return run.model_copy(update={"trainer": run.trainer.model_copy(update={"engine": engine})})
 
 
 def _capacity(run: Run, machine: Machine) -> int | None:

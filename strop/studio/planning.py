@@ -9,7 +9,7 @@ from strop.config.explain import summarize
 from strop.config.load.loader import LoadedRun
 from strop.errors import PlacementError
 from strop.plan import fit
-from strop.plan.fit import MemoryFit, memory_fit, with_default_microbatch
+from strop.plan.fit import MemoryFit, memory_fit, with_machine_defaults
 from strop.plan.placement import describe_plan, machine_of, plan_rows, plan_run
 
 
@@ -31,7 +31,7 @@ class ShownPlan:
 
 def plan_for(loaded: LoadedRun) -> ShownPlan:
     """The plan of a run on this machine, or on the nodes that it requires."""
-    run = with_default_microbatch(loaded.run)
+    run = with_machine_defaults(loaded.run)
     machine = machine_of(run)
     try:
         placed = plan_run(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from strop.config.local_workers import workers_obstacle
 from strop.config.schema.buffer import (
     BoundedStyleConfig,
     CheckpointSyncConfig,
@@ -36,7 +37,8 @@ from strop.config.schema.trainer import (
 
 
 def topology_faults(run: Run) -> Iterator[str]:
-    """Faults in `mode`, `cluster`, `synchronizer` and `buffer`: what would deadlock or has no effect."""
+    """Faults in `mode`, `cluster`, `synchronizer`, `buffer` and workers: what would deadlock or has no effect."""
+    yield from _worker_faults(run)
     if run.mode == "bench" and not run.data.eval:
         yield (
             "mode: bench evaluates the eval tasksets, and there is none; add one under `data.eval`, such as "
@@ -66,6 +68,14 @@ def topology_faults(run: Run) -> Iterator[str]:
             "synchronizer.type memory each step trains on the groups that it has just sampled; remove it, or "
             "write `synchronizer: {style: bounded}`, which runs explorer and trainer concurrently"
         )
+
+
+def _worker_faults(run: Run) -> Iterator[str]:
+    engine = run.trainer.engine
+    if isinstance(engine, LocalEngineConfig) and engine.workers not in ("auto", 1):
+        obstacle = workers_obstacle(run)
+        if obstacle is not None:
+            yield f"trainer.engine.workers is {engine.workers}, and {obstacle}; write workers: 1"
 
 
 def _offline_faults(run: Run) -> Iterator[str]:

@@ -15,7 +15,7 @@ from strop.config.preflight import require_files
 from strop.config.save import folder_mode
 from strop.config.schema.run import RayClusterConfig, Run
 from strop.errors import ConfigError, Interrupted, PlacementError, RankLostError
-from strop.plan.fit import with_default_microbatch
+from strop.plan.fit import with_machine_defaults
 from strop.plan.placement import plan_run
 from strop.python_rewards import PythonRewards
 from strop.run.state.identity import run_identity
@@ -98,7 +98,7 @@ def start_run(
     if callbacks:
         _require_training_loop(run)
     if run.mode != "bench":
-        run = with_default_microbatch(run)
+        run = with_machine_defaults(run)
         plan_run(run)
         loaded = replace(loaded, run=run)
     folder = RunFolder.of(run)
