@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from typing import Any
 
@@ -12,6 +13,7 @@ from strop.cli.output import echo
 from strop.config.paths import expand_user
 from strop.config.redact import forget_environment
 from strop.errors import ConfigError, ExitCode, StropError, message_with_notes, out_of_memory
+from strop.printable import printable, shorten
 
 _UNLIMITED = 1000
 """Maximum length of a first sentence in the list of commands, longer than any."""
@@ -70,6 +72,12 @@ class StropGroup(CommandGroup):
                 raise
             echo(f"strop: {message}", err=True)
             raise typer.Exit(ExitCode.FAILED) from None
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG or not isinstance(error.filename, str):
+                raise
+            name = printable(shorten(error.filename, 120))
+            echo(f"strop: {name}: no file or folder can have a name of this length.", err=True)
+            raise typer.Exit(ExitCode.REFUSED) from None
         except KeyboardInterrupt:
             # A second interrupt ends the process at once, if a thread delays its exit.
             signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -223,6 +223,11 @@ def test_a_command_line_is_refused(
     refused_status(cli, message, *shlex.split(line[0]))
 
 
+@pytest.mark.parametrize("command", ["train", "check", "explain", "evaluate", "serve"])
+def test_a_name_that_no_file_can_have_is_refused(cli: Cli, tmp_path: Path, command: str) -> None:
+    assert refused_status(cli, "can have a name of this length", command, f"{tmp_path}/{'a' * 300}.yaml") == 2
+
+
 @pytest.mark.parametrize(("change", "message"), rows(FOREIGN))
 def test_a_file_of_another_tool_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: list[str], message: str
