@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from strop.config.units import Amount
 from strop.data.packing import plan_micro_batches, planned_experiences
-from strop.training.ranks.share import plan_for_ranks, predicted_cost, predicted_time, rank_costs
+from strop.training.ranks.share import (
+    RankPlan,
+    plan_for_ranks,
+    plan_for_workers,
+    predicted_cost,
+    predicted_time,
+    rank_costs,
+)
 from strop.types import Experience
 from tests.models.models import experience
 
@@ -54,6 +61,18 @@ def test_without_experiences_there_is_no_micro_batch() -> None:
     assert plan_for_ranks([], Amount(9, "tokens"), ranks=2, hidden_size=HIDDEN, share_prompts=True) == []
 
 
+def assert_whole(plan: RankPlan, members: list[Experience], amount: Amount) -> None:
+    """Every experience is in one micro-batch, and none is above the limit."""
+    segments = [segment for each in plan if each is not None for segment in each]
+    assert sorted(s.experience for s in segments if s.experience >= 0) == list(range(len(members)))
+    for each in filter(None, plan):
+        if amount.unit == "sequences":
+            assert sum(segment.experience >= 0 for segment in each) <= amount.count
+        else:
+            ends = [len(members[s.source].token_ids) if s.stop is None else s.stop for s in each]
+            assert sum(end - s.start for end, s in zip(ends, each, strict=True)) <= amount.count
+
+
 LENGTHS = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=6), min_size=1, max_size=8)
 
 
@@ -68,19 +87,29 @@ def test_every_experience_is_computed_once_within_the_limit_and_no_slower_than_i
     plan = plan_for_ranks(members, amount, ranks=ranks, hidden_size=HIDDEN, share_prompts=True)
     assert len(plan) % ranks == 0
     assert len(plan) <= -(-len(in_turn) // ranks) * ranks
-    segments = [segment for each in plan if each is not None for segment in each]
-    assert sorted(s.experience for s in segments if s.experience >= 0) == list(range(len(members)))
-    for each in filter(None, plan):
-        if amount.unit == "sequences":
-            assert sum(segment.experience >= 0 for segment in each) <= amount.count
-        else:
-            ends = [len(members[s.source].token_ids) if s.stop is None else s.stop for s in each]
-            assert sum(end - s.start for end, s in zip(ends, each, strict=True)) <= amount.count
+    assert_whole(plan, members, amount)
 
     def time(plans: object) -> float:
         return predicted_time(plans, members, ranks=ranks, hidden_size=HIDDEN)  # type: ignore[arg-type]
 
     assert time(plan) <= time(in_turn) + 1e-9
+
+
+@given(LENGTHS, st.integers(2, 5), st.sampled_from([(70, "tokens"), (200, "tokens"), (3, "sequences")]))
+@settings(deadline=None, max_examples=100)
+def test_workers_have_all_experiences_within_the_limit(
+    sizes: list[list[int]], workers: int, limit: tuple[int, str]
+) -> None:
+    members, amount = groups(sizes), Amount(*limit)  # type: ignore[arg-type]
+    plan = plan_for_workers(members, amount, workers=workers, hidden_size=HIDDEN, share_prompts=True)
+    assert_whole(plan, members, amount)
+
+
+def test_groups_are_cut_where_workers_would_have_unequal_numbers_of_them() -> None:
+    members = groups([[50, 50, 50, 50]] * 3)
+    plan = plan_for_workers(members, Amount(4096, "tokens"), workers=2, hidden_size=896, share_prompts=True)
+    costs = rank_costs(plan, members, ranks=2, hidden_size=896)
+    assert max(costs) < 1.05 * min(costs)
 
 
 def test_lengths_of_real_reasoning_spread_evenly() -> None:

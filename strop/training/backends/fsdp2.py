@@ -49,7 +49,14 @@ from strop.training.ranks.messages import (
     SetWeightDecay,
     TokenQuantity,
 )
-from strop.training.ranks.share import RankPlan, RankShare, interleave, plan_for_ranks, plan_rank_shares
+from strop.training.ranks.share import (
+    RankPlan,
+    RankShare,
+    interleave,
+    plan_for_ranks,
+    plan_for_workers,
+    plan_rank_shares,
+)
 from strop.training.ranks.snapshot import ShardedSnapshot
 from strop.training.specs import CriticSpec, PolicySpec
 from strop.types import Experience, FloatArray, GlobalCounts, TrainingBatch
@@ -108,6 +115,14 @@ class RankedEngine:
         self._group.run(LoadCheckpoint(self._model, folder))
 
     def _plan(self, experiences: Sequence[Experience]) -> RankPlan:
+        if not self.collective:
+            return plan_for_workers(
+                experiences,
+                self._microbatch,
+                workers=self._dims.dp,
+                hidden_size=self._hidden_size,
+                share_prompts=self.supports_shared_prompts,
+            )
         return plan_for_ranks(
             experiences,
             self._microbatch,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -154,6 +155,8 @@ RankPlan = list[MicroBatchPlan | None]
 _ATTENTION_UNIT = 6
 """A layer with the hidden size h has about 12 h^2 parameters, so 24 h^2 operations per token, and attention has 4 h per
 pair of tokens: 6 h pairs cost as much as one token."""
+_MICRO_BATCH_COST = 64.0
+"""Cost of a micro-batch whatever its size, in tokens: it adds to the gradients of all parameters."""
 _MARGINS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)
 """Sizes that are tried, relative to an even share: bundles of experiences do not divide evenly."""
 
@@ -194,6 +197,46 @@ def plan_for_ranks(
     return min(
         dealt, key=lambda plan: predicted_time(plan, experiences, ranks=ranks, hidden_size=hidden_size)
     )
+
+
+def plan_for_workers(
+    experiences: Sequence[Experience],
+    limit: Amount,
+    *,
+    workers: int,
+    hidden_size: int,
+    share_prompts: bool,
+) -> RankPlan:
+    """Micro-batches of at most `limit` for workers that do not wait for each other within an update.
+
+    Of several sizes, by which groups are cut too, the one with the least predicted cost of the busiest worker is taken.
+    """
+    total = sum(
+        _size(plan, experiences, limit)
+        for plan in plan_micro_batches(experiences, limit, share_prompts=share_prompts)
+    )
+    parts = (1, 2, 4) if workers > 1 else ()
+    sizes = {math.ceil(total * margin / (workers * part)) for margin in _MARGINS for part in parts}
+    dealt = []
+    for count in sorted({limit.count, *(min(size, limit.count) for size in sizes if size)}):
+        plan = plan_micro_batches(experiences, Amount(count, limit.unit), share_prompts=share_prompts)
+        dealt.append(_deal_to_idlest(plan, experiences, workers, hidden_size))
+    return min(dealt, key=lambda each: each[:2])[2]
+
+
+def _deal_to_idlest(
+    plans: Sequence[MicroBatchPlan], experiences: Sequence[Experience], workers: int, hidden_size: int
+) -> tuple[float, int, RankPlan]:
+    """By falling cost, each micro-batch to the worker with the least so far: the largest cost of a worker, the number
+    of micro-batches, and the plan."""
+    costs = {number: predicted_cost(plan, experiences, hidden_size) for number, plan in enumerate(plans)}
+    totals, shares = [0.0] * workers, [list[MicroBatchPlan]() for _ in range(workers)]
+    for number in sorted(costs, key=lambda number: -costs[number]):
+        idlest = min(range(workers), key=totals.__getitem__)
+        totals[idlest] += costs[number] + _MICRO_BATCH_COST
+        shares[idlest].append(plans[number])
+    rounds = zip_longest(*shares)
+    return max(totals), len(plans), [plan for each in rounds for plan in each]
 
 
 def rank_costs(
