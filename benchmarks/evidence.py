@@ -21,6 +21,7 @@ TABLES = {
     "step": ["benchmarks/grpo_step.py"],
     "sft": ["benchmarks/sft.py"],
     "zero_advantages": ["benchmarks/zero_advantages.py"],
+    "cores": ["benchmarks/cores.py"],
     "cost": ["benchmarks/step_cost.py"],
     "sampler": ["benchmarks/sampler.py"],
     "engine_pool": ["benchmarks/engine_pool.py", "--engines", "2", "3"],
