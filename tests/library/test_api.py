@@ -89,7 +89,7 @@ policy.step(rate=1)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_mypy_sees_the_types_of_a_users_program(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [
