@@ -81,7 +81,7 @@ class EngineCapabilities:
     top_logprobs: bool = False
     """Whether `SampleRequest.top_logprobs` is supported; without it such a request raises `InferenceError`."""
     weights_in_place: bool = False
-    """Whether the engine reads all the weights that it was given in place, so that a load needs no tensors."""
+    """Whether the engine reads all of the trainer's weights in place, so that a load needs no tensors."""
     adapter_in_place: bool = False
     """Whether the engine reads the trainer's weights and its adapter in place, so that a load needs no tensors."""
     keeps_prefixes: bool = False

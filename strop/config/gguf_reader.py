@@ -6,8 +6,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 
 def read_gguf(path: str | Path) -> Any:
     """The `GGUFReader` of a file as it is now. Its fields take seconds to read where a vocabulary is among them."""
@@ -18,6 +16,7 @@ def read_gguf(path: str | Path) -> Any:
 
 @lru_cache(maxsize=1)
 def _read(file: Path, written_at: int, size: int) -> Any:
+    import numpy as np
     from gguf.gguf_reader import GGUFReader
 
     class PlainReader(GGUFReader):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -76,7 +76,10 @@ def _load_native(
     fuse_storage(loaded)
     model_images = ModelImages(model, images)
     weights = model_weights(loaded, image_processor=lambda: model_images.processor)
-    return NativeEngine.from_weights(weights, section, tokenizer)
+    engine = NativeEngine.from_weights(weights, section, tokenizer)
+    # In place are this engine's own weights, and not the trainer's.
+    engine.capabilities = replace(engine.capabilities, weights_in_place=False)
+    return engine
 
 
 def _load_vllm(

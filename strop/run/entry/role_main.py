@@ -23,6 +23,25 @@ from strop.workers.signals import StopSignal
 from strop.workers.worker import Channel
 
 
+_POLL_SECONDS = 0.1
+_LINGER_SECONDS = 60.0
+"""Longest time for which the buffer still serves explorer and trainer after the request to end."""
+
+
+def run_buffer(loaded: LoadedRun) -> None:
+    """Serve the buffer until SIGINT or SIGTERM. Raises errors of its connections, such as a full disk."""
+    run = loaded.run
+    assert isinstance(run.buffer, QueueBufferConfig | PriorityBufferConfig)
+    with StopSignal() as stop, serve_buffer(run.buffer, run.folder_path, local_address(run)) as server:
+        while stop.received is None:
+            server.raise_errors()
+            time.sleep(_POLL_SECONDS)
+        deadline = time.monotonic() + _LINGER_SECONDS
+        while server.open_connections and time.monotonic() < deadline:
+            server.raise_errors()
+            time.sleep(_POLL_SECONDS)
+
+
 def run_role(spec: RoleSpec) -> None:
     """Run a role to its end. Each is imported here, so that the buffer's process starts without torch."""
     match spec.name:
@@ -77,22 +96,3 @@ def _exit_with_launcher(stdin: int) -> None:
 
 if __name__ == "__main__":
     main()
-
-
-_POLL_SECONDS = 0.1
-_LINGER_SECONDS = 60.0
-"""Longest time for which the buffer still serves explorer and trainer after the request to end."""
-
-
-def run_buffer(loaded: LoadedRun) -> None:
-    """Serve the buffer until SIGINT or SIGTERM. Raises errors of its connections, such as a full disk."""
-    run = loaded.run
-    assert isinstance(run.buffer, QueueBufferConfig | PriorityBufferConfig)
-    with StopSignal() as stop, serve_buffer(run.buffer, run.folder_path, local_address(run)) as server:
-        while stop.received is None:
-            server.raise_errors()
-            time.sleep(_POLL_SECONDS)
-        deadline = time.monotonic() + _LINGER_SECONDS
-        while server.open_connections and time.monotonic() < deadline:
-            server.raise_errors()
-            time.sleep(_POLL_SECONDS)
