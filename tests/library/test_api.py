@@ -105,9 +105,9 @@ def test_mypy_sees_the_types_of_a_users_program(tmp_path: Path) -> None:
     revealed = [line.partition('"')[2].rstrip('"') for line in done.stdout.splitlines() if "Revealed" in line]
     assert [name.rpartition(".")[2] for name in revealed] == [
         "RunResult",
-        "float]]",
+        "list[dict[str, float]]",
         "RolloutGroup]",
-        "float]",
+        "dict[str, float]",
         "float",
     ], done.stdout
     errors = [line for line in done.stdout.splitlines() if ": error:" in line]

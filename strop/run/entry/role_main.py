@@ -22,7 +22,6 @@ from strop.workers.imports import without_collections
 from strop.workers.signals import StopSignal
 from strop.workers.worker import Channel
 
-
 _POLL_SECONDS = 0.1
 _LINGER_SECONDS = 60.0
 """Longest time for which the buffer still serves explorer and trainer after the request to end."""
