@@ -6,9 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import AfterValidator, WithJsonSchema
+from typing import Literal
 
 SCRIPT_SUFFIXES = (".py", ".ipynb")
 """Endings of the names of programs, which are run where a configuration is read."""
@@ -75,14 +73,6 @@ def check_file_name(name: object) -> str:
         return name
     shown = repr(name[:_SHOWN_CHARACTERS]) + ("..." if len(name) > _SHOWN_CHARACTERS else "")
     raise ValueError(f"{shown} ({len(name)} characters) cannot be the name of a file or folder; {NAME_RULE}")
-
-
-FileName = Annotated[
-    str,
-    AfterValidator(check_file_name),
-    WithJsonSchema({"type": "string", "pattern": NAME_PATTERN, "maxLength": MAX_NAME_LENGTH}),
-]
-"""Name that becomes a file or folder."""
 
 
 FileFormat = Literal["parquet", "json", "csv"]

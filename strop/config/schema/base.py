@@ -4,15 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
+from strop.config.paths import MAX_NAME_LENGTH, NAME_PATTERN, check_file_name
+
 MAX_INTEGER = 2**63 - 1
 """Largest integer of a configuration."""
+
+
+FileName = Annotated[
+    str,
+    AfterValidator(check_file_name),
+    WithJsonSchema({"type": "string", "pattern": NAME_PATTERN, "maxLength": MAX_NAME_LENGTH}),
+]
+"""Name that becomes a file or folder."""
 
 
 class Section(BaseModel):

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from strop.config.paths import FileName
-from strop.config.schema.base import Section, TypeShorthand
+from strop.config.schema.base import FileName, Section, TypeShorthand
 from strop.config.schema.reward import RewardConfigOrShorthand
 from strop.config.schema.rollout import SamplingConfig, WorkflowConfigOrName
 from strop.config.schema.task_pipeline import TaskPipelineConfig

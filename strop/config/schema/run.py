@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, PrivateAttr
 from pydantic.fields import FieldInfo
 
-from strop.config.paths import FileName, expand_user
+from strop.config.paths import expand_user
 from strop.config.schema.algorithm import (
     AlgorithmConfig,
     GrpoConfig,
     OfflineAlgorithmConfig,
     RolloutAlgorithmConfig,
 )
-from strop.config.schema.base import Section, type_shorthand
+from strop.config.schema.base import FileName, Section, type_shorthand
 from strop.config.schema.buffer import (
     BufferConfig,
     CheckpointSyncConfig,
