@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from strop.workers.cores import usable_cores
+from strop.config.local_workers import usable_cores
 
 REAL = Path(__file__).parents[1] / "examples" / "real"
 PARTS = ("sample", "update", "publish", "step")

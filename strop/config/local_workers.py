@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from strop.config.schema import Run
-from strop.config.schema.run import LocalClusterConfig
+from strop.config.schema.run import LocalClusterConfig, in_process_functions
 from strop.config.schema.trainer import LocalEngineConfig
-from strop.workers.cores import usable_cores
 
 _MAX_WORKERS = 8
 """Maximum number that `auto` chooses; further cores become threads of the workers, which need no memory."""
 _WHOLE_OPTIMIZERS = frozenset(("lomo", "adalomo", "galore_adamw", "schedule_free_sgd"))
 """Optimizers whose state or updates cannot be divided by parameter."""
-
-
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Time per period of this process's container, in control groups version 2; `max` is no limit."""
 WORKER_MODULES = (
     "strop.training.ranks.rank_worker",
     "strop.inference.pool.engine_worker",
@@ -34,6 +35,21 @@ class LocalWorkers:
     """Reason for one process where there are more cores; empty otherwise."""
 
 
+def usable_cores() -> int:
+    """Number of cores that this process may use: the least of the machine, its affinity, its container and
+    OMP_NUM_THREADS."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    limits = [len(affinity(0)) if affinity else os.cpu_count() or 1]
+    if _QUOTA.is_file():
+        quota, period = _QUOTA.read_text().split()
+        if quota != "max":
+            limits.append(-(-int(quota) // int(period)))
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if threads.isdigit():
+        limits.append(int(threads))
+    return max(1, min(limits))
+
+
 def workers_obstacle(run: Run) -> str | None:
     """Reason why a run cannot have several local workers; None if it can."""
     others = run.algorithm.trained_models
@@ -44,7 +60,18 @@ def workers_obstacle(run: Run) -> str | None:
         return f"the optimizer {min(whole)} updates all parameters together"
     if any(each.has_reference for each in others.values()):
         return f"algorithm.type {run.algorithm.type} trains a second language model"
+    if (found := next(in_process_functions(run), None)) is not None:
+        key, name = found
+        return f"{key} is the function {name}, which exists only in this Python program"
     return None
+
+
+def with_workers(run: Run, count: int) -> Run:
+    """The run with a number of local workers; another training engine stays as it is."""
+    if not isinstance(run.trainer.engine, LocalEngineConfig):
+        return run
+    engine = run.trainer.engine.model_copy(update={"workers": count})
+    return run.model_copy(update={"trainer": run.trainer.model_copy(update={"engine": engine})})
 
 
 def worker_cache_tokens(tokens: int, workers: int, longest: int) -> int:

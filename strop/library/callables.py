@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from strop import in_process
 from strop.config.schema import Run
-from strop.config.schema.run import RayClusterConfig, leaves
+from strop.config.schema.run import RayClusterConfig, in_process_functions
 from strop.config.user_code import callable_digest
 from strop.errors import ConfigError, RewardError
 from strop.python_rewards import PythonReward
@@ -85,14 +85,6 @@ def split_rewards(rewards: Rewards | None) -> tuple[list[dict[str, Any]], tuple[
     return entries, tuple(others)
 
 
-def in_process_names(run: Run) -> Iterator[tuple[str, str]]:
-    """Each value of a run that names a function of this process only, with its dotted key."""
-    for leaf in leaves(run):
-        for text in _texts(leaf.value):
-            if text.startswith(in_process.PREFIX):
-                yield ".".join(leaf.keys), text.removeprefix(in_process.PREFIX)
-
-
 def require_one_process(run: Run) -> None:
     """Raise ConfigError where other processes than this one would load a function that only this one has."""
     engine = run.trainer.engine
@@ -101,7 +93,7 @@ def require_one_process(run: Run) -> None:
         *([f"synchronizer: {run.synchronizer.type}"] if run.is_distributed else []),
         *([f"trainer.engine: {engine.type}"] if engine.type != "local" else []),
     ]
-    names = list(in_process_names(run))
+    names = list(in_process_functions(run))
     if several and names:
         field, name = names[0]
         raise ConfigError(
@@ -110,14 +102,3 @@ def require_one_process(run: Run) -> None:
             f"import ...) or as text ({field}: mine.py:function); or write `trainer.engine: local` and `synchronizer: "
             "memory`."
         )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)

@@ -14,8 +14,9 @@ from strop.config.load.config_tree import KeyPath
 from strop.config.load.loader import LoadedRun
 from strop.config.schema import Run
 from strop.config.schema.data import TasksetConfig
+from strop.config.schema.run import in_process_functions
 from strop.errors import ConfigError, DataError, RunFolderError
-from strop.library.callables import Rewards, in_process_names, require_one_process, run_name, split_rewards
+from strop.library.callables import Rewards, require_one_process, run_name, split_rewards
 from strop.library.data import INPUTS, Rows, to_table, write_table
 from strop.models.fingerprint import model_fingerprint
 from strop.python_rewards import PythonReward
@@ -146,7 +147,7 @@ class Inputs:
             record["reward"] = [
                 getattr(each.function, "__qualname__", type(each.function).__name__) for each in rewards
             ]
-        for key, name in in_process_names(run):
+        for key, name in in_process_functions(run):
             record.setdefault(key, []).append(name)
         file = run.folder_path / INPUTS / _RECORD
         if record:

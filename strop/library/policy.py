@@ -199,24 +199,24 @@ class Policy:
                 self._sample(prompts, n, max_tokens, temperature, top_p, top_k, tuple(stop), seed, workflow)
             )
 
-    async def sample_async(self, prompts: Sequence[Prompt], n: int = 1, **options: Any) -> list[RolloutGroup]:
-        """`sample` for an event loop; several calls are decoded together. `options` are those of `sample`."""
-        names = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "workflow")
-        if unknown := sorted(options.keys() - set(names)):
-            raise ConfigError(f"sample has no option {unknown[0]!r}. Its options are {', '.join(names)}.")
-        defaults: dict[str, Any] = {
-            "max_tokens": 256,
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "top_k": 0,
-            "stop": (),
-            "seed": None,
-            "workflow": None,
-        }
+    async def sample_async(
+        self,
+        prompts: Sequence[Prompt],
+        n: int = 1,
+        *,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        workflow: Callable[..., Any] | None = None,
+    ) -> list[RolloutGroup]:
+        """`sample` for an event loop; several calls are decoded together."""
         with self._using():
-            chosen = defaults | options
-            chosen["stop"] = tuple(chosen["stop"])
-            return await self._loop.run_async(self._sample(prompts, n, *(chosen[name] for name in names)))
+            return await self._loop.run_async(
+                self._sample(prompts, n, max_tokens, temperature, top_p, top_k, tuple(stop), seed, workflow)
+            )
 
     def forward_backward(self, batch: TrainingBatch, loss: Loss = "grpo") -> dict[str, float]:
         """Add the gradient of a loss over a batch; returns `loss` and the loss's metrics.

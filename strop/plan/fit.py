@@ -11,7 +11,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any, get_args
 
-from strop.config.local_workers import local_workers
+from strop.config.local_workers import local_workers, with_workers
 from strop.config.machine import GIB, Machine, described_machine
 from strop.config.schema.model import DTYPE_BYTES, LoraConfig
 from strop.config.schema.run import Run, to_steps
@@ -287,18 +287,14 @@ def with_machine_defaults(run: Run) -> Run:
         and engine.workers == "auto"
         and shares_host_memory(run, machine)
     ):
-        for workers in range(local_workers(run).count, 1, -1):
-            sized = with_fitting_microbatch(_with_workers(run, workers), machine, capacity)
+        most = local_workers(run).count
+        for workers in range(most, 1, -1):
+            sized = with_fitting_microbatch(with_workers(run, workers), machine, capacity)
             if capacity is None or (needed_memory(sized, machine) or 0) <= capacity:
                 return sized
-        if local_workers(run).count > 1:
-            run = _with_workers(run, 1)
+        if most > 1:
+            run = with_workers(run, 1)
     return with_fitting_microbatch(run, machine, capacity)
-
-
-def _with_workers(run: Run, workers: int) -> Run:
-    engine = run.trainer.engine.model_copy(update={"workers": workers})
-    return run.model_copy(update={"trainer": run.trainer.model_copy(update={"engine": engine})})
 
 
 def _capacity(run: Run, machine: Machine) -> int | None:

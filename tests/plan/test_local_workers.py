@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from strop.config import local_workers as module
 from strop.config.checks.topology import topology_faults
-from strop.config.local_workers import local_workers, workers_obstacle
+from strop.config.local_workers import local_workers, usable_cores, workers_obstacle
 from strop.config.machine import GIB, parse_machine
 from strop.config.schema import Run
 from strop.plan import fit
 from strop.plan.request import request_of
-from strop.workers import cores
 
 from .headers import write_header
 
@@ -69,13 +69,13 @@ def test_cores_are_the_least_of_all_limits(
     expected: int,
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(affinity)), raising=False)
-    monkeypatch.setattr(cores, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(module, "_QUOTA", tmp_path / "cpu.max")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if threads is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
     if quota is not None:
         (tmp_path / "cpu.max").write_text(f"{quota}\n")
-    assert cores.usable_cores() == expected
+    assert usable_cores() == expected
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -127,3 +127,11 @@ def test_an_obstacle_is_named_where_workers_are_set() -> None:
     (fault,) = topology_faults(run_of(workers=2, trainer={"optimizer": "lomo", "max_grad_norm": None}))
     assert fault.startswith("trainer.engine.workers is 2, and the optimizer lomo ")
     assert fault.endswith("; write workers: 1")
+
+
+def test_a_function_of_this_program_only_has_no_workers() -> None:
+    """Another process could not load it."""
+    run = run_of(reward={"functions": [{"function": "strop.in_process.mine_1234"}]})
+    assert workers_obstacle(run) == (
+        "reward.functions.0.function is the function mine_1234, which exists only in this Python program"
+    )

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, PrivateAttr
 from pydantic.fields import FieldInfo
 
+from strop import in_process
 from strop.config.paths import expand_user
 from strop.config.schema.algorithm import (
     AlgorithmConfig,
@@ -330,6 +331,18 @@ class Leaf:
     effect: str
     """Docstring of the field; for a `type`, the first line of the class's docstring."""
 
+    def texts(self) -> Iterator[str]:
+        """Every text of the value, such as those of a workflow's arguments."""
+        pending = [self.value]
+        while pending:
+            value = pending.pop(0)
+            if isinstance(value, str):
+                yield value
+            elif isinstance(value, Mapping):
+                pending[:0] = value.values()
+            elif isinstance(value, list | tuple):
+                pending[:0] = value
+
 
 def leaves(section: Section, above: tuple[str, ...] = ()) -> Iterator[Leaf]:
     """Yield every value of a loaded section, in the run file's order."""
@@ -342,6 +355,14 @@ def leaves(section: Section, above: tuple[str, ...] = ()) -> Iterator[Leaf]:
                 yield from leaves(item, (*keys, str(index)))
         else:
             yield Leaf(keys, value, field.description or (type(section).__doc__ or "").split("\n")[0])
+
+
+def in_process_functions(run: Run) -> Iterator[tuple[str, str]]:
+    """Each value of a run that names a function of this Python program only: its dotted key, and the name."""
+    for leaf in leaves(run):
+        for text in leaf.texts():
+            if text.startswith(in_process.PREFIX):
+                yield ".".join(leaf.keys), text.removeprefix(in_process.PREFIX)
 
 
 def configured_rewards(run: Run) -> Mapping[str, RewardConfig]:

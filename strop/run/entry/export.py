@@ -8,6 +8,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from strop.config.load.loader import is_run_folder
+from strop.config.local_workers import with_workers
 from strop.config.paths import gguf_file
 from strop.config.schema.model import ModelConfig
 from strop.errors import CheckpointError, ModelError
@@ -45,7 +46,7 @@ def export_checkpoint(folder: Path, to: Path, step: int | None, dtype: str | Non
             raise CheckpointError(f"There is no checkpoint of step {step} in {source.checkpoints}.")
         checkpoints.verify(found)
     run = load_policy_run(source, [] if dtype is None else [f"export.dtype={dtype}"]).run
-    with open_training_engines(policy_only(run)) as engines:
+    with open_training_engines(with_workers(policy_only(run), 1)) as engines:  # nothing is to be divided
         engine = engines.policy()
         engine.load(found)
         tokenizer, card = load_run_tokenizer(run), model_card(read_run(folder))

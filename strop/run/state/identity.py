@@ -123,7 +123,7 @@ def _files(run: Run) -> Iterator[tuple[str, str]]:
         field = ".".join(leaf.keys)
         if leaf.keys[0] == "data" and _SECTIONS_WITH_CODE.isdisjoint(leaf.keys):
             continue  # paths of rows, names of columns
-        if found := list(filter(None, map(_named_content, _texts(leaf.value)))):
+        if found := list(filter(None, map(_named_content, leaf.texts()))):
             yield field, ", ".join(found)
 
 
@@ -135,17 +135,6 @@ def _named_content(text: str) -> str | None:
     if text.endswith(_TEXT_FILES) and (file := existing_path(text)) is not None and file.is_file():
         return f"text {_text_digest(file)[:_DIGITS]} of {text}"
     return None
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
 
 
 def _text_digest(file: Path) -> str:

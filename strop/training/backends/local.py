@@ -212,12 +212,16 @@ class LocalCriticEngine:
 class LocalBackend:
     """Builds the engines of one run in this process."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, reason: str = "") -> None:
+        """`reason` says why there is one process where more could be used; empty otherwise."""
+        self._run, self._reason = run, reason
 
     def policy(self) -> TrainingEngine:
         """The policy's engine."""
-        return LocalEngine(self._run)
+        engine = LocalEngine(self._run)
+        if self._reason:
+            engine.description += f", in one process: {self._reason}"
+        return engine
 
     def critic(self, section: CriticConfig) -> CriticEngine:
         """The critic's engine."""
@@ -245,7 +249,7 @@ def open_local(run: Run, placement: RankPlacement = LOCAL) -> Iterator[LocalBack
             )
         yield LocalBackend(run)
     elif (workers := local_workers(run)).count == 1:
-        yield LocalBackend(run)
+        yield LocalBackend(run, workers.reason)
     else:
         with open_local_workers(run, workers) as backend:
             yield backend

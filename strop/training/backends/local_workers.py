@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strop.config.local_workers import LocalWorkers, workers_obstacle
+from strop.config.local_workers import LocalWorkers, with_workers, workers_obstacle
 from strop.config.schema import Run
 from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
+from strop.config.schema.trainer import LocalEngineConfig
 from strop.errors import PlacementError
 from strop.models.shared_weights import MappedWeights
 from strop.protocols import CriticEngine, SharedWeights, TrainingEngine
@@ -92,8 +93,9 @@ class LocalWorkersBackend:
 @contextmanager
 def open_local_workers(run: Run, workers: LocalWorkers) -> Iterator[LocalWorkersBackend]:
     """The backend of several workers, which end with the context."""
-    section = run.trainer.engine.model_copy(update={"workers": workers.count})
-    run = run.model_copy(update={"trainer": run.trainer.model_copy(update={"engine": section})})
+    section = run.trainer.engine
+    assert isinstance(section, LocalEngineConfig)
+    run = with_workers(run, workers.count)
     threads = torch.get_num_threads()
     torch.set_num_threads(workers.threads)  # of this thread; each other worker sets its own
     group = RankGroup(
