@@ -46,7 +46,9 @@ class SharedTensors:
     def __init__(self, handle: SharedTensorsHandle, file: int) -> None:
         """Maps the tensors of an open file; see `of`, `zeros` and `open`."""
         self.handle = handle
-        self._storages = [_map(file, first, size) for first, size in handle.storages]
+        # One map of all: a map of Python keeps a descriptor of its file, and a process may have 1,024.
+        memory = mmap.mmap(file, 0)
+        self._storages = [_part(memory, first, size) for first, size in handle.storages]
         self._numbers = {each.data_ptr(): number for number, each in enumerate(self._storages)}
         self.tensors: dict[str, Tensor] = {name: self.at(place) for name, place in handle.places.items()}
 
@@ -129,8 +131,8 @@ def _place(tensor: Tensor, storage: int) -> TensorPlace:
     )
 
 
-def _map(file: int, first: int, size: int) -> Tensor:
+def _part(memory: mmap.mmap, first: int, size: int) -> Tensor:
     """[bytes] uint8"""
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(mmap.mmap(file, size, offset=first), dtype=torch.uint8)
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=first)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from itertools import product
@@ -322,6 +324,16 @@ def test_lomo_equals_sgd(folder: Path) -> None:
         assert one == pytest.approx(other)
         assert norm == pytest.approx(other_norm, rel=1e-5)
     close(list(weights(engines[0]).values()), list(weights(engines[1]).values()))
+
+
+def test_a_model_that_updates_during_its_backward_pass_is_freed(folder: Path) -> None:
+    """Hooks of its parameters call the optimizer, which has the parameters."""
+    engine = make_policy(run_with(folder, "lomo"))
+    update(engine, 0)
+    weight = weakref.ref(next(engine.model.parameters()))
+    del engine
+    gc.collect()
+    assert weight() is None
 
 
 def test_fused_backward_refuses_a_partial_update_before_any_change(folder: Path) -> None:

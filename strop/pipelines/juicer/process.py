@@ -49,8 +49,9 @@ class ServiceProcess:
 
     def _read_port(self, python: str) -> int:
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], _START_SECONDS)
-        line = self._process.stdout.readline() if ready else b""
+        waiting = select.poll()  # not `select.select`, which takes no descriptor above 1023
+        waiting.register(self._process.stdout, select.POLLIN)
+        line = self._process.stdout.readline() if waiting.poll(_START_SECONDS * 1000) else b""
         try:
             return int(json.loads(line)["port"])
         except (ValueError, KeyError, TypeError):

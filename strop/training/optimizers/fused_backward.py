@@ -6,14 +6,31 @@ accumulated over micro-batches, nor clipped by their norm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
 
 from strop.errors import TrainingError
 from strop.types import GlobalCounts, MicroBatch
+
+
+def call_with_gradients(parameters: Iterable[nn.Parameter], method: Callable[[int, Tensor], None]) -> None:
+    """Call a bound method with the number of each parameter, and the parameter, whenever it has a new gradient.
+
+    The method's object is held weakly: torch keeps hooks where Python's garbage collector does not see them, so that
+    parameters which their own hooks reach would never be freed.
+    """
+    weak = WeakMethod(method)
+
+    def call(number: int, parameter: Tensor) -> None:
+        if (bound := weak()) is not None:
+            bound(number, parameter)
+
+    for number, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(partial(call, number))  # type: ignore[no-untyped-call]
 
 
 class FusedBackward:
@@ -27,9 +44,9 @@ class FusedBackward:
     ) -> None:
         """`optimizer` updates `masters`; `computing` are the same parameters, or their copies in another dtype."""
         self._optimizer = optimizer
+        self._masters = [masters[name] for name in computing]
         self._norms: list[Tensor] = []
-        for name, parameter in computing.items():
-            parameter.register_post_accumulate_grad_hook(partial(self._update, masters[name]))  # type: ignore[no-untyped-call]
+        call_with_gradients(computing.values(), self._update)
 
     def pop_grad_norm(self) -> Tensor:
         """Norm of the gradients since the last call; 0 without any."""
@@ -38,7 +55,8 @@ class FusedBackward:
         return norm
 
     @torch.no_grad()
-    def _update(self, master: nn.Parameter, computing: Tensor) -> None:
+    def _update(self, number: int, computing: Tensor) -> None:
+        master = self._masters[number]
         assert computing.grad is not None
         master.grad, gradient = computing.grad.to(master.dtype), computing.grad
         self._norms.append(gradient.norm(dtype=torch.float32))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from strop.models.fused_storage import fuse_storage
 from strop.models.shared_tensors import SharedTensors, module_tensors, use_tensors
 from strop.training.mixed_precision import ComputeCopy, trainable_parameters
 from strop.training.model_state import TorchState
+from strop.training.optimizers.fused_backward import call_with_gradients
 from strop.training.optimizers.state import load_optimizer_state
 from strop.training.parallel.parallelize import DirectCall, LoadedModel, ModelCall, SingleDevice
 
@@ -93,8 +93,7 @@ class SharedMemoryOptimizer:
         """Whether there is a gradient of each parameter, by worker."""
         self._norms = everyone[0].tensors["norms"]
         """Norm of each parameter's summed gradient, which its owner writes."""
-        for number, parameter in enumerate(self._computing):
-            parameter.register_post_accumulate_grad_hook(partial(self._collect, number))  # type: ignore[no-untyped-call]
+        call_with_gradients(self._computing, self._collect)
 
     def attach(self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> _WorkerState:
         self._optimizer, self._max_grad_norm = optimizer, max_grad_norm
