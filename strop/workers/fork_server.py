@@ -32,8 +32,11 @@ _IMPORT_TIME_VARIABLES = re.compile(
     "ATEN_|TRITON_|CUDA_HOME|HF_|HUGGINGFACE_|TRANSFORMERS_|ACCELERATE_|DS_|SAFETENSORS_|ARROW_|USE_"
 )
 """First letters of environment variables that Python and libraries read when they are started or imported."""
-_LATER_VARIABLES = frozenset(("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR"))
-"""Others than these: a child gets its own module path, and torch sets the folder itself and reads it at its use."""
+_LATER_VARIABLES = frozenset(
+    ("PYTHONPATH", "PYTHONBREAKPOINT", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK")
+)
+"""Others than these: a child has its own module path, and
+those that Ray, torch and DeepSpeed set are read at their use."""
 _NUMBER = struct.Struct("!q")
 _END_SECONDS, _POLL_SECONDS = 5.0, 0.005
 

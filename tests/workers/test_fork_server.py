@@ -127,6 +127,14 @@ def test_library_settings_in_the_environment_need_a_new_interpreter(monkeypatch:
     assert process.wait(TIMEOUT) == 4
 
 
+@pytest.mark.parametrize("name", ["PYTHONBREAKPOINT", "PYTORCH_NVML_BASED_CUDA_CHECK"])
+def test_what_ray_and_deepspeed_set_in_this_process_leaves_its_children_forks(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert started("end", "4").wait(TIMEOUT) == 4
+
+
 def test_server_with_threads_forks_no_child() -> None:
     environment = child_environment()
     server = ForkServer.start(environment)
