@@ -96,6 +96,14 @@ ON_DEMONSTRATIONS = {
         ("kto", "bco"),
         RunSpec(steps=None, metrics=("eval/held-out/labels/margin", "eval/held-out/labels/accuracy")),
     ),
+    "reward_model": RunSpec(
+        steps=None,
+        metrics=(
+            "eval/held-out/loss",
+            "eval/held-out/pairs/accuracy",
+            "eval/held-out/pairs/calibration_error",
+        ),
+    ),
     "mix": RunSpec(steps=None, metrics=(ACCURACY, "sft_loss")),
 }
 ALGORITHMS = ON_ROLLOUTS | ON_DEMONSTRATIONS

@@ -29,7 +29,7 @@ PAGES = Path(__file__).parents[1] / "docs/coming-from"
 DIALECTS = {
     "verl": ("verl", "verl-sft", "verl-sft-engine", "verl-eval", "verl-generate", "verl-merge"),
     "trinity": ("trinity",),
-    "trl": ("trl", "trl-rloo", "trl-sft", "trl-dpo", "trl-kto", "trl-cpo", "trl-orpo"),
+    "trl": ("trl", "trl-rloo", "trl-sft", "trl-dpo", "trl-kto", "trl-reward", "trl-cpo", "trl-orpo"),
     "azureml": ("rft_trainer", "verl_trainer", "grpo"),
 }
 DISPOSITIONS = ("mapped", "placement", "accepted without effect", "refused")

@@ -37,6 +37,7 @@ _TRL = {
     "SFTConfig": "trl-sft",
     "DPOConfig": "trl-dpo",
     "KTOConfig": "trl-kto",
+    "RewardConfig": "trl-reward",
     "CPOConfig": "trl-cpo",
     "ORPOConfig": "trl-orpo",
 }

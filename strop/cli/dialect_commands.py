@@ -192,13 +192,14 @@ def trinity(
 def trl(
     context: typer.Context,
     program: Annotated[
-        str, typer.Argument(help="grpo, rloo, sft, dpo, kto, cpo or orpo.", show_default=False)
+        str, typer.Argument(help="grpo, rloo, sft, dpo, kto, reward, cpo or orpo.", show_default=False)
     ],
     here: HereOption = False,
     explain: ExplainOption = False,
     check: CheckOption = False,
 ) -> None:
-    """Train as `trl grpo --key value ...`, `rloo`, `sft`, `dpo` and `kto` do, with `--config FILE` and the same keys.
+    """Train as `trl grpo --key value ...`, `rloo`, `sft`, `dpo`, `kto` and `reward` do, with `--config FILE` and the
+    same keys.
 
     `cpo` and `orpo` have the keys of CPOConfig and ORPOConfig, for which TRL has no program.
 

@@ -29,6 +29,7 @@ _TRL_PROGRAMS: Mapping[str, TrlProgram] = {
     "trl-sft": "sft",
     "trl-dpo": "dpo",
     "trl-kto": "kto",
+    "trl-reward": "reward",
     "trl-cpo": "cpo",
     "trl-orpo": "orpo",
 }

@@ -30,6 +30,7 @@ LEDGERS: Mapping[str, Ledger] = {
     "trl-sft": TRL["sft"],
     "trl-dpo": TRL["dpo"],
     "trl-kto": TRL["kto"],
+    "trl-reward": TRL["reward"],
     "trl-cpo": TRL["cpo"],
     "trl-orpo": TRL["orpo"],
     **{name: component.ledger for name, component in COMPONENTS.items()},

@@ -37,6 +37,7 @@ BASES: dict[str, Values] = {
     "trl-sft": {"model_name_or_path": "m", "dataset_name": "d", "completion_only_loss": True},
     "trl-dpo": {"model_name_or_path": "m", "dataset_name": "d", "label_smoothing": 0.0},
     "trl-kto": {"model_name_or_path": "m", "dataset_name": "d", "desirable_weight": 1.0},
+    "trl-reward": {"model_name_or_path": "m", "dataset_name": "d", "center_rewards_coefficient": None},
     "trl-cpo": {"model_name_or_path": "m", "dataset_name": "d", "cpo_alpha": 1.0},
     "trl-orpo": {"model_name_or_path": "m", "dataset_name": "d", "padding_value": None},
     "rft_trainer": {**_FILES, "actor_rft_mini_batch_size": 64},

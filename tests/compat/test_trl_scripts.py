@@ -200,6 +200,25 @@ def rows_of(path: Any) -> list[dict[str, Any]]:
             id="kto on pairs",
         ),
         pytest.param(
+            "from peft import LoraConfig\nfrom trl import RewardConfig, RewardTrainer\n"
+            "rows = Dataset.from_list([{'prompt': 'a', 'chosen': 'b', 'rejected': 'c', 'margin': 0.5}] * 4)\n"
+            "args = RewardConfig('out', center_rewards_coefficient=0.01)\n"
+            "lora = LoraConfig(target_modules='all-linear', modules_to_save=['score'])\n"
+            "RewardTrainer('model', args, train_dataset=rows, peft_config=lora).train()",
+            {
+                "algorithm.type": "reward_model",
+                "algorithm.loss": "bradley_terry",
+                "algorithm.centering_coef": 0.01,
+                "algorithm.head": "normal",
+                "algorithm.append_eos": True,
+                "data.train.margin": "margin",
+                "data.overlong": "filter",
+                "model.lora.rank": 8,
+                "trainer.optimizer.lr": 1e-4,
+            },
+            id="reward",
+        ),
+        pytest.param(
             "from trl.experimental.cpo import CPOConfig, CPOTrainer\n"
             "pairs = load_dataset('json', data_files='pairs.jsonl', split='train')\n"
             "args = CPOConfig('out', loss_type='simpo', simpo_gamma=1.0, cpo_alpha=0.0, beta=2.0)\n"
@@ -441,7 +460,7 @@ def trl_fields(name: str) -> dict[str, Any]:
     """Fields and defaults of a class of TRL: of the installed one, or as 1.16.0 has them (trl_fields.json)."""
     if find_spec("trl") is None:
         recorded = json.loads(Path(__file__).with_name("trl_fields.json").read_text())
-        shared = recorded["all"] if name.endswith("OConfig") or name == "SFTConfig" else {}
+        shared = recorded["all"] if name not in ("ModelConfig", "ScriptArguments") else {}
         own = recorded[name]
         lacking = own.get("without", ())
         return {key: default for key, default in (shared | own).items() if key not in ("without", *lacking)}

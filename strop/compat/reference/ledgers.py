@@ -23,6 +23,7 @@ TITLES = {
     "trl-sft": ("TRL: `SFTConfig`", "strop trl sft --key value ..."),
     "trl-dpo": ("TRL: `DPOConfig`", "strop trl dpo --key value ..."),
     "trl-kto": ("TRL: `KTOConfig`", "strop trl kto --key value ..."),
+    "trl-reward": ("TRL: `RewardConfig`", "strop trl reward --key value ..."),
     "trl-cpo": ("TRL: `CPOConfig`, experimental there", "strop trl cpo --key value ..."),
     "trl-orpo": ("TRL: `ORPOConfig`, experimental there", "strop trl orpo --key value ..."),
     "rft_trainer": ("AzureML: `rft_trainer`", "strop component rft_trainer --input value ..."),

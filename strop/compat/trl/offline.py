@@ -73,16 +73,28 @@ _CONVERSATIONS = ("messages", "conversations")
 """Columns of whole conversations; TRL renames the second one to the first."""
 _COLUMNS_OF_TEMPLATES = {"tools": "tools", "template_args_column": "chat_template_kwargs"}
 """Taskset fields of the columns that SFTTrainer and DPOTrainer give to the chat template, by their names in TRL."""
+PAIR_COLUMNS: dict[str, Any] = {
+    "prompt": "prompt",
+    "chosen": "chosen",
+    "rejected": "rejected",
+    "answer": None,
+    "equal_pairs": "filter",  # TRL trains on them, and comparing them has no gradient
+}
+"""Taskset fields of pairs, by TRL's names of their columns."""
 _FIELDS = tuple(f"data.train.{field}" for field in _COLUMNS_OF_TEMPLATES)
 
 
 def tasksets(
-    foreign: ForeignValues, columns: dict[str, Any], *, reads_optional: bool = True
+    foreign: ForeignValues,
+    columns: dict[str, Any],
+    *,
+    reads_optional: bool = True,
+    takes_images: bool = True,
 ) -> dict[str, Any]:
     """The run-file fields of the training and the eval data, whose rows have `columns`; `reads_optional` adds those of
-    images, tools and variables of the template."""
+    tools and variables of the template, and of images where the trainer `takes_images`."""
     if "text" not in columns and reads_optional:
-        columns = _with_optional_columns(foreign, columns)
+        columns = _with_optional_columns(foreign, columns, takes_images)
     evaluated = {"name": "eval", **taskset(foreign, "dataset_test_split"), **columns}
     train = taskset(foreign, "dataset_train_split") | columns
     return {
@@ -93,9 +105,12 @@ def tasksets(
     }
 
 
-def _with_optional_columns(foreign: ForeignValues, columns: dict[str, Any]) -> dict[str, Any]:
+def _with_optional_columns(
+    foreign: ForeignValues, columns: dict[str, Any], takes_images: bool
+) -> dict[str, Any]:
     """The columns with those of images, tools and variables of the template that the data set has."""
-    images, known = image_columns(foreign), columns_of(foreign) or frozenset()
+    images = image_columns(foreign) if takes_images else {}
+    known = columns_of(foreign) or frozenset()
     given = {field: column for field, column in _COLUMNS_OF_TEMPLATES.items() if column in known}
     optional = [*images.get("optional_columns", ()), *given.values()]
     return {**columns, **images, **given, **({"optional_columns": optional} if optional else {})}
@@ -326,6 +341,11 @@ LENGTH_ROWS = (
     ACTIVATION_ROW,
 )
 """Options of SFTConfig and DPOConfig on truncation and padding."""
+TOKENIZER_ROWS = (
+    refused("chat_template_path", None, "write data.chat_template in a run file"),
+    refused("eos_token", None, "set it in the tokenizer's folder"),
+)
+"""Options of SFTConfig and RewardConfig that change the tokenizer."""
 SFT_LEDGER = Ledger(
     "trl-sft",
     (
@@ -355,8 +375,7 @@ SFT_LEDGER = Ledger(
             note="used if the rows have no prompt and no messages",
         ),
         refused("dataset_kwargs", None, "convert the data set before"),
-        refused("chat_template_path", None, "write data.chat_template in a run file"),
-        refused("eos_token", None, "set it in the tokenizer's folder"),
+        *TOKENIZER_ROWS,
         mapped(
             "shuffle_dataset",
             False,

@@ -30,6 +30,7 @@ from strop.compat.trl.model_and_data import INITIAL_REFERENCE_ROWS, dropout_row
 from strop.compat.trl.offline import (
     ACTIVATION_ROW,
     LENGTH_ROWS,
+    PAIR_COLUMNS,
     columns_of,
     is_streamed,
     offline_rows,
@@ -41,14 +42,6 @@ from strop.config.schema import Run
 from strop.config.schema.preference import CpoConfig, DpoConfig, DpoLossName, KtoConfig, OrpoConfig
 from strop.errors import ConfigError
 
-_PAIR_COLUMNS: dict[str, Any] = {
-    "prompt": "prompt",
-    "chosen": "chosen",
-    "rejected": "rejected",
-    "answer": None,
-    "equal_pairs": "filter",  # TRL trains on them, and they have no gradient
-}
-"""Taskset fields of pairs, by TRL's names of their columns."""
 _DROPOUT = dropout_row(True)
 _DIVERGENCES = {
     "reverse_kl": "reverse_kl",
@@ -192,7 +185,7 @@ def write_pairs(run: Run) -> Mapping[str, Any]:
 @written_by(write_pairs)
 def pairs(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the data set, with the columns `prompt`, `chosen` and `rejected`."""
-    return {"algorithm.type": "dpo", **tasksets(foreign, _PAIR_COLUMNS)}
+    return {"algorithm.type": "dpo", **tasksets(foreign, PAIR_COLUMNS)}
 
 
 _PRECOMPUTED = (
@@ -242,7 +235,7 @@ def labels(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the data set: the columns `prompt`, `completion` and `label`, or `chosen` and `rejected` of pairs, each of
     which becomes two rows."""
     has_pairs = {"chosen", "rejected"} <= (columns_of(foreign) or frozenset())
-    columns = _PAIR_COLUMNS if has_pairs else {**_LABELED, "equal_pairs": "filter"}
+    columns = PAIR_COLUMNS if has_pairs else {**_LABELED, "equal_pairs": "filter"}
     return {"algorithm.type": "kto", **tasksets(foreign, columns)}
 
 
@@ -409,7 +402,7 @@ def cpo(foreign: ForeignValues) -> Mapping[str, Any]:
     }
     return {
         "algorithm.type": "cpo",
-        **tasksets(foreign, _PAIR_COLUMNS, reads_optional=False),
+        **tasksets(foreign, PAIR_COLUMNS, reads_optional=False),
         **_section(foreign, CpoConfig, values, "loss_type"),
     }
 
@@ -465,7 +458,7 @@ def write_orpo(run: Run) -> Mapping[str, Any]:
 def orpo(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the data set and the weight. Raises ConfigError for values that Strop refuses."""
     section = _section(foreign, OrpoConfig, {"beta": foreign["beta"]}, "beta")
-    return {"algorithm.type": "orpo", **tasksets(foreign, _PAIR_COLUMNS, reads_optional=False), **section}
+    return {"algorithm.type": "orpo", **tasksets(foreign, PAIR_COLUMNS, reads_optional=False), **section}
 
 
 def _prompts_untrained(foreign: ForeignValues) -> str:

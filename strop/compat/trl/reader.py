@@ -14,6 +14,7 @@ from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.compat.trl.grpo import GRPO_LEDGER
 from strop.compat.trl.offline import SFT_LEDGER
 from strop.compat.trl.preferences import CPO_LEDGER, DPO_LEDGER, KTO_LEDGER, ORPO_LEDGER
+from strop.compat.trl.reward_modeling import REWARD_LEDGER
 from strop.compat.trl.rloo import RLOO_LEDGER
 from strop.config.load.config_tree import ConfigTree, Source
 from strop.config.load.loader import LoadedRun
@@ -22,7 +23,7 @@ from strop.config.machine import here_requested
 from strop.config.redact import redacted_repr
 from strop.errors import ConfigError, FaultKind
 
-TrlProgram = Literal["grpo", "rloo", "sft", "dpo", "kto", "cpo", "orpo"]
+TrlProgram = Literal["grpo", "rloo", "sft", "dpo", "kto", "reward", "cpo", "orpo"]
 """TRL's programs; of CPO and ORPO, which are experimental, it has scripts only."""
 LEDGERS: Mapping[TrlProgram, Ledger] = {
     "grpo": GRPO_LEDGER,
@@ -30,6 +31,7 @@ LEDGERS: Mapping[TrlProgram, Ledger] = {
     "sft": SFT_LEDGER,
     "dpo": DPO_LEDGER,
     "kto": KTO_LEDGER,
+    "reward": REWARD_LEDGER,
     "cpo": CPO_LEDGER,
     "orpo": ORPO_LEDGER,
 }
@@ -38,6 +40,7 @@ IDENTIFYING_KEYS: Mapping[str, tuple[str, ...]] = {
     "trl-rloo": ("normalize_advantages",),
     "trl-sft": ("assistant_only_loss", "completion_only_loss"),
     "trl-kto": ("desirable_weight", "undesirable_weight"),
+    "trl-reward": ("center_rewards_coefficient",),
     "trl-cpo": ("cpo_alpha", "simpo_gamma"),
     "trl-orpo": ("padding_value",),
     "trl-dpo": ("label_smoothing",),  # after that of CPO, which has it too

@@ -249,8 +249,13 @@ def _config_rows(program: TrlProgram) -> list[KeyMapping]:
     return sorted(rows, key=lambda row: row.key != "output_dir")
 
 
+def _name_in_trl(program: TrlProgram) -> str:
+    """Beginning of the names of a program's classes in TRL."""
+    return "Reward" if program == "reward" else program.upper()
+
+
 CONFIGURATIONS: Mapping[TrlProgram, type[RecordedConfig]] = {
-    program: _make(f"{program.upper()}Config", _config_rows(program), program) for program in LEDGERS
+    program: _make(f"{_name_in_trl(program)}Config", _config_rows(program), program) for program in LEDGERS
 }
 """Stand-ins for GRPOConfig and the other configurations."""
 ModelConfig = _make("ModelConfig", _rows("grpo", MODEL_FIELDS), None)
@@ -264,7 +269,7 @@ def config_of(program: TrlProgram, args: Any, model_name: str) -> RecordedConfig
     """
     wanted = CONFIGURATIONS[program]
     if args is None:
-        return wanted(output_dir=f"{model_name.rstrip('/').rpartition('/')[2]}-{program.upper()}")
+        return wanted(output_dir=f"{model_name.rstrip('/').rpartition('/')[2]}-{_name_in_trl(program)}")
     if not isinstance(args, wanted):
         raise current_session().error(
             f"args is a {type(args).__name__}; write a {wanted.__name__}, the configuration of this trainer."

@@ -31,7 +31,7 @@ from strop.compat.trl.script.session import PACKAGES, RefusedName, current_sessi
 from strop.compat.trl.script.trainers import TRAINERS
 from strop.printable import did_you_mean
 
-_OWN_TRAINERS = "Strop has GRPO, RLOO, SFT, DPO, KTO, CPO and ORPO of TRL"
+_OWN_TRAINERS = "Strop has GRPO, RLOO, SFT, DPO, KTO, CPO, ORPO and reward models of TRL"
 _REFUSED: Mapping[str, str] = {
     "GKDConfig": "TRL compares the models at temperature 1 on completions sampled at another one (0.9 by default), "
     "draws for each batch whether it is sampled, and takes each prompt from the conversation of its demonstration. "
@@ -41,7 +41,8 @@ _REFUSED: Mapping[str, str] = {
     "DistillationConfig": "write a run file with algorithm: {type: distillation, distillation: {teachers: [{path: "
     "teacher}]}} (`strop help algorithms/distillation`)",
     "BCOConfig": "TRL 1.16 has no BCO; write a run file with algorithm: bco (`strop help algorithms/offline`)",
-    "RewardConfig": "Strop trains no reward models; train it with TRL, and pass its folder as one of reward_funcs",
+    "PRMConfig": "TRL 1.16 has no process reward models; write a run file with algorithm: reward_model (`strop help "
+    "algorithms/offline`)",
     "PPOConfig": "write a run file with algorithm: ppo",
     "apply_chat_template": "Strop applies the chat template itself; pass the messages",
     "maybe_apply_chat_template": "Strop applies the chat template itself; pass the messages",

@@ -17,7 +17,7 @@ from strop.compat.trl.script.session import ScriptSession, current_session
 
 _FILE_TYPES = {"json": (".json", ".jsonl"), "parquet": (".parquet",)}
 """Types of files that Strop reads as `load_dataset` does, with their suffixes."""
-_READ_FROM_FILES = frozenset({"image", "images", "tools", "chat_template_kwargs"})
+_READ_FROM_FILES = frozenset({"image", "images", "tools", "chat_template_kwargs", "margin"})
 """Columns that Strop finds in files only, so that the rows of a data set on the Hub with one are written to a file."""
 _SAME_ROWS = ("split", "name", "data_files", "cache_dir", "token", "num_proc", "streaming")
 """Arguments of `load_dataset` with which a dataset is still a file, or a split of a Hub name."""

@@ -517,6 +517,13 @@ class KTOTrainer(RecordedTrainer):
         )
 
 
+class RewardTrainer(RecordedTrainer):
+    """TRL's RewardTrainer."""
+
+    program = "reward"
+    parameters = SFTTrainer.parameters[:6] + SFTTrainer.parameters[7:-1]
+
+
 class CPOTrainer(RecordedTrainer):
     """TRL's experimental CPOTrainer."""
 
@@ -537,5 +544,8 @@ class ORPOTrainer(RecordedTrainer):
 
 TRAINERS: Mapping[str, Callable[..., Any]] = {
     trainer.__name__: trainer
-    for trainer in (GRPOTrainer, RLOOTrainer, SFTTrainer, DPOTrainer, KTOTrainer, CPOTrainer, ORPOTrainer)
+    for trainer in (
+        *(GRPOTrainer, RLOOTrainer, SFTTrainer, DPOTrainer, KTOTrainer, RewardTrainer),
+        *(CPOTrainer, ORPOTrainer),
+    )
 }
