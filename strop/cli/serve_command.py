@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from strop.cli.output import echo
-from strop.errors import ConfigError
+from strop.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from strop.inference.endpoint.server import FurtherRoutes
+    from strop.run.entry.serve import ServedBase
 
 
 class ServingEngineName(StrEnum):
@@ -20,6 +29,13 @@ class ServingEngineName(StrEnum):
     NATIVE = "native"
     VLLM = "vllm"
     SGLANG = "sglang"
+
+
+class ComputeType(StrEnum):
+    """Value of `--dtype`."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
 
 
 def serve(
@@ -39,11 +55,24 @@ def serve(
         typer.Option(help="Name of the model in requests; by default the folder's.", show_default=False),
     ] = None,
     engine: Annotated[ServingEngineName, typer.Option(help="Inference engine.")] = ServingEngineName.NATIVE,
+    dtype: Annotated[
+        ComputeType | None,
+        typer.Option(help="Data type of the native engine; by default float32.", show_default=False),
+    ] = None,
     before: Annotated[
         bool, typer.Option("--before", help="Serve the model that the run started from.")
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 for a free one.", min=0, max=65535)] = 8000,
+    tinker: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Also train adapters for clients of Tinker's SDK, and keep their runs in this folder; a folder of "
+            "before goes on.",
+            show_default=False,
+        ),
+    ] = None,
     token: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,6 +103,12 @@ def serve(
     from strop.run.entry.serve import ServiceOptions, open_service
 
     source = find_chat_source(model, before=before)
+    if dtype is not None:
+        if engine is not ServingEngineName.NATIVE:
+            raise ConfigError(
+                f"--dtype works with --engine native; {engine.value} has the data type of the model"
+            )
+        source = replace(source, model=source.model.model_copy(update={"dtype": dtype.value}))
     options = ServiceOptions(
         name=name or model.resolve().stem,
         adapters=_adapters(adapter or []),
@@ -83,7 +118,10 @@ def serve(
         tokens=tuple(token or ()),
         max_tokens=max_tokens,
         seed=seed,
+        further=None if tinker is None else _tinker(tinker, name or model.resolve().stem),
     )
+    if tinker is not None and not token:
+        options = replace(options, tokens=(f"tml-{secrets.token_urlsafe(24)}",))
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
@@ -91,9 +129,24 @@ def serve(
         echo(f"{source.model.path} at {access.url} as {', '.join(access.models)}.")
         if not token:
             typer.echo(f"API key: {access.api_key}")  # `echo` would hide it
+        if tinker is not None:
+            typer.echo(
+                f"Tinker's SDK: TINKER_BASE_URL={access.url.removesuffix('/v1')} TINKER_API_KEY={access.api_key}"
+            )
         echo("Ctrl-C or SIGTERM ends the service.")
         ended.wait()
     echo("The service has ended.")
+
+
+def _tinker(folder: Path, name: str) -> Callable[[ServedBase], AbstractContextManager[FurtherRoutes]]:
+    """The protocol of Tinker, for a service. Raises `MissingExtraError` without its package."""
+    try:
+        from strop.compat.tinker.service import open_tinker
+    except ImportError as error:
+        raise MissingExtraError(
+            f"--tinker needs the package tinker, with its types ({error}). Install it: pip install 'strop[tinker]'"
+        ) from error
+    return partial(open_tinker, folder=folder, name=name)
 
 
 def _adapters(given: list[str]) -> dict[str, str]:

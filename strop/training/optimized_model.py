@@ -164,6 +164,16 @@ class OptimizedModel:
             if not group.get(UNDECAYED):
                 group["weight_decay"] = weight_decay
 
+    def set_adam(self, betas: tuple[float, float], eps: float, max_grad_norm: float | None) -> None:
+        """Set the decay rates and the constant of Adam, and the maximum gradient norm, of the next update."""
+        for group in self._state.param_groups:
+            group.update(betas=betas, eps=eps)
+        self._max_grad_norm = max_grad_norm
+
+    def reset_optimizer(self) -> None:
+        """Forget the optimizer's moments, as a new one has none."""
+        self._optimizer.state.clear()
+
     def step(self) -> float:
         """Clip the gradient, update the weights, clear the gradient; returns the norm before clipping.
 

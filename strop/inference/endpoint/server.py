@@ -79,6 +79,14 @@ class EndpointAccess:
     """Names of the models that this key may use."""
 
 
+class FurtherRoutes(Protocol):
+    """Routes of another protocol."""
+
+    def add_to(self, app: web.Application, authenticate: Callable[[web.Request], object]) -> None:
+        """Add the routes; `authenticate` raises `BadRequest` for a request without a key."""
+        ...
+
+
 class EndpointServer:
     """Serves chat completions, text completions and `/v1/models`, from the first `register` until `close`; and
     `/health` without a key, and `/metrics`.
@@ -86,8 +94,12 @@ class EndpointServer:
     Any thread may call.
     """
 
-    def __init__(self, options: EndpointOptions = EndpointOptions()) -> None:
+    def __init__(
+        self, options: EndpointOptions = EndpointOptions(), further: FurtherRoutes | None = None
+    ) -> None:
+        """`further` adds routes of another protocol, under the same keys."""
         self._options = options
+        self._further = further
         self._metrics = EndpointMetrics()
         self._thread = EventLoopThread("endpoint")
         self._models_by_key: dict[str, Mapping[str, EndpointModel]] = {}
@@ -139,6 +151,8 @@ class EndpointServer:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/embeddings", self._embeddings)
+        if self._further is not None:
+            self._further.add_to(app, self._models_of)
         runner = aiohttp_web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         assert runner.server is not None
@@ -166,6 +180,7 @@ class EndpointServer:
 
     def _models_of(self, request: web.Request) -> Mapping[str, EndpointModel]:
         header = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        header = header or request.headers.get("X-API-Key", "")
         api_key = header.encode("utf-8", "surrogateescape")
         for key, models in tuple(self._models_by_key.items()):  # another thread may register
             if hmac.compare_digest(key.encode(), api_key):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from strop.config.model_files import IMAGE_FAMILIES
 from strop.config.peft_adapter import adapter_folder
+from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import (
     AuxiliaryEngineConfig,
     AuxiliaryModelConfig,
@@ -25,7 +27,7 @@ from strop.data.images.prompt_images import RunImages
 from strop.data.images.store import ImageStore
 from strop.errors import ConfigError
 from strop.inference.auxiliary_model import AuxiliaryEngineFactory, engine_in_own_process
-from strop.inference.endpoint.server import EndpointAccess, EndpointOptions, EndpointServer
+from strop.inference.endpoint.server import EndpointAccess, EndpointOptions, EndpointServer, FurtherRoutes
 from strop.inference.native import NativeEngine
 from strop.inference.served_model import ServedModel, ServedModelSettings
 from strop.models.adapter_files import with_adapter
@@ -50,6 +52,15 @@ _OPEN_FILES = 8192
 
 
 @dataclass(frozen=True, slots=True)
+class ServedBase:
+    """The served model on the native engine, for a protocol that also trains it."""
+
+    model: ModelConfig
+    weights: SharedWeights
+    tokenizer: PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceOptions:
     """Models of a service, its address and its keys."""
 
@@ -67,6 +78,8 @@ class ServiceOptions:
     """Maximum length of a chat's reply, for requests without their own limit; None for that of the source."""
     seed: int | None = None
     """See `ServedModelSettings`."""
+    further: Callable[[ServedBase], AbstractContextManager[FurtherRoutes]] | None = None
+    """Routes of another protocol, with the native engine."""
 
 
 @contextmanager
@@ -78,6 +91,12 @@ def open_service(source: ChatSource, options: ServiceOptions) -> Iterator[Endpoi
     """
     _allow_open_files()
     with ExitStack() as opened:
+        models, base = opened.enter_context(_open_models(source, options))
+        further = None
+        if options.further is not None:
+            if base is None:
+                raise ConfigError(f"--tinker works with --engine native, not {options.engine}")
+            further = opened.enter_context(options.further(base))
         server = EndpointServer(
             EndpointOptions(
                 options.host,
@@ -86,17 +105,19 @@ def open_service(source: ChatSource, options: ServiceOptions) -> Iterator[Endpoi
                 key_hint="or missing; it is the one that `strop serve` prints, or the value of --token",
                 model_hint="`--name` and `--adapter NAME=PATH` of `strop serve` set the names",
                 max_unauthenticated=_OPEN_FILES // 2,
-            )
+            ),
+            further,
         )
         opened.callback(server.close)
-        models = opened.enter_context(_open_models(source, options))
         accesses = [opened.enter_context(server.register(models, key)) for key in options.tokens or (None,)]
         yield accesses[0]
 
 
 @contextmanager
-def _open_models(source: ChatSource, options: ServiceOptions) -> Iterator[dict[str, ServedModel]]:
-    """The served models by name."""
+def _open_models(
+    source: ChatSource, options: ServiceOptions
+) -> Iterator[tuple[dict[str, ServedModel], ServedBase | None]]:
+    """The served models by name, and the model itself where the native engine serves it."""
     engine = _ENGINES[options.engine]()
     with ExitStack() as opened:
         settings = ServedModelSettings(
@@ -112,6 +133,7 @@ def _open_models(source: ChatSource, options: ServiceOptions) -> Iterator[dict[s
         )
         device = find_device("auto")
         models: dict[str, ServedModel] = {}
+        base: ServedBase | None = None
 
         def add(name: str, create: Callable[[], NativeEngine]) -> None:
             models[name] = ServedModel(replace(settings, name=name), create)
@@ -120,6 +142,7 @@ def _open_models(source: ChatSource, options: ServiceOptions) -> Iterator[dict[s
         if isinstance(engine, NativeEngineConfig):
             weights = _load_weights(source, device)
             tokenizer = load_tokenizer(source.model)
+            base = ServedBase(source.model, weights, tokenizer)
             add(options.name, lambda: NativeEngine.from_weights(weights, engine, tokenizer))
             for name, path in options.adapters.items():
                 if name in models:
@@ -138,7 +161,7 @@ def _open_models(source: ChatSource, options: ServiceOptions) -> Iterator[dict[s
                 settings, lambda: engine_in_own_process(create, LOCAL, _MAX_RESTARTS)
             )
             opened.callback(models[options.name].close)
-        yield models
+        yield models, base
 
 
 def _load_weights(source: ChatSource, device: torch.device) -> SharedWeights:

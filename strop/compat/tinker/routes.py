@@ -1,0 +1,540 @@
+"""Routes of Tinker's protocol on the endpoint of `strop serve --tinker`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from tinker.types import (
+    AdamOptimizerConfig,
+    ClientConfigResponse,
+    ClientDynamicConfigResponse,
+    CreateModelRequest,
+    CreateSamplingSessionRequest,
+    CreateSessionRequest,
+    FutureRetrieveRequest,
+    GetInfoRequest,
+    JoinSamplingSessionRequest,
+    LoadWeightsRequest,
+    LoraConfig,
+    OptimStepRequest,
+    SampleRequest,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsRequest,
+    SessionHeartbeatRequest,
+    TrainingRun,
+    UnloadModelRequest,
+)
+
+from strop.compat.tinker.sampling import AdapterSamplers
+from strop.compat.tinker.store import (
+    CheckpointPath,
+    ClientSession,
+    SamplingSession,
+    ServiceFiles,
+    TrainingRunInfo,
+)
+from strop.compat.tinker.training_runs import Result, Trainer
+from strop.compat.tinker.wire import PROTOBUF, read_loss_request, read_request, sample_response
+from strop.errors import DataError
+from strop.inference.endpoint.request import BadRequest
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+log = logging.getLogger("strop.tinker")
+_POLL_SECONDS = 20.0
+"""Time after which a client has to ask again for a result; its own limit is 45 s."""
+_KEPT_RESULTS = 4096
+"""Number of results of samples that are kept until the client reads them."""
+_MIN_TTL_SECONDS = 3600
+_NOT_HERE = (
+    "this server has one owner and its own disk, so that there are no accounts, projects, billing, audit, sharing or "
+    "external storage; custom losses run in the client"
+)
+
+
+class TinkerRoutes:
+    """Handlers of the protocol, for one base model. They run in the endpoint's event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer_id: str | None,
+        context_tokens: int,
+        files: ServiceFiles,
+        samplers: AdapterSamplers,
+        trainer: Trainer,
+    ) -> None:
+        """`name` is the base model's in requests; `tokenizer_id` is what clients load its tokenizer from, if it is not
+        the name."""
+        self._name, self._tokenizer_id, self._context_tokens = name, tokenizer_id, context_tokens
+        self._files, self._samplers, self._trainer = files, samplers, trainer
+        self._samples: dict[str, asyncio.Task[Result]] = {}
+        """Tasks of sampling requests, by the request's id."""
+        self._joined: dict[str, int] = {}
+        """Number of further clients of each sampling session."""
+
+    def routes(self) -> Mapping[tuple[str, str], Callable[[web.Request, bytes], Awaitable[Result]]]:
+        """Handlers by method and path."""
+        run = "/api/v1/training_runs/{model_id}"
+        checkpoint = run + "/checkpoints/{kind}/{name}"
+        return {
+            ("GET", "/api/v1/healthz"): self._health,
+            ("GET", "/api/v1/get_server_capabilities"): self._capabilities,
+            ("POST", "/api/v1/client/config"): self._config,
+            ("POST", "/api/v1/client/dynamic_config"): self._dynamic_config,
+            ("POST", "/api/v1/telemetry"): self._telemetry,
+            ("POST", "/api/v1/create_session"): self._create_session,
+            ("POST", "/api/v1/session_heartbeat"): self._heartbeat,
+            ("POST", "/api/v1/create_model"): self._create_model,
+            ("POST", "/api/v1/unload_model"): self._unload_model,
+            ("POST", "/api/v1/get_info"): self._get_info,
+            ("POST", "/api/v1/forward_backward"): self._loss,
+            ("POST", "/api/v1/optim_step"): self._training(OptimStepRequest, "optim_step"),
+            ("POST", "/api/v1/save_weights"): self._training(SaveWeightsRequest, "save_weights"),
+            ("POST", "/api/v1/save_weights_for_sampler"): self._training(
+                SaveWeightsForSamplerRequest, "save_weights_for_sampler"
+            ),
+            ("POST", "/api/v1/load_weights"): self._load_weights,
+            ("POST", "/api/v1/create_sampling_session"): self._create_sampler,
+            ("POST", "/api/v1/join_sampling_session"): self._join_sampler,
+            ("POST", "/api/v1/asample"): self._sample,
+            ("POST", "/api/v1/retrieve_future"): self._retrieve,
+            ("POST", "/api/v1/cancel_future"): self._cancel,
+            ("POST", "/api/v1/weights_info"): self._weights_info,
+            ("GET", "/api/v1/training_runs"): self._list_runs,
+            ("GET", run): self._get_run,
+            ("GET", run + "/checkpoints"): self._list_checkpoints,
+            ("DELETE", checkpoint): self._delete_checkpoint,
+            ("PUT", checkpoint + "/ttl"): self._set_ttl,
+            ("GET", "/api/v1/checkpoints"): self._all_checkpoints,
+            ("GET", "/api/v1/sessions"): self._list_sessions,
+            ("GET", "/api/v1/sessions/{session_id}"): self._get_session,
+            ("POST", "/api/v1/sessions/{session_id}/finish"): self._finish_session,
+            ("GET", "/api/v1/samplers/{sampler_id}"): self._get_sampler,
+        }
+
+    def add_to(self, app: web.Application, authenticate: Callable[[web.Request], object]) -> None:
+        """Add the routes to an application; `authenticate` raises for a request without a key."""
+        from aiohttp import web
+
+        def handler(compute: Callable[[web.Request, bytes], Awaitable[Result]]) -> Any:
+            async def handle(request: web.Request) -> web.Response:
+                authenticate(request)
+                try:
+                    result = await compute(request, await request.read())
+                except TryAgain as again:
+                    return web.json_response(again.body, status=408)
+                except DataError as error:
+                    raise BadRequest(str(error), status=422) from error
+                content_type = PROTOBUF if result.kind == "protobuf" else "application/json"
+                return web.Response(body=result.body, content_type=content_type)
+
+            return handle
+
+        for (method, path), compute in self.routes().items():
+            app.router.add_route(method, path, handler(compute))
+
+        async def absent(request: web.Request) -> web.Response:
+            authenticate(request)
+            raise BadRequest(f"{request.method} {request.path[:80]} is not served: {_NOT_HERE}", status=404)
+
+        app.router.add_route("*", "/api/v1/{rest:.*}", absent)
+
+    async def _health(self, request: web.Request, body: bytes) -> Result:
+        return Result.json({"status": "ok"})
+
+    async def _capabilities(self, request: web.Request, body: bytes) -> Result:
+        model = {
+            "model_name": self._name,
+            "max_context_length": self._context_tokens,
+            "trainable": True,
+            "sampleable": True,
+        }
+        return Result.json({"supported_models": [model]})
+
+    async def _config(self, request: web.Request, body: bytes) -> Result:
+        return _model_result(ClientConfigResponse(sample_join_sampling_session=True))
+
+    async def _dynamic_config(self, request: web.Request, body: bytes) -> Result:
+        return _model_result(ClientDynamicConfigResponse(sample_cancel_enabled=True))
+
+    async def _telemetry(self, request: web.Request, body: bytes) -> Result:
+        return Result.json({"status": "accepted"})  # and dropped
+
+    async def _create_session(self, request: web.Request, body: bytes) -> Result:
+        asked = read_request(CreateSessionRequest, _json(body))
+        session = ClientSession(
+            session_id=uuid.uuid4().hex,
+            user_metadata=asked.user_metadata,
+            display_name=asked.display_name,
+            created=datetime.now(UTC),
+        )
+        self._files.write("sessions", session.session_id, session)
+        return Result.json({"type": "create_session", "session_id": session.session_id})
+
+    async def _heartbeat(self, request: web.Request, body: bytes) -> Result:
+        session = self._session(read_request(SessionHeartbeatRequest, _json(body)).session_id)
+        self._trainer.heard_from(session.session_id)
+        return Result.json({"type": "session_heartbeat"})
+
+    async def _create_model(self, request: web.Request, body: bytes) -> Result:
+        asked = read_request(CreateModelRequest, _json(body))
+        self._session(asked.session_id)
+        self._require_base(asked.base_model)
+        _require_adam(asked.optimizer_config)
+        if asked.lora_config is None:
+            raise DataError("lora_config is missing; this server trains adapters")
+        return await self._start_run(
+            asked.session_id,
+            asked.model_seq_id,
+            asked.lora_config,
+            asked.user_metadata,
+            None,
+            optimizer=False,
+        )
+
+    async def _load_weights(self, request: web.Request, body: bytes) -> Result:
+        asked = read_request(LoadWeightsRequest, _json(body))
+        if asked.model_id is not None:
+            return self._submitted(asked.model_id, asked.seq_id or 0, "load_weights", body)
+        if asked.session_id is None or asked.model_seq_id is None:
+            raise DataError("load_weights needs a model_id, or a session_id with a model_seq_id")
+        self._session(asked.session_id)
+        _require_adam(asked.optimizer_config)
+        folder, info = self._files.find_checkpoint(asked.path)
+        self._require_base(asked.base_model or info.base_model)
+        if folder.parent.name != "weights":
+            raise DataError(f"{asked.path} has weights for sampling only; write a path of save_state")
+        return await self._start_run(
+            asked.session_id,
+            asked.model_seq_id,
+            info.lora,
+            asked.user_metadata,
+            asked.path,
+            optimizer=asked.optimizer,
+        )
+
+    async def _start_run(
+        self,
+        session_id: str,
+        number: int,
+        lora: LoraConfig,
+        user_metadata: dict[str, Any] | None,
+        path: str | None,
+        *,
+        optimizer: bool,
+    ) -> Result:
+        seed = secrets.randbits(31) if lora.seed is None else lora.seed
+        info = TrainingRunInfo(
+            model_id=f"{session_id}:train:{number}",
+            session_id=session_id,
+            base_model=self._name,
+            lora=lora.model_copy(update={"seed": seed}),
+            user_metadata=user_metadata,
+            created=datetime.now(UTC),
+            starts_from=path,
+            starts_with_optimizer=optimizer,
+        )
+        return _promise(await self._trainer.start_run(info), info.model_id)
+
+    async def _unload_model(self, request: web.Request, body: bytes) -> Result:
+        asked = read_request(UnloadModelRequest, _json(body))
+        self._trainer.info(asked.model_id)
+        self._trainer.forget(asked.model_id)  # of its memory; its files stay
+        return Result.json({"model_id": asked.model_id, "type": "unload_model"})
+
+    async def _get_info(self, request: web.Request, body: bytes) -> Result:
+        asked = read_request(GetInfoRequest, _json(body))
+        info = self._trainer.info(asked.model_id)
+        model = {"arch": None, "model_name": self._name, "tokenizer_id": self._tokenizer_id}
+        return Result.json(
+            {
+                "type": "get_info",
+                "model_data": model,
+                "model_id": info.model_id,
+                "is_lora": True,
+                "lora_rank": info.lora.rank,
+                "model_name": self._name,
+            }
+        )
+
+    async def _loss(self, request: web.Request, body: bytes) -> Result:
+        asked = read_loss_request(body)
+        kind = "forward" if asked.forward_only else "forward_backward"
+        return self._submitted(asked.model_id, asked.seq_id, kind, body)
+
+    def _training(
+        self, kind: type[BaseModel], name: str
+    ) -> Callable[[web.Request, bytes], Awaitable[Result]]:
+        async def handle(request: web.Request, body: bytes) -> Result:
+            asked: Any = read_request(kind, _json(body))
+            return self._submitted(asked.model_id, asked.seq_id or 0, name, body)
+
+        return handle
+
+    def _submitted(self, model_id: str, seq: int, kind: str, body: bytes) -> Result:
+        return _promise(self._trainer.submit(model_id, seq, kind, body), model_id)
+
+    async def _create_sampler(self, request: web.Request, body: bytes) -> Result:
+        asked = read_request(CreateSamplingSessionRequest, _json(body))
+        self._session(asked.session_id)
+        base_model = asked.base_model
+        if asked.model_path is not None:
+            folder, info = self._files.find_checkpoint(asked.model_path)
+            if folder.parent.name != "sampler_weights":
+                raise DataError(
+                    f"{asked.model_path} has weights for training; write a path of save_weights_for_sampler"
+                )
+            base_model = base_model or info.base_model
+        self._require_base(base_model)
+        sampler = SamplingSession(
+            sampler_id=f"{asked.session_id}:sample:{asked.sampling_session_seq_id}",
+            base_model=self._name,
+            model_path=asked.model_path,
+        )
+        self._files.write("samplers", sampler.sampler_id, sampler)
+        return Result.json({"type": "create_sampling_session", "sampling_session_id": sampler.sampler_id})
+
+    async def _join_sampler(self, request: web.Request, body: bytes) -> Result:
+        sampler = self._sampler(read_request(JoinSamplingSessionRequest, _json(body)).sampling_session_id)
+        # A number that a client of before a restart has cannot come again: they start at a random one.
+        count = self._joined.get(sampler.sampler_id, secrets.randbelow(500_000_000)) + 1
+        self._joined[sampler.sampler_id] = count
+        return Result.json({"type": "join_sampling_session", "client_counter": count})
+
+    async def _sample(self, request: web.Request, body: bytes) -> Result:
+        asked = read_request(SampleRequest, _json(body))
+        if asked.sampling_session_id is None or asked.seq_id is None:
+            raise DataError("asample needs sampling_session_id and seq_id")
+        sampler = self._sampler(asked.sampling_session_id)
+        request_id = f"{sampler.sampler_id}:{asked.seq_id}"
+        if request_id not in self._samples:
+            while len(self._samples) >= _KEPT_RESULTS:
+                oldest = next((key for key, task in self._samples.items() if task.done()), None)
+                if oldest is None:
+                    raise BadRequest(f"{_KEPT_RESULTS} samples wait; ask again", status=429)
+                del self._samples[oldest]
+            self._samples[request_id] = asyncio.create_task(self._sampled(request_id, sampler, asked))
+        names = [f"{request_id}:{number}" for number in range(asked.num_samples)]
+        return Result.json({"request_id": request_id, "sample_sequence_ids": names})
+
+    async def _sampled(self, request_id: str, sampler: SamplingSession, asked: SampleRequest) -> Result:
+        try:
+            path = sampler.model_path
+            if sampler.inflight_of is not None and (run := self._files.run(sampler.inflight_of)) is not None:
+                path = (run.folder / "inflight").read_text()
+            folder = None if path is None else self._files.find_checkpoint(path)[0]
+            requests = self._samplers.requests(asked, secrets.randbits(63))
+            completions = await self._samplers.sample(folder, requests)
+            if asked.record_stability_info:
+                for number, each in enumerate(completions):
+                    self._files.record_sequence(
+                        f"{request_id}:{number}", each.token_ids, each.sampler_logprobs
+                    )
+            return Result("protobuf", sample_response(asked, completions))
+        except Exception as error:  # noqa: BLE001  (the client gets it, and the log)
+            return Result.of_error(error)
+
+    async def _retrieve(self, request: web.Request, body: bytes) -> Result:
+        request_id = read_request(FutureRetrieveRequest, _json(body)).request_id
+        result = None
+        if (task := self._samples.get(request_id)) is not None:
+            done, _ = await asyncio.wait([task], timeout=_POLL_SECONDS)
+            if done:
+                result = (
+                    Result.error("the request was cancelled", "user") if task.cancelled() else task.result()
+                )
+        else:
+            try:
+                result = await self._trainer.result(request_id, _POLL_SECONDS)
+            except KeyError:
+                raise BadRequest(
+                    f"the request {request_id!r} is unknown, or its result was lost with a server that ended; send it "
+                    "again",
+                    status=410,
+                ) from None
+        if result is None:
+            raise TryAgain(request_id)
+        return result
+
+    async def _cancel(self, request: web.Request, body: bytes) -> Result:
+        task = self._samples.get(read_request(FutureRetrieveRequest, _json(body)).request_id)
+        if task is not None:
+            task.cancel()
+        return Result.json({})
+
+    async def _weights_info(self, request: web.Request, body: bytes) -> Result:
+        path = _json(body).get("tinker_path")
+        _, info = self._files.find_checkpoint(str(path))
+        lora = info.lora
+        return Result.json(
+            {
+                "base_model": info.base_model,
+                "is_lora": True,
+                "lora_rank": lora.rank,
+                "train_unembed": lora.train_unembed,
+                "train_mlp": lora.train_mlp,
+                "train_attn": lora.train_attn,
+            }
+        )
+
+    async def _list_runs(self, request: web.Request, body: bytes) -> Result:
+        infos = self._files.runs()
+        offset, limit = _page(request)
+        return Result.json(
+            {
+                "training_runs": [self._run_json(info) for info in infos[offset : offset + limit]],
+                "cursor": {"offset": offset, "limit": limit, "total_count": len(infos)},
+            }
+        )
+
+    async def _get_run(self, request: web.Request, body: bytes) -> Result:
+        return Result.json(self._run_json(self._trainer.info(request.match_info["model_id"])))
+
+    async def _list_checkpoints(self, request: web.Request, body: bytes) -> Result:
+        model_id = request.match_info["model_id"]
+        self._trainer.info(model_id)
+        return Result.json({"checkpoints": self._checkpoints(model_id)})
+
+    async def _all_checkpoints(self, request: web.Request, body: bytes) -> Result:
+        found = [each for info in self._files.runs() for each in self._checkpoints(info.model_id)]
+        offset, limit = _page(request)
+        return Result.json(
+            {
+                "checkpoints": found[offset : offset + limit],
+                "cursor": {"offset": offset, "limit": limit, "total_count": len(found)},
+            }
+        )
+
+    async def _delete_checkpoint(self, request: web.Request, body: bytes) -> Result:
+        self._files.delete_checkpoint(self._checkpoint_path(request))
+        return Result.json({})
+
+    async def _set_ttl(self, request: web.Request, body: bytes) -> Result:
+        seconds = _json(body).get("ttl_seconds")
+        if seconds is not None and (not isinstance(seconds, int) or seconds < _MIN_TTL_SECONDS):
+            raise DataError(f"ttl_seconds is {seconds!r}; write {_MIN_TTL_SECONDS} or more, or null")
+        expires_at = None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds)
+        self._files.set_expiry(self._checkpoint_path(request), expires_at)
+        return Result.json({})
+
+    async def _list_sessions(self, request: web.Request, body: bytes) -> Result:
+        offset, limit = _page(request)
+        return Result.json(
+            {"sessions": [each.session_id for each in self._files.sessions()[offset : offset + limit]]}
+        )
+
+    async def _get_session(self, request: web.Request, body: bytes) -> Result:
+        session = self._session(request.match_info["session_id"])
+        runs = [info.model_id for info in self._files.runs() if info.session_id == session.session_id]
+        return Result.json(
+            {
+                "training_run_ids": runs,
+                "sampler_ids": self._files.sampler_ids(session.session_id),
+                "user_metadata": session.user_metadata,
+                "display_name": session.display_name,
+            }
+        )
+
+    async def _finish_session(self, request: web.Request, body: bytes) -> Result:
+        self._trainer.forget_session(self._session(request.match_info["session_id"]).session_id)
+        return Result.json({})
+
+    async def _get_sampler(self, request: web.Request, body: bytes) -> Result:
+        sampler = self._sampler(request.match_info["sampler_id"])
+        return Result.json(
+            {
+                "sampler_id": sampler.sampler_id,
+                "base_model": sampler.base_model,
+                "model_path": sampler.model_path,
+            }
+        )
+
+    def _checkpoint_path(self, request: web.Request) -> CheckpointPath:
+        found = request.match_info
+        return CheckpointPath.parse(f"tinker://{found['model_id']}/{found['kind']}/{found['name']}")
+
+    def _checkpoints(self, model_id: str) -> list[dict[str, Any]]:
+        run = self._files.run(model_id)
+        return [] if run is None else [each.model_dump(mode="json") for each in run.checkpoints(model_id)]
+
+    def _run_json(self, info: TrainingRunInfo) -> dict[str, Any]:
+        run = self._files.run(info.model_id)
+        assert run is not None
+        checkpoints = run.checkpoints(info.model_id)
+        newest = {each.checkpoint_type: each for each in checkpoints}
+        last_request = datetime.fromtimestamp(run.journal.stat().st_mtime, UTC)
+        metadata = info.user_metadata
+        return TrainingRun(
+            training_run_id=info.model_id,
+            base_model=info.base_model,
+            model_owner="you",
+            is_lora=True,
+            lora_rank=info.lora.rank,
+            last_request_time=last_request,
+            last_checkpoint=newest.get("training"),
+            last_sampler_checkpoint=newest.get("sampler"),
+            user_metadata=None if metadata is None else {key: str(value) for key, value in metadata.items()},
+        ).model_dump(mode="json")
+
+    def _session(self, session_id: str) -> ClientSession:
+        if (session := self._files.session(session_id)) is None:
+            raise BadRequest(f"there is no session {session_id[:80]!r}", status=404)
+        return session
+
+    def _sampler(self, sampler_id: str) -> SamplingSession:
+        if (sampler := self._files.sampler(sampler_id)) is None:
+            raise BadRequest(f"there is no sampler {sampler_id[:80]!r}", status=404)
+        return sampler
+
+    def _require_base(self, name: str | None) -> None:
+        if name != self._name:
+            raise DataError(f"this server has the model {self._name!r}, not {name!r}")
+
+
+class TryAgain(Exception):
+    """A result is not there yet: the client asks again at once."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id)
+        self.body = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+
+
+def _promise(request_id: str, model_id: str) -> Result:
+    return Result.json({"request_id": request_id, "model_id": model_id})
+
+
+def _model_result(model: BaseModel) -> Result:
+    return Result("json", model.model_dump_json().encode())
+
+
+def _json(body: bytes) -> Any:
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        raise DataError(f"the request is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise DataError("the request is no JSON object")
+    return value
+
+
+def _page(request: web.Request) -> tuple[int, int]:
+    try:
+        offset, limit = int(request.query.get("offset", 0)), int(request.query.get("limit", 20))
+    except ValueError:
+        raise DataError("offset and limit are numbers") from None
+    return max(offset, 0), min(max(limit, 1), 1000)
+
+
+def _require_adam(optimizer: object) -> None:
+    if optimizer is not None and not isinstance(optimizer, AdamOptimizerConfig):
+        raise DataError(f"the optimizer {getattr(optimizer, 'type', optimizer)!r} is not served; AdamW is")

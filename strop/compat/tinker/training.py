@@ -1,0 +1,183 @@
+"""The adapter of one training client, with its optimizer: losses, updates and checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from tinker.types import AdamParams, LoraConfig
+
+from strop.algorithms.registry import AnyLossSpec
+from strop.compat.tinker.losses import NamedLoss
+from strop.compat.tinker.wire import LossDatum, LossRequest
+from strop.config.schema import Run
+from strop.config.schema import model as schema
+from strop.config.schema.algorithm import ReinforceConfig
+from strop.config.schema.data import DataConfig, TrainTasksetConfig
+from strop.config.schema.optimizer import AdamWConfig
+from strop.config.schema.rollout import RolloutConfig
+from strop.config.schema.trainer import TrainerConfig
+from strop.config.units import Amount
+from strop.data.packing import unpack
+from strop.errors import DataError
+from strop.training.backends.local import LocalEngine
+from strop.training.specs import PolicySpec
+from strop.types import Experience, FloatArray, TrainingBatch
+
+log = logging.getLogger("strop.tinker")
+_ALPHA = 32
+"""Numerator of an adapter's scale, as in Tinker's service."""
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_MICROBATCH_TOKENS = 16384
+
+
+class TrainedAdapter:
+    """A LoRA adapter that one client trains. Its methods run one at a time."""
+
+    def __init__(
+        self, model: schema.ModelConfig, lora: LoraConfig, context_tokens: int, vocab_size: int
+    ) -> None:
+        """Raises DataError for an adapter without modules, ModelError for a model that cannot be trained."""
+        targets = (_ATTENTION if lora.train_attn else ()) + (_MLP if lora.train_mlp else ())
+        if not targets:
+            raise DataError(
+                "train_attn and train_mlp are false; this server adapts attention and MLP layers only"
+            )
+        if lora.train_unembed:
+            log.info("train_unembed has no effect: the output layer gets no adapter.")
+        mixed = {"dtype": "float32", "compute_dtype": model.dtype} if model.dtype != "float32" else {}
+        section = model.model_copy(
+            update=mixed | {"lora": schema.LoraConfig(rank=lora.rank, alpha=_ALPHA, targets=targets)}
+        )
+        run = _run(section, context_tokens, 1 if lora.seed is None else lora.seed)
+        self._engine = LocalEngine(run, replace(PolicySpec.of(run), needs_reference=False))
+        self._context_tokens = context_tokens
+        self._vocab_size = vocab_size
+        self.has_gradient = False
+
+    def compute(self, request: LossRequest) -> tuple[list[FloatArray], dict[str, float]]:
+        """[N] log-probs of each datum's targets, and the loss; adds its gradient unless `forward_only`.
+
+        The log-prob is 0 where the target is not the next token of the input, which needs a weight of 0, and, of a loss
+        with sampled log-probs, at the first targets, of which neither that nor the advantage is given: those of a
+        prompt, which sequences with the same one share. Raises
+        DataError for data that do not fit the loss or the model, TrainingError for a loss that is not finite.
+        """
+        loss = NamedLoss.of(request.loss, request.options)
+        batch, spec = self._batch(request.data, loss), cast(AnyLossSpec, loss)
+        if request.forward_only:
+            metrics = self._engine.evaluate_loss(batch, spec)
+        else:
+            self.has_gradient = False  # a loss that is not finite drops the gradient so far
+            metrics = self._engine.forward_backward(batch, spec)
+            self.has_gradient = True
+        micro_batches, values = zip(*loss.logprobs, strict=True)
+        logprobs = unpack(micro_batches, values, batch.experiences)
+        return [each[1:] for each in logprobs], {"loss:sum": float(metrics["loss"])}
+
+    def step(self, params: AdamParams) -> dict[str, float]:
+        """Update the adapter with the gradient so far. Raises TrainingError for a norm that is not finite."""
+        policy = self._engine.policy
+        policy.set_lr(params.learning_rate)
+        policy.set_weight_decay(params.weight_decay)
+        policy.set_adam((params.beta1, params.beta2), params.eps, params.grad_clip_norm or None)
+        self.has_gradient = False
+        return {"unclipped_grad_l2:mean": self._engine.step()}
+
+    def write_state(self, folder: Path) -> None:
+        """Write the adapter and its optimizer's state, from which `load_state` continues exactly."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._engine.snapshot().begin_write(folder)()
+
+    def load_state(self, folder: Path) -> None:
+        """Restore what `write_state` wrote. Raises CheckpointError for the state of another adapter."""
+        self._engine.load(folder)
+        self.has_gradient = False
+
+    def reset_optimizer(self) -> None:
+        """Start again with new moments."""
+        self._engine.policy.reset_optimizer()
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the adapter in PEFT's format into an empty folder."""
+        self._engine.write_adapter(folder)
+
+    def _batch(self, data: Sequence[LossDatum], loss: NamedLoss) -> TrainingBatch:
+        experiences: list[Experience] = []
+        columns: dict[str, list[FloatArray]] = {name: [] for name in ("weights", "logprobs", "masks")}
+        for number, datum in enumerate(data):
+            experience, weights = self._experience(datum, loss.kind.weight, f"Datum {number}")
+            experiences.append(experience)
+            columns["weights"].append(weights)
+            for need in loss.kind.needs:
+                if need not in datum.inputs:
+                    raise DataError(f"Datum {number}: the loss needs loss_fn_inputs[{need!r}]")
+                column = "logprobs" if need == "logprobs" else "masks"
+                columns[column].append(_shifted(datum.inputs[need]))
+        return TrainingBatch(
+            experiences,
+            advantages=columns["weights"],
+            old_logprobs=columns["logprobs"] or None,
+            values=columns["masks"] or None,
+        )
+
+    def _experience(self, datum: LossDatum, weight: str, where: str) -> tuple[Experience, FloatArray]:
+        """The sequence of a datum, with the weight of each of its tokens."""
+        targets = datum.inputs.get("target_tokens")
+        if targets is None:
+            raise DataError(f"{where}: loss_fn_inputs has no 'target_tokens'")
+        weights = datum.inputs.get(weight)
+        if weights is None:
+            if weight != "weights":
+                raise DataError(f"{where}: the loss needs loss_fn_inputs[{weight!r}]")
+            weights = np.ones(len(targets), np.float32)
+        token_ids = np.concatenate([datum.token_ids, targets[-1:]]).astype(np.int32)
+        is_next = np.concatenate([targets[:-1] == datum.token_ids[1:], [True]])
+        if (weights[~is_next] != 0).any():
+            position = int(np.flatnonzero(~is_next & (weights != 0))[0])
+            raise DataError(
+                f"{where}: target {position} is token {int(targets[position])} and the next input is "
+                f"{int(datum.token_ids[position + 1])}, with a weight of {float(weights[position]):g}. This server "
+                "trains on next tokens: give other targets the weight 0"
+            )
+        if len(token_ids) > self._context_tokens:
+            raise DataError(
+                f"{where}: {len(token_ids)} tokens with the last target; a sequence may have {self._context_tokens}"
+            )
+        if token_ids.min() < 0 or token_ids.max() >= self._vocab_size:
+            raise DataError(f"{where}: a token is outside the vocabulary of {self._vocab_size} tokens")
+        if "logprobs" in datum.inputs and weight != "weights":
+            given = (weights != 0) | (datum.inputs["logprobs"] != 0)
+            is_next &= np.arange(len(given)) >= (given.argmax() if given.any() else len(given) - 1)
+        mask = np.concatenate([[False], is_next])
+        zeros = np.zeros(len(token_ids), np.float32)
+        experience = Experience(where, where, where, 0, 0, token_ids, mask, zeros, None, 0.0, "ok", 1.0, ())
+        return experience, _shifted(weights)
+
+
+def _shifted(values: np.ndarray) -> FloatArray:
+    """[L] The values of [N] predictions at the tokens that they predict."""
+    return np.concatenate([[0.0], values], dtype=np.float32)
+
+
+def _run(model: schema.ModelConfig, context_tokens: int, seed: int) -> Run:
+    """The configuration from which the engine is built."""
+    return Run(
+        model=model,
+        data=DataConfig(
+            train=TrainTasksetConfig(path="memory"),
+            max_prompt_tokens=context_tokens,
+            max_response_tokens=context_tokens,
+        ),
+        algorithm=ReinforceConfig(),
+        rollout=RolloutConfig.model_validate({"max_sequence_tokens": context_tokens}),
+        trainer=TrainerConfig(
+            optimizer=AdamWConfig(), microbatch=Amount(_MICROBATCH_TOKENS, "tokens"), max_grad_norm=None
+        ),
+        seed=seed,
+    )

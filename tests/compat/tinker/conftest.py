@@ -1,0 +1,43 @@
+"""A service with a tiny model, and clients of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+import tinker
+
+from strop.models.tiny import make_model
+from strop.run.entry.chat import find_chat_source
+from strop.run.entry.serve import ServiceOptions, open_service
+
+KEY = "tml-test"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(
+        tmp_path_factory.mktemp("tinker") / "tiny", ["1+1 is 2"], vocab_size=300, hidden_size=16
+    )
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[str]:
+    """URL of a service."""
+    from strop.compat.tinker.service import open_tinker
+
+    folder = tmp_path_factory.mktemp("service")
+    further = partial(open_tinker, folder=folder, name="tiny")
+    options = ServiceOptions("tiny", {}, tokens=(KEY,), further=further)
+    with open_service(find_chat_source(model, before=False), options) as access:
+        yield access.url.removesuffix("/v1")
+
+
+@pytest.fixture
+def client(service: str) -> Iterator[Callable[[], tinker.ServiceClient]]:
+    """Opens clients of the service."""
+    with ExitStack() as opened:
+        yield lambda: opened.enter_context(tinker.ServiceClient(base_url=service, api_key=KEY))

@@ -1,0 +1,102 @@
+"""Journal and states of a training run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tinker.proto import tinker_public_pb2 as proto
+from tinker.types import LoraConfig
+
+from strop.compat.tinker.store import CheckpointPath, ServiceFiles, TrainingRunInfo
+from strop.compat.tinker.training import TrainedAdapter
+from strop.compat.tinker.training_runs import Result, TrainingRun
+from strop.config.schema.model import ModelConfig
+from strop.errors import DataError
+
+STEP = b'{"model_id": "s:train:0", "adam_params": {"learning_rate": 0.01}}'
+SAVE = b'{"model_id": "s:train:0", "path": "kept"}'
+
+
+def loss(token: int) -> bytes:
+    ids = np.array([21, 15, token, 31], np.int32)
+    message = proto.ForwardBackwardRequest(model_id="s:train:0", seq_id=1, loss_fn="cross_entropy")
+    datum = message.data.add()
+    datum.model_input.add().encoded_text.tokens = ids[:-1].tobytes()
+    targets = proto.Tensor(dtype=proto.DTYPE_INT64, dense=ids[1:].astype(np.int64).tobytes(), shape=[3])
+    datum.loss_fn_inputs["target_tokens"].CopyFrom(targets)
+    return bytes(message.SerializeToString())
+
+
+REQUESTS = [
+    *[("forward_backward", loss(41)), ("optim_step", STEP), ("save_weights", SAVE)],
+    *[("forward_backward", loss(42)), ("forward_backward", loss(43)), ("optim_step", STEP)],
+    *[("forward_backward", loss(44)), ("optim_step", STEP), ("forward", loss(45))],
+]
+
+
+def created(folder: Path) -> ServiceFiles:
+    """Files with one training run."""
+    service = ServiceFiles(folder)
+    info = TrainingRunInfo(
+        model_id="s:train:0",
+        session_id="s",
+        base_model="tiny",
+        lora=LoraConfig(rank=2, seed=1),
+        user_metadata=None,
+        created=datetime.now(UTC),
+    )
+    service.create_run(info)
+    return service
+
+
+def opened(service: ServiceFiles, model: Path) -> TrainingRun:
+    files = service.run("s:train:0")
+    assert files is not None
+    return TrainingRun(
+        files, service, lambda info: TrainedAdapter(ModelConfig(path=str(model)), info.lora, 64, 300)
+    )
+
+
+def run(training: TrainingRun, first: int, end: int) -> list[Result]:
+    found = []
+    for seq in range(first, end):
+        kind, body = REQUESTS[seq - 1]
+        training.files.write_request(seq, kind, body)
+        found.append(training.execute(seq, kind, body))
+    return found
+
+
+@pytest.mark.parametrize("states", ["every step", "only the first"])
+@pytest.mark.parametrize("killed", [2, 4, 5, 7, 8])
+def test_a_run_goes_on_from_its_journal(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, states: str, killed: int
+) -> None:
+    """The process ends before request `killed` is computed, which is written."""
+    share = 1e9 if states == "every step" else 1e-9
+    monkeypatch.setattr("strop.compat.tinker.training_runs._STATE_SHARE", share)
+    services = [created(tmp_path / name) for name in ("whole", "parts")]
+    expected = run(opened(services[0], model), 1, len(REQUESTS) + 1)
+    first = opened(services[1], model)
+    found = run(first, 1, killed)
+    first.files.write_request(killed, *REQUESTS[killed - 1])
+    second = opened(services[1], model)
+    assert second.next_seq == killed + 1
+    second.open()
+    kept = second.result(killed)
+    assert kept is not None
+    found += [kept, *run(second, killed + 1, len(REQUESTS) + 1)]
+    assert [each.kind for each in found] == [each.kind for each in expected]
+    assert [each.body for each in found] == [each.body for each in expected]
+
+
+@pytest.mark.parametrize(
+    "text", ["tinker://a/weights/../b", "file:///etc", "tinker://a/other/b", "tinker://a/weights/.."]
+)
+def test_a_path_stays_in_the_folder(tmp_path: Path, text: str) -> None:
+    files = created(tmp_path)
+    with pytest.raises(DataError):
+        CheckpointPath.parse(text)
+    assert files.run("../run") is None and files.session("../x") is None
