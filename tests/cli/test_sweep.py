@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from strop.cli import sweep_command
 from strop.cli.sweep import parse_seeds, sweep_members
 from strop.runs.metrics_file import recorded_steps
+from strop.workers.waiting import wait_until
 from tests.command import TIMEOUT_SECONDS, start_strop
 from tests.config.refused import assert_refused
 
@@ -71,8 +77,23 @@ def test_a_sweep_is_refused_before_its_first_run(
     assert_refused(lambda: sweep_members(run_file, overrides, parse_seeds(seeds), here=False), message)
 
 
+class ForkedPopen:
+    """In the place of `subprocess.Popen`: starts a run of a sweep as a fork of a process that has torch."""
+
+    def __class_getitem__(cls, _: type) -> type:
+        return cls
+
+    def __new__(cls, command: Sequence[str], *, start_new_session: bool, **streams: Any) -> Any:
+        assert command[:3] == [sys.executable, "-m", "strop"] and start_new_session
+        return start_strop(*command[3:], **streams)
+
+
 @pytest.mark.slow
-def test_a_sweep_trains_compares_and_goes_on(cli: Cli, run_file: Path) -> None:
+def test_a_sweep_trains_compares_and_goes_on(
+    cli: Cli, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = SimpleNamespace(Popen=ForkedPopen, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(sweep_command, "subprocess", module)
     command = ("sweep", run_file, *SIZES, "--seeds", "1,2", "--jobs", 2)
     first = cli(*command)
     assert first.exit_code == 0 and first.output.count(": finished.") == 2, first.output
@@ -94,8 +115,13 @@ def test_a_signal_stops_the_runs_of_a_sweep_with_their_state_saved(run_file: Pat
     command = start_strop(*words, cwd=run_file.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert command.stdout is not None
     folder = run_file.parent / "runs/strop/run_seed=1"
-    while recorded_steps(folder / "metrics.jsonl") < 1:
-        assert command.poll() is None
+    begun = wait_until(
+        lambda: command.poll() is not None or recorded_steps(folder / "metrics.jsonl") > 0,
+        "a step",
+        timeout_seconds=TIMEOUT_SECONDS,
+        interval_seconds=0.1,
+    )
+    assert begun and command.poll() is None
     command.send_signal(signal.SIGINT)
     output = command.stdout.read().decode()
     assert command.wait(TIMEOUT_SECONDS) == 130 and "the same command continues them" in output, output

@@ -17,22 +17,13 @@ import pytest
 import strop
 from strop.models.tiny import make_model
 from tests.learning.curves import column
+from tests.learning.rewards import hidden, right
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 LENGTHS = {"max_prompt_tokens": 32, "max_response_tokens": 2}
 ENVIRONMENT = f"{Path(__file__).parent / 'two_digits.py'}:TwoDigits"
 TWO_DIGITS = f"{Path(__file__).parent / 'two_digits.py'}:two_digits"
-
-
-def right(text: str, answer: str) -> float:
-    return float(text.strip() == answer)
-
-
-def hidden(text: str, answer: str) -> dict[str, float]:
-    """Two parts, of which the larger one hides the smaller one in their sum: 20 for two digits, 1 for the answer."""
-    score, two = right(text, answer), 20.0 * (len(text.strip()) == 2)
-    return {"score": score + two, "right": score, "two_digits": two}
 
 
 def write_rows(path: Path, answers: Sequence[str], question: str = "digit") -> None:

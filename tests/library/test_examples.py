@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import strop
+from tests.library.rewards import digits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("grpo_in_one_file", "ppo_in_one_file", "distillation_in_one_file", "agent_in_one_file")
@@ -29,11 +30,6 @@ def example(name: str) -> ModuleType:
 
 def tasks() -> Iterator[dict[str, str]]:
     return itertools.cycle(ROWS)
-
-
-def digits(completion: str) -> float:
-    """Fraction of the characters that are digits, which a random model learns in a few steps."""
-    return sum(map(str.isdigit, completion)) / max(1, len(completion))
 
 
 def rise(history: list[float]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import strop
 from strop.library.notebook import LiveLine, step_line
+from tests.command import run_strop
 from tests.files import digest
+from tests.library.rewards import digits
 
 ROWS = [{"prompt": f"{a}", "answer": str(a)} for a in range(4)]
-
-
-def digits(completion: str) -> float:
-    """Fraction of digits."""
-    return sum(map(str.isdigit, completion)) / max(1, len(completion))
 
 
 def make_run(out: Path, model: Path | None, **sections: Any) -> strop.Run:
@@ -71,10 +67,9 @@ def test_the_folder_has_data_and_functions_by_path_so_that_the_command_line_cont
 ):
     view = strop.open_run(trained.folder)
     values = view.configuration
-    assert values["reward"]["functions"][0]["function"] == f"{__name__}.digits"
+    assert values["reward"]["functions"][0]["function"] == "tests.library.rewards.digits"
     assert Path(values["data"]["train"]["path"]).parent == trained.folder / "inputs"
-    command = [sys.executable, "-m", "strop", "train", str(trained.folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    done = run_strop("train", trained.folder, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     again = strop.train(
         make_run(trained.folder.parents[1], folder), data=ROWS, eval={"held": ROWS[:2]}, reward=digits
@@ -139,9 +134,8 @@ def test_loss_advantages_workflow_and_tools_are_functions(tmp_path, folder):
     result = strop.train(run, data=ROWS, **given)
     assert "custom/seen" in result.metrics
     assert strop.train(run, data=ROWS, **given).steps == 2, "the same call continues"
-    code = f"import strop; strop.train({str(result.folder)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "only that program has it" in " ".join(done.stderr.split())
+    said = run_strop("train", result.folder).stderr
+    assert "only that program has it" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(
@@ -208,7 +202,7 @@ def test_a_run_is_saved_as_a_run_file_if_everything_has_a_path(tmp_path, folder)
     file = make_run(tmp_path, folder, data=data, reward=digits).save(tmp_path / "run.yaml")
     loaded = strop.load(file).run
     assert loaded.data.train.prompt == "question" and loaded.algorithm == strop.Grpo(rollouts_per_task=2)
-    assert loaded.reward.functions[0].function == f"{__name__}.digits"
+    assert loaded.reward.functions[0].function == "tests.library.rewards.digits"
     with pytest.raises(strop.ConfigError) as raised:
         make_run(tmp_path, None, reward=lambda completion: 1.0).save(tmp_path / "other.yaml")
     for part in ("model has no path", "data.train has no path", "<lambda> cannot be imported"):
