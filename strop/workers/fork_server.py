@@ -33,10 +33,16 @@ _IMPORT_TIME_VARIABLES = re.compile(
 )
 """First letters of environment variables that Python and libraries read when they are started or imported."""
 _LATER_VARIABLES = frozenset(
-    ("PYTHONPATH", "PYTHONBREAKPOINT", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK")
+    (
+        "PYTHONPATH",
+        "PYTHONBREAKPOINT",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "PYTORCH_NVML_BASED_CUDA_CHECK",
+        "DS_ACCELERATOR",
+    )
 )
-"""Others than these: a child has its own module path, and
-those that Ray, torch and DeepSpeed set are read at their use."""
+"""Others than these: a child has its own module path, and those that Ray, torch and Strop set in this process are read
+at their use, or by DeepSpeed, which the server does not import."""
 _NUMBER = struct.Struct("!q")
 _END_SECONDS, _POLL_SECONDS = 5.0, 0.005
 

@@ -127,7 +127,7 @@ def test_library_settings_in_the_environment_need_a_new_interpreter(monkeypatch:
     assert process.wait(TIMEOUT) == 4
 
 
-@pytest.mark.parametrize("name", ["PYTHONBREAKPOINT", "PYTORCH_NVML_BASED_CUDA_CHECK"])
+@pytest.mark.parametrize("name", ["PYTHONBREAKPOINT", "PYTORCH_NVML_BASED_CUDA_CHECK", "DS_ACCELERATOR"])
 def test_what_ray_and_deepspeed_set_in_this_process_leaves_its_children_forks(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
