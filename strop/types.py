@@ -40,7 +40,7 @@ FailureCause = Literal["failed", "timeout", "unscored"]
 """Why a rollout failed before it was scored: its workflow raised an error, or exceeded its time limit."""
 SequenceUnit = Literal["trajectory", "turn"]
 """Unit of a rollout that becomes one training sequence."""
-SegmentRole = Literal["rl", "sft", "chosen", "rejected", "desirable", "undesirable", "scored"]
+SegmentRole = Literal["rl", "sft", "chosen", "rejected", "desirable", "undesirable", "scored", "stepwise"]
 """Loss that an experience is trained with. A shared prompt is a separate segment: see `MicroBatch`."""
 
 

@@ -125,6 +125,7 @@ _ROWS: Mapping[Rows, str] = {
     "pairs": "preference pair",
     "labels": "labeled response",
     "scores": "scored response",
+    "steps": "response with labeled steps",
 }
 
 

@@ -109,7 +109,7 @@ def _columns(section: TasksetConfig) -> list[str]:
     optional = {*section.optional_columns}
     if section.is_offline:
         named = [section.text, section.response, section.label, section.chosen, section.rejected]
-        named += [section.margin, section.score]
+        named += [section.margin, section.score, section.steps]
     else:
         named = [section.answer, section.source]
     return [column for column in named if column is not None and column not in optional]

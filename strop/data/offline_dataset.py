@@ -34,13 +34,13 @@ from strop.data.images.row_images import read_row_images
 from strop.data.offline_rows import ConversationRow, conversation_rows
 from strop.data.progress_bar import with_progress_bar
 from strop.data.row_keys import RowKeys
-from strop.data.row_labels import contradictions, read_labels, unpair
+from strop.data.row_labels import contradictions, read_labels, step_labels, unpair
 from strop.data.row_packing import pack_rows
 from strop.data.row_targets import row_target
 from strop.data.sources.columns import value_at
 from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
-from strop.data.sources.rows import DatasetRows
+from strop.data.sources.rows import DatasetRows, Row
 from strop.data.task_order import make_task_order
 from strop.errors import DataError
 from strop.types import Experience, ExperienceGroup, SegmentRole
@@ -201,9 +201,17 @@ def load_offline_dataset(
 
 
 def require_both_labels(groups: Sequence[ExperienceGroup], name: str) -> None:
-    """Raise `DataError` if all responses have the same label."""
-    roles = {experience.role for group in groups for experience in group.experiences}
-    if len(roles) < 2:
+    """Raise `DataError` if all responses, or all steps of responses, have the same label."""
+    every = [experience for group in groups for experience in group.experiences]
+    roles = {experience.role for experience in every}
+    if roles == {"stepwise"}:
+        found = {label for experience in every for label in experience.turn_rewards or ()}
+        if len(found) < 2:
+            raise DataError(
+                f"All steps of the {len(groups)} rows of {name} have the label {found.pop():g}, from which a "
+                "classifier learns nothing but that label. Add rows with steps of the other label."
+            )
+    elif len(roles) < 2:
         raise DataError(
             f"All {len(groups)} rows of {name} are labeled {roles.pop()}. The loss compares the two labels, "
             "and with one of them alone it falls the more, the further the model moves from the reference. Add rows "
@@ -304,8 +312,9 @@ def encode_offline_rows(
         for number, each, label in zip(numbers, used, labels, strict=True)
     ]
     if reward_model is not None:
+        with_target = _with_target if section.steps is None else _with_step_labels
         groups = [
-            _with_target(group, row_target(rows[number], section, rows.where(number)))
+            with_target(group, rows[number], section, rows.where(number))
             for number, group in zip(numbers, groups, strict=True)
         ]
     if packing is not None:
@@ -430,7 +439,11 @@ def _rows_and_answers(
         tokens=tokens,
     )
     encode = encoder.encode_all
-    if reward_model is not None:
+    if reward_model is not None and section.steps is not None:
+        encode = partial(
+            encoder.encode_steps, separator=section.step_separator, append_eos=reward_model.append_eos
+        )
+    elif reward_model is not None:
         encode = partial(encoder.encode_whole, append_eos=reward_model.append_eos)
     return rows, _encoded(conversation_rows(rows, section, data, row_images, keys), encode), encoder
 
@@ -489,10 +502,20 @@ def _mark_after_shared_tokens(encoded: Sequence[EncodedSequence]) -> None:
         one.loss_mask[:shared] = False
 
 
-def _with_target(group: ExperienceGroup, target: float) -> ExperienceGroup:
+def _with_step_labels(
+    group: ExperienceGroup, row: Row, section: TasksetConfig, where: str
+) -> ExperienceGroup:
+    """The group with the labels of the steps that truncation has left."""
+    (one,) = group.experiences
+    labels = step_labels(row, section, where)[: one.response_tokens]
+    return replace(group, experiences=(replace(one, role="stepwise", turn_rewards=labels),))
+
+
+def _with_target(group: ExperienceGroup, row: Row, section: TasksetConfig, where: str) -> ExperienceGroup:
     """The group with what a reward model learns as the reward of its first sequence: a score, or the margin over the
     second one, whose reward is 0."""
     first, *others = group.experiences
+    target = row_target(row, section, where)
     role: SegmentRole = "chosen" if others else "scored"
     return replace(group, experiences=(replace(first, role=role, reward=target), *others))
 

@@ -18,7 +18,14 @@ from strop.data.images.row_images import RowImages
 from strop.data.loss_marks import take_marks
 from strop.data.prompt_columns import prompt_value
 from strop.data.row_keys import RowKeys
-from strop.data.sources.columns import has_column, messages_at, row_tools, system_message, template_args
+from strop.data.sources.columns import (
+    has_column,
+    messages_at,
+    row_tools,
+    system_message,
+    template_args,
+    value_at,
+)
 from strop.data.sources.rows import DatasetRows, Row
 from strop.errors import DataError
 from strop.types import Message
@@ -49,6 +56,8 @@ def conversation_rows(
             )
             pair = _with_shared_prompt(row, where, section.prompt, columns, is_raw) if has_texts else row
             answers = _pair(pair, where, section, *columns)
+        elif section.steps is not None:
+            answers = (_stepwise(row, where, section, section.steps),)
         else:
             assert section.response is not None
             answers = (_answered(row, where, section, section.response),)
@@ -113,6 +122,19 @@ def _answered(
         where, (*prompt, *answer), len(prompt), tools, args, prompt_is_text=is_text
     )
     return _Answer(_trained(conversation, section), has_row_prompt)
+
+
+def _stepwise(row: Row, where: str, section: TasksetConfig, column: str) -> _Answer:
+    """The prompt with the steps of a response. Raises `DataError` for a value that is no list of texts."""
+    steps = value_at(row, column, where)
+    if not isinstance(steps, list) or not steps or not all(isinstance(step, str) and step for step in steps):
+        raise DataError(
+            f"{where}: the steps in the column {column!r} are {steps!r:.60}; write a list of texts, one for each step, "
+            "none of them empty."
+        )
+    joined = type(row)({**row, column: section.step_separator.join(steps)})
+    answer = _answered(joined, where, section, column)
+    return replace(answer, conversation=replace(answer.conversation, steps=tuple(steps)))
 
 
 def _trained(conversation: TrainingConversation, section: TasksetConfig) -> TrainingConversation:

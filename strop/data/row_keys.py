@@ -62,6 +62,7 @@ class RowKeys:
                 section.rejected,
                 section.margin,
                 section.score,
+                section.steps,
                 section.images,
                 section.tools,
             ),

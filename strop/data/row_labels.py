@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ rarely neighbors. TRL (trl/data_utils.py, unpair_preference_dataset) does so too
 def read_labels(rows: DatasetRows, section: TasksetConfig) -> list[bool] | None:
     """The label of every row; None for a taskset without labels. Raises `DataError` for a row without one."""
     column = section.label
-    if column is None:
+    if column is None or section.steps is not None:
         return None
     return [
         _label(value_at(row, column, rows.where(number)), column, rows.where(number))
@@ -36,6 +36,23 @@ def _label(value: Any, column: str, where: str) -> bool:
         f"{where}: the label in the column {column!r} is {value!r:.60}; write true for a desirable and false for an "
         "undesirable response, or 1 and 0. Remove rows without a label."
     )
+
+
+def step_labels(row: Mapping[str, Any], section: TasksetConfig, where: str) -> tuple[float, ...]:
+    """1 for each correct step of a row, 0 for each other. Raises `DataError` for steps without a label each."""
+    assert section.label is not None and section.steps is not None
+    labels, steps = value_at(row, section.label, where), value_at(row, section.steps, where)
+    if not isinstance(labels, list) or any(label not in (0, 1) for label in labels):
+        raise DataError(
+            f"{where}: the labels of steps in the column {section.label!r} are {labels!r:.60}; write a list with true "
+            "for each correct step and false for each other, or 1 and 0."
+        )
+    if len(labels) != len(steps):
+        raise DataError(
+            f"{where}: {len(steps)} steps in the column {section.steps!r} have {len(labels)} labels in "
+            f"{section.label!r}; write one for each step, or remove the row."
+        )
+    return tuple(map(float, labels))
 
 
 def contradictions(

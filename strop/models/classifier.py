@@ -18,17 +18,15 @@ from strop.types import MicroBatch, TokenOutputs
 def classifier_outputs(
     model: nn.Module, micro_batch: MicroBatch, *, router_logits: bool = False
 ) -> TokenOutputs:
-    """The score of each sequence, differentiable; the log-probs are 0.
+    """The score of each sequence, differentiable, at its last target; the log-probs are 0.
 
-    As in transformers, it is the output of the head at the last token that is not the padding token of config.json.
+    As in transformers, it is the output of the head at the last token that is not the padding token of config.json. A
+    sequence of labeled steps has the output at each target instead.
     """
     hidden, routers = packed_outputs(model, micro_batch, router_logits=router_logits)
     base = base_model(model)
     group, tokens = SequenceGroup.of_model(base), len(micro_batch.token_ids)
-    last = micro_batch.last_targets()
-    segments = np.flatnonzero(last >= 0)
-    targets = to_device(last[segments], hidden.device)
-    pooled = _last_tokens(micro_batch, base)[to_device(segments, hidden.device)]
+    targets, pooled = _scored_positions(micro_batch, base)
     if group is not None:
         first, end = group.bounds(tokens)
         own = (pooled >= first) & (pooled < end)
@@ -39,6 +37,19 @@ def classifier_outputs(
     if group is not None:
         spread = group.sum(spread)
     return TokenOutputs(torch.zeros_like(spread), router_logits=routers, scores=spread)
+
+
+def _scored_positions(micro_batch: MicroBatch, base: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """Targets that have a score, and the tokens whose outputs are these scores."""
+    device, last = micro_batch.token_ids.device, micro_batch.last_targets()
+    stepwise = np.array([role == "stepwise" for role in micro_batch.role])
+    segments = np.flatnonzero((last >= 0) & ~stepwise)
+    ends = to_device(
+        micro_batch.targets[stepwise[micro_batch.segment_numbers()[micro_batch.targets]]], device
+    )
+    targets = torch.cat([to_device(last[segments], device), ends])
+    pooled = _last_tokens(micro_batch, base)[to_device(segments, device)]
+    return targets, torch.cat([pooled, ends])
 
 
 def _last_tokens(micro_batch: MicroBatch, base: PreTrainedModel) -> Tensor:

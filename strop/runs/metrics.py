@@ -135,6 +135,19 @@ METRICS: dict[str, Metric] = {
         "Expected calibration error of sigmoid(margin), a reward model's probability that the chosen response is "
         "preferred, on an eval taskset's pairs; in ten bins of the probability of the preferred response.",
     ),
+    "eval/<name>/reward_model/step_accuracy": Metric(
+        "Evaluation",
+        "",
+        "higher",
+        "Fraction of an eval taskset's labeled steps on whose side of 0 a process reward model's score is.",
+    ),
+    "eval/<name>/reward_model/calibration_error": Metric(
+        "Evaluation",
+        "",
+        "lower",
+        "Expected calibration error of sigmoid(score), a process reward model's probability that a step is correct, on "
+        "an eval taskset's steps; in ten bins of the probability of the predicted label.",
+    ),
     "eval/<name>/reward_model/score_error": Metric(
         "Evaluation",
         "",
@@ -435,7 +448,12 @@ METRICS: dict[str, Metric] = {
     "centering_loss": Metric(
         "Loss", "", None, "Squared sum of the two rewards of a pair, mean over pairs, before centering_coef."
     ),
-    "reward_model/score": Metric("Loss", "", None, "Score of the responses, mean over rows."),
+    "reward_model/score": Metric(
+        "Loss", "", None, "Score of the responses, mean over rows, or over labeled steps."
+    ),
+    "reward_model/step_accuracy": Metric(
+        "Loss", "", "higher", "Fraction of labeled steps on whose side of 0 their score is, mean over steps."
+    ),
     "reward_model/score_error": Metric(
         "Loss",
         "",

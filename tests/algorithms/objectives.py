@@ -135,6 +135,7 @@ def _sections() -> list[dict[str, Any]]:
         {"type": "kto", "beta": 0.5, "desirable_weight": 0.7, "undesirable_weight": 1.3},
         {"type": "reward_model", "centering_coef": 0.1},
         {"type": "reward_model", "loss": "squared_error"},
+        {"type": "reward_model", "loss": "cross_entropy"},
         {"type": "custom", "advantages": "file.py:advantages"},
         *({"type": "grpo"} | each for each in parts),
     ]
@@ -157,11 +158,12 @@ def _case(section: dict[str, Any]) -> LossCase:
         **dict.fromkeys(("dpo", "cpo", "orpo", "reward_model"), ("chosen", "rejected")),
         **dict.fromkeys(("kto", "bco"), ("desirable", "undesirable")),
         "squared_error": ("scored", "scored"),
+        "cross_entropy": ("stepwise", "stepwise"),
         "mix": ("rl", "sft"),
         "sft": ("sft", "sft"),
     }
     kind = "mix" if section.get("demonstration_fraction") else section["type"]
-    kind = "squared_error" if section.get("loss") == "squared_error" else kind
+    kind = section["loss"] if section.get("loss") in ("squared_error", "cross_entropy") else kind
     return LossCase(
         make_loss_fn(config_of(section), max_response_tokens=LIMIT), roles.get(kind, ("rl", "rl"))
     )

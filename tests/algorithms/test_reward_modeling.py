@@ -10,7 +10,12 @@ import pytest
 import torch
 import yaml
 
-from strop.algorithms.losses.reward_modeling import calibration_error, held_out_pairs, held_out_scores
+from strop.algorithms.losses.reward_modeling import (
+    calibration_error,
+    held_out_pairs,
+    held_out_scores,
+    held_out_steps,
+)
 from strop.algorithms.registry import make_loss_fn
 from strop.config.schema.preference import RewardModelingConfig
 from strop.types import MicroBatch, SegmentRole, TokenOutputs
@@ -50,6 +55,25 @@ def test_losses_by_hand(section: str, roles: tuple[SegmentRole, SegmentRole], ex
     else:
         assert found.metrics["reward_model/score"] == 1.5
         assert found.metrics["reward_model/score_error"] == (1.75 + 1) / 2
+
+
+def test_the_cross_entropy_of_steps_by_hand() -> None:
+    """The first sequence has a step of score 9, which is correct, and a wrong one of 2; the second one of 1."""
+    config = RewardModelingConfig(loss="cross_entropy")
+    batch = replace(
+        make_batch([(1, 2), (1, 1)]),
+        role=("stepwise", "stepwise"),
+        weight=torch.ones(2),
+        returns=torch.tensor([0.0, 1, 0, 0, 1]),
+    )
+    outputs = TokenOutputs(torch.zeros(5), scores=SCORES)
+    found = make_loss_fn(config, max_response_tokens=4)(batch, outputs, counts_of(batch))
+    expected = (math.log1p(math.exp(-9)) + math.log1p(math.exp(2)) + math.log1p(math.exp(-1))) / 3
+    assert float(found.loss) == pytest.approx(expected)
+    assert float(found.metrics["reward_model/step_accuracy"]) == pytest.approx(2 / 3)
+    held_out = held_out_steps(np.array([9.0, 2, 1], np.float32), np.array([1.0, 0, 1], np.float32))
+    assert held_out["loss"] == pytest.approx(expected)
+    assert held_out["reward_model/step_accuracy"] == pytest.approx(2 / 3)
 
 
 def test_a_split_pair_is_refused() -> None:

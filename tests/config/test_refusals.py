@@ -182,6 +182,12 @@ algorithm={type: reward_model, loss: squared_error} & data.train.response=a & da
     => data.train.margin has no effect under algorithm reward_model with loss squared_error
 algorithm={type: reward_model, loss: squared_error, centering_coef: 0.01} & data.train.response=a & data.train.score=b
     => centering_coef has no effect on squared_error
+algorithm={type: reward_model, loss: cross_entropy} & data.train.steps=a => data.train.label: missing.
+algorithm={type: reward_model, loss: cross_entropy} & data.train.response=a & data.train.label=b
+    => data.train.response has no effect under algorithm reward_model with loss cross_entropy
+algorithm=reward_model & data.train.chosen=a & data.train.rejected=b & data.train.steps=c
+    => data.train.steps has no effect under algorithm reward_model
+data.train.step_separator=a => step_separator has no effect without a column of `steps`
 algorithm=reward_model & data.train.chosen=a & data.train.rejected=b & data.train.images=c
     => data.train.images has no effect under algorithm reward_model
 algorithm=reward_model & data.train.chosen=a & data.train.rejected=b & data.overlong=left

@@ -506,6 +506,10 @@ def test_columns_without_a_meaning_are_refused(columns, message):
         TasksetConfig(path="x", **columns)
 
 
+STEPWISE = {"steps": "steps", "label": "labels"}
+STEP_MODEL = RewardModelingConfig(loss="cross_entropy")
+
+
 class TestRewardModels:
     ROWS = ({"prompt": "1", "chosen": "ab", "rejected": "ac", "m": 2},)
 
@@ -535,3 +539,44 @@ class TestRewardModels:
             load(
                 [{"prompt": "1", "chosen": "a", "rejected": "a"}], **PAIR, reward_model=RewardModelingConfig()
             )
+
+    STEPS = {"prompt": "1", "steps": ["ab", "c", "d."], "labels": [True, False, True]}  # noqa: RUF012
+
+    @pytest.mark.parametrize(("template", "tail"), [("tokenizer", True), ("none", False)])
+    def test_the_last_tokens_of_steps_have_their_labels(self, load, tokenizer, template, tail):
+        """The last step ends at the last token of the text, which a reward of another run reads."""
+        one = only(load([self.STEPS], **STEPWISE, template=template, reward_model=STEP_MODEL))
+        assert (one.role, one.turn_rewards) == ("stepwise", (1.0, 0.0, 1.0))
+        ends = np.flatnonzero(one.loss_mask)
+        read = [tokenizer.decode(one.token_ids[: end + 1].tolist()) for end in ends]
+        assert [text.endswith(step) for text, step in zip(read, ("ab\n", "c\n"), strict=False)] == [True] * 2
+        assert ends[-1] == len(one.token_ids) - 1 and read[-1].endswith("d.") == (not tail)
+
+    def test_truncated_steps_lose_their_labels(self, load):
+        whole = only(load([self.STEPS], **STEPWISE, template="none", reward_model=STEP_MODEL))
+        limit = int(np.flatnonzero(whole.loss_mask)[1]) + 1
+        short = {"limit": limit // 2, "overlong": "right"}
+        one = only(load([self.STEPS], **STEPWISE, template="none", reward_model=STEP_MODEL, **short))
+        assert one.turn_rewards == ((1.0,) if limit % 2 else (1.0, 0.0))
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            (
+                {"labels": [True]},
+                "3 steps in the column 'steps' have 1 labels in 'labels'; write one for each",
+            ),
+            ({"labels": [1, 0, None]}, "write a list with true for each correct step"),
+            ({"labels": True}, "write a list with true for each correct step"),
+            ({"steps": "ab"}, "write a list of texts, one for each step"),
+            ({"steps": ["ab", ""]}, "write a list of texts, one for each step"),
+        ],
+    )
+    def test_steps_without_texts_or_labels_are_refused(self, load, changed, message):
+        with pytest.raises(DataError, match=f"line 1: .*{message}"):
+            load([self.STEPS | changed], **STEPWISE, reward_model=STEP_MODEL)
+
+    def test_steps_of_one_label_are_refused(self, load):
+        rows = load([self.STEPS | {"labels": [1, 1, 1]}], **STEPWISE, reward_model=STEP_MODEL)
+        with pytest.raises(DataError, match="All steps of the 1 rows of train have the label 1, from which"):
+            rows.require_both_labels()

@@ -124,6 +124,34 @@ def test_it_learns_scores(scored: Values) -> None:
     assert rows[-1][f"{HELD_OUT}/reward_model/score_correlation"] > 0.8
 
 
+def test_it_learns_labels_of_steps_and_its_reward_is_that_of_the_last_step(
+    offline: Values, tmp_path: Path
+) -> None:
+    """A step that names a digit is correct where that is above 4."""
+    rows = [
+        {"prompt": f"max {a} {b}", "steps": [f"it is {a}", f"it is {b}"], "labels": [a > 4, b > 4]}
+        for a, b in DIGITS
+    ]
+    columns = {"path": str(write_rows(tmp_path / "steps.jsonl", rows)), "steps": "steps", "label": "labels"}
+    run = offline(
+        "reward_model",
+        algorithm={"type": "reward_model", "loss": "cross_entropy"},
+        trainer__duration="30 steps",
+        trainer__optimizer__lr=1e-2,
+        data__max_response_tokens=64,
+        data__train=columns,
+        data__eval=[{"name": "held-out", "limit_tasks": 40, **columns}],
+    )
+    trained = train(run)
+    measured = [row for row in rows_of(trained.folder) if f"{HELD_OUT}/loss" in row]
+    assert measured[0][f"{HELD_OUT}/loss"] == pytest.approx(np.log(2))
+    assert measured[-1][f"{HELD_OUT}/loss"] < 0.3
+    assert measured[-1][f"{HELD_OUT}/reward_model/step_accuracy"] > 0.9
+    responses = [("max 1 9", "it is 1\nit is 9"), ("max 9 1", "it is 9\nit is 1")]
+    correct, wrong = reward_of(Path(trained.model), responses)
+    assert correct > 0 > wrong
+
+
 def test_training_continues_from_a_reward_model(offline: Values) -> None:
     first = train(offline("reward_model", **LEARNS))
     again = offline(

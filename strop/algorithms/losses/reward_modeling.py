@@ -1,4 +1,5 @@
-"""Losses of a reward model: Bradley-Terry on pairs, squared error on scores; and measures of held-out rows."""
+"""Losses of a reward model: Bradley-Terry on pairs, squared error on scores, cross entropy on steps; and measures of
+held-out rows."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from strop.algorithms.algorithm import Algorithm
 from strop.config.schema.preference import RewardModelingConfig
 from strop.protocols import LossFn
 from strop.transfers import to_device
 from strop.types import (
+    Experience,
     FloatArray,
     GlobalCounts,
     IndexArray,
@@ -45,8 +47,8 @@ def centering(chosen: Tensor, rejected: Tensor) -> Tensor:
 class RewardModelLoss:
     """The loss of a reward model, averaged over the pairs or sequences of the update; a `LossFn`.
 
-    What it learns stands in `returns`: the score of a sequence, and of a pair two numbers whose difference is its
-    margin.
+    What it learns stands in `returns`: the score of a sequence, of a pair two numbers whose difference is its margin,
+    or the label of each step at its last token.
     """
 
     config: RewardModelingConfig
@@ -57,6 +59,8 @@ class RewardModelLoss:
             raise ValueError(
                 "the loss of a reward model needs a classifier's scores, and the targets of them"
             )
+        if self.config.loss == "cross_entropy":
+            return _of_steps(micro_batch, outputs.scores, micro_batch.returns, counts)
         scores, targets = (
             _of_sequences(each, micro_batch.last_targets()) for each in (outputs.scores, micro_batch.returns)
         )
@@ -92,6 +96,23 @@ class RewardModelLoss:
             }
             metrics |= {name: each.sum() / counts.pairs for name, each in of_pairs.items()}
         return LossOutput(loss, metrics)
+
+
+def _of_steps(micro_batch: MicroBatch, scores: Tensor, labels: Tensor, counts: GlobalCounts) -> LossOutput:
+    """Binary cross entropy of the labels [T] under the scores [T], averaged over the steps of the update (Lightman et
+    al., arXiv 2305.20050, section 2.6)."""
+    targets = to_device(micro_batch.targets, scores.device)
+    weight = micro_batch.weight[micro_batch.segment_of_token()[targets]]
+    found, wanted = scores[targets], labels[targets]
+    losses = binary_cross_entropy_with_logits(found, wanted, reduction="none")
+    right = (found.detach() > 0) == (wanted > 0.5)
+    return LossOutput(
+        (weight * losses).sum() / counts.tokens,
+        {
+            "reward_model/score": (weight * found.detach()).sum() / counts.tokens,
+            "reward_model/step_accuracy": (weight * right).sum() / counts.tokens,
+        },
+    )
 
 
 class RewardModeling(Algorithm[RewardModelingConfig]):
@@ -142,10 +163,31 @@ def held_out_scores(rewards: FloatArray, scores: FloatArray) -> dict[str, float]
     return metrics
 
 
-def calibration_error(probability: Tensor) -> float:
-    """Expected calibration error of the probabilities [P] that the chosen response is preferred, which it always is.
+def reward_targets(experience: Experience) -> float | FloatArray:
+    """Targets of a reward model for a sequence: its reward, or [L] the labels of its steps."""
+    if experience.role != "stepwise":
+        return experience.reward
+    labels = np.zeros(len(experience.token_ids), dtype=np.float32)
+    labels[experience.turn_ends] = experience.turn_rewards
+    return labels
 
-    A prediction is the response with the higher probability, and its confidence is that probability. Over bins of equal
+
+def held_out_steps(scores: FloatArray, labels: FloatArray) -> dict[str, float]:
+    """Cross entropy, accuracy and calibration on labeled steps, from their scores [N] and labels [N]."""
+    found, wanted = torch.from_numpy(scores).double(), torch.from_numpy(labels).double()
+    of_label = torch.where(wanted > 0.5, found, -found)
+    return {
+        "loss": float(-logsigmoid(of_label).mean()),
+        "reward_model/step_accuracy": float((of_label > 0).double().mean()),
+        "reward_model/calibration_error": calibration_error(of_label.sigmoid()),
+    }
+
+
+def calibration_error(probability: Tensor) -> float:
+    """Expected calibration error of the probabilities [P] of what is true: that the chosen response is preferred, or
+    the label of a step.
+
+    A prediction is the outcome with the higher probability, and its confidence is that probability. Over bins of equal
     width between 1/2 and 1, the error is the mean of |accuracy - mean confidence|, weighted by the number of pairs
     (Guo et al., arXiv 1706.04599, equation 3).
     """

@@ -23,6 +23,7 @@ _COLUMNS: Mapping[Rows, tuple[str, ...]] = {
     "pairs": ("chosen", "rejected"),
     "labels": ("response", "label"),
     "scores": ("response", "score"),
+    "steps": ("steps", "label"),
 }
 """Columns that rows of each kind must have."""
 _HINTS: Mapping[Rows, str] = {
@@ -34,6 +35,7 @@ _HINTS: Mapping[Rows, str] = {
         "`chosen: chosen`, `rejected: rejected`"
     ),
     "scores": "the columns of a response and of its score, such as `response: response`, `score: score`",
+    "steps": "the columns of the steps of a response and their labels, such as `steps: completions`, `label: labels`",
 }
 
 
@@ -92,7 +94,7 @@ def _column_faults(
             yield f"{where}.{column} has no effect under algorithm {kind}; remove it"
     if "score" in needs and taskset.score is None:
         yield f"{where}.score: missing. Algorithm {kind} needs {hint}"
-    for column in ("response", "label", "text", "chosen", "rejected"):
+    for column in ("response", "label", "text", "chosen", "rejected", "steps"):
         written = getattr(taskset, column) is not None
         if column in needs and not written:
             yield f"{where}.{column}: missing. Algorithm {kind} needs {hint}"

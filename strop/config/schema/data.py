@@ -190,7 +190,12 @@ class TasksetConfig(Section):
     that continue the prompt, or a complete conversation (then no prompt is read), of which all assistant turns are
     trained."""
     label: str | None = None
-    """Column of the response's label, for kto and bco: true or 1 for desirable, false or 0 for undesirable."""
+    """Column of the response's label, for kto and bco: true or 1 for desirable, false or 0 for undesirable. Of `steps`
+    it is a list with a label for each: true for a correct step."""
+    steps: str | None = None
+    """Column of the steps of a response, a list of texts, for reward_model with `loss: cross_entropy`."""
+    step_separator: str = "\n"
+    """Text between two steps of a response."""
     text: str | None = None
     """Column of plain text, for sft (continued pretraining): encoded without a chat template; all tokens after the
     first are trained on. It takes the place of `prompt` and `response`."""
@@ -240,7 +245,7 @@ class TasksetConfig(Section):
     @property
     def is_offline(self) -> bool:
         """Whether the rows have responses or texts to train on; otherwise they are prompts for sampling."""
-        return self.response is not None or self.chosen is not None or self.text is not None
+        return any(each is not None for each in (self.response, self.chosen, self.text, self.steps))
 
     @property
     def text_columns(self) -> frozenset[str]:
@@ -262,7 +267,7 @@ class TasksetConfig(Section):
         if self.text is not None and (key := next(filter(self._is_changed, _UNREAD_NEXT_TO_TEXT), None)):
             yield f"{key} has no effect next to text, which is all that is read of a row; remove one of them"
         for key in ("template_columns", "template_args_column"):
-            if getattr(self, key) and self.response is None and self.chosen is None:
+            if getattr(self, key) and self.response is None and self.chosen is None and self.steps is None:
                 yield (
                     f"{key} applies to demonstrations and preferences; write response or chosen, or "
                     "data.chat_template_args for prompts"
@@ -271,6 +276,8 @@ class TasksetConfig(Section):
             yield "final_assistant applies to prompts whose responses are sampled; remove it, or response and chosen"
         if self.equal_pairs != "error" and self.chosen is None and self.label is None:
             yield "equal_pairs applies to preferences; remove it, or write chosen and rejected, or label"
+        if self.step_separator != "\n" and self.steps is None:
+            yield "step_separator has no effect without a column of `steps`; remove it"
         if self.train_on_prompt and self.trained_turns == "last":
             yield "train_on_prompt trains all tokens, and trained_turns: last only the last turn; remove one of them"
         if self.few_shot is not None and self.is_offline:

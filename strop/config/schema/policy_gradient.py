@@ -44,9 +44,9 @@ Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
 
 HeadInit = Literal["zero", "normal", "score"]
 """Initial weights of a head of one output: new ones, or those of the head `score` of a reward model."""
-Rows = Literal["tasks", "demonstrations", "pairs", "labels", "scores"]
+Rows = Literal["tasks", "demonstrations", "pairs", "labels", "scores", "steps"]
 """Rows that an algorithm trains on: tasks that are sampled from, or given responses: demonstrations, pairs of a chosen
-and a rejected response, responses with a label, or responses with a score."""
+and a rejected response, responses with a label, responses with a score, or responses whose steps have labels."""
 
 
 class AddedDemonstrations(NamedTuple):

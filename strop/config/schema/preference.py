@@ -260,13 +260,14 @@ def _join(names: set[DpoLossName] | frozenset[str]) -> str:
 
 
 class RewardModelingConfig(BaseOfflineConfig):
-    """Reward modeling: a sequence classifier with one output, from pairs (Bradley-Terry, arXiv 2203.02155) or from
-    scores (regression)."""
+    """Reward modeling: a sequence classifier with one output, from pairs (Bradley-Terry, arXiv 2203.02155), from
+    scores (regression) or from labels of steps."""
 
     type: Literal["reward_model"] = "reward_model"
-    loss: Literal["bradley_terry", "squared_error"] = "bradley_terry"
-    """`bradley_terry`, -log sigmoid of the difference between the rewards of `chosen` and `rejected`; or
-    `squared_error`, between the reward of `response` and its `score`."""
+    loss: Literal["bradley_terry", "squared_error", "cross_entropy"] = "bradley_terry"
+    """`bradley_terry`, -log sigmoid of the difference between the rewards of `chosen` and `rejected`;
+    `squared_error`, between the reward of `response` and its `score`; or `cross_entropy`, of the sigmoid of the reward
+    after each of the `steps`, and its label (a process reward model, arXiv 2305.20050)."""
     centering_coef: float = Field(default=0.0, ge=0)
     """Weight of the squared sum of a pair's two rewards, which keeps their mean near 0 (arXiv 2312.09244, eq. 2); 0 for
     none. The paper's is 0.01."""
@@ -280,12 +281,13 @@ class RewardModelingConfig(BaseOfflineConfig):
 
     def faults(self) -> Iterator[str]:
         """Faults between the fields."""
-        if self.centering_coef and self.loss == "squared_error":
-            yield "centering_coef has no effect on squared_error, whose scores set the mean of the rewards; remove it"
+        if self.centering_coef and self.loss != "bradley_terry":
+            yield f"centering_coef has no effect on {self.loss}, whose rows set the mean of the rewards; remove it"
 
     @property
     def rows(self) -> Rows:
-        return "pairs" if self.loss == "bradley_terry" else "scores"
+        kinds: dict[str, Rows] = {"squared_error": "scores", "cross_entropy": "steps"}
+        return kinds.get(self.loss, "pairs")
 
     @property
     def reward_model(self) -> RewardModelingConfig | None:

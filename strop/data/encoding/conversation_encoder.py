@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,6 +50,8 @@ class TrainingConversation:
     """Indices of later assistant messages that are marked as context too."""
     prompt_is_text: bool = False
     """Whether the row has its prompt as plain text."""
+    steps: tuple[str, ...] = ()
+    """Steps of the last message, where they have labels."""
     trains_prompt: bool = False
     """Whether all tokens are trained after the first, and not only those of the assistant's messages."""
 
@@ -162,6 +164,32 @@ class ConversationEncoder:
             one.loss_mask[:1] = False  # no token precedes it
             if not one.loss_mask.any():
                 raise DataError(f"{conversation.where}: the prompt or the answer is empty: it has no tokens.")
+        return encoded
+
+    def encode_steps(
+        self, conversations: Sequence[TrainingConversation], separator: str, *, append_eos: bool
+    ) -> list[EncodedSequence]:
+        """Encode conversations as `encode_whole` does, each cut after a step's separator. The targets are the last
+        tokens of the steps; of the last step, it is that of the whole text. Raises `DataError`, which names the row."""
+        parts = []
+        for conversation in conversations:
+            text = self._scored_text(conversation, append_eos)
+            require_encodable(text, conversation.where)
+            parts.append(_cut_after_steps(text, conversation, separator))
+        ids = iter(self._encode([part for of_one in parts for part in of_one]))
+        encoded = []
+        for conversation, of_one in zip(conversations, parts, strict=True):
+            steps = [next(ids) for _ in of_one]
+            for number, tokens in enumerate(steps, 1):
+                if len(tokens) < 2:
+                    raise DataError(
+                        f"{conversation.where}: step {number} of {len(steps)}, {of_one[number - 1]!r:.40}, has "
+                        f"{len(tokens)} tokens with its separator, and needs two to be told from the one before it. "
+                        "Join it with that step, and write one label for both."
+                    )
+            one = _join(steps, [False] * len(steps))
+            one.loss_mask[np.cumsum([len(tokens) for tokens in steps]) - 1] = True
+            encoded.append(one)
         return encoded
 
     def _scored_text(self, conversation: TrainingConversation, append_eos: bool) -> str:
@@ -356,6 +384,23 @@ def turn_ends(tokenizer: PreTrainedTokenizerBase, tokens: ModelTokens) -> TurnEn
 
 def _marked(count: int) -> str:
     return "" if not count else f", and {counted(count, 'turn')} of the assistant marked as not trained on"
+
+
+def _cut_after_steps(text: str, conversation: TrainingConversation, separator: str) -> list[str]:
+    """The text in one piece for each step, the first with what is before it and the last with what follows. Raises
+    `DataError` where the template has changed the steps."""
+    start = text.rfind(separator.join(conversation.steps))
+    if start < 0:
+        raise DataError(
+            f"{conversation.where}: the chat template changes the text of the steps, such as white space at an end, "
+            "so that a step's end is not found. Remove that white space, or write another template under "
+            "data.chat_template."
+        )
+    ends = [start]
+    for step in conversation.steps:
+        ends.append(ends[-1] + len(step) + len(separator))
+    bounds = [0, *ends[1:-1], len(text)]
+    return [text[begin:end] for begin, end in pairwise(bounds)]
 
 
 def _join(parts: Sequence[Sequence[int]], owns: Sequence[bool]) -> EncodedSequence:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strop.algorithms.losses.reward_modeling import held_out_pairs, held_out_scores
+from strop.algorithms.losses.reward_modeling import held_out_pairs, held_out_scores, held_out_steps
 from strop.algorithms.reference_point import ReferencePoint
 from strop.algorithms.registry import LossSpec, make_algorithm
 from strop.config.schema.preference import RewardModelingConfig
@@ -109,7 +109,15 @@ class OfflinePolicy:
 def measure_rewards(
     config: RewardModelingConfig, engine: TrainingEngine, experiences: Sequence[Experience]
 ) -> dict[str, float]:
-    """Measures of a reward model on held-out rows: loss, accuracy and calibration on pairs, or errors of scores."""
+    """Measures of a reward model on held-out rows: loss, accuracy and calibration on pairs or
+    steps, or errors of scores."""
+    if config.loss == "cross_entropy":
+        ends = [
+            (scores[e.turn_ends], e.turn_rewards)
+            for scores, e in zip(engine.scores(experiences), experiences, strict=True)
+        ]
+        found, labels = (np.concatenate(each, dtype=np.float32) for each in zip(*ends, strict=True))
+        return held_out_steps(found, labels)
     rewards = np.array([scores.sum() for scores in engine.scores(experiences)])  # one score, and zeros
     wanted = np.array([experience.reward for experience in experiences], dtype=np.float32)
     if config.loss == "squared_error":

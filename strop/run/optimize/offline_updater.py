@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from strop.algorithms.losses.reward_modeling import reward_targets
 from strop.algorithms.reference_point import ReferencePoint
 from strop.config.schema.preference import ReferenceSyncConfig
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, StepBatch, UpdateResult, mean_metrics
@@ -97,7 +98,7 @@ class OfflineUpdater:
             assert reference is not None
             point = self._reference_point.of_update(experiences, reference)
             counts = replace(GlobalCounts.of(experiences), reference_point=point)
-        rewards = [experience.reward for experience in experiences] if self._learns_rewards else None
+        rewards = [*map(reward_targets, experiences)] if self._learns_rewards else None
         batch = TrainingBatch(experiences, ref_logprobs=reference, returns=rewards)
         metrics = self._policy.update(batch, step=step, update=update, counts=counts)
         sync = self._reference_sync

@@ -41,8 +41,8 @@ _REFUSED: Mapping[str, str] = {
     "DistillationConfig": "write a run file with algorithm: {type: distillation, distillation: {teachers: [{path: "
     "teacher}]}} (`strop help algorithms/distillation`)",
     "BCOConfig": "TRL 1.16 has no BCO; write a run file with algorithm: bco (`strop help algorithms/offline`)",
-    "PRMConfig": "TRL 1.16 has no process reward models; write a run file with algorithm: reward_model (`strop help "
-    "algorithms/offline`)",
+    "PRMConfig": "TRL 1.16 has no process reward models; write a run file with algorithm: {type: reward_model, loss: "
+    "cross_entropy} and data.train: {steps: completions, label: labels} (`strop help algorithms/offline`)",
     "PPOConfig": "write a run file with algorithm: ppo",
     "apply_chat_template": "Strop applies the chat template itself; pass the messages",
     "maybe_apply_chat_template": "Strop applies the chat template itself; pass the messages",
