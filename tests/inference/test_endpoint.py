@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +19,12 @@ pytest.importorskip("aiohttp")
 
 from benchmarks.endpoint import CASES, measure
 from strop.inference.endpoint import connections, server
+from strop.workers.child_process import start_module
 from strop.workers.waiting import wait_until
 from tests.inference.endpoints import CHAT, GOOD, Client, Fixed, open_endpoint, tiny_model
 from tests.inference.helpers import LIMIT
 
+IMPORTS = ("strop.inference.endpoint.server",)
 BODY = json.dumps(GOOD).encode()
 
 
@@ -218,21 +219,23 @@ def test_the_clients_of_all_rollouts_may_connect_before_the_first_request() -> N
 
 @pytest.mark.slow
 def test_an_endpoint_without_free_files_recovers() -> None:
-    command = [sys.executable, "-m", "tests.inference.endpoints", "6"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            port, key = process.stdout.readline().split()
-            client = Client(int(port), key)
-            with contextlib.ExitStack() as opened:
-                for _ in range(8):
-                    opened.enter_context(client.open())
-                assert client.ask().status == 200
+    process = start_module(
+        "tests.inference.endpoints", "6", imports=IMPORTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        port, key = process.stdout.readline().decode().split()
+        client = Client(int(port), key)
+        with contextlib.ExitStack() as opened:
+            for _ in range(8):
+                opened.enter_context(client.open())
             assert client.ask().status == 200
-            process.communicate(timeout=LIMIT)
-        finally:
-            process.kill()
-    assert process.returncode == 0
+        assert client.ask().status == 200
+        process.stdin.close()
+        assert process.wait(LIMIT) == 0
+    finally:
+        process.kill()
+        process.stdout.close()
 
 
 @pytest.mark.slow

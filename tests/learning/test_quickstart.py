@@ -38,16 +38,16 @@ def run_script(script: Path, *arguments: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("steps", "rise", "accuracy"), [(25, 0.15, 0.5), *nightly((200, 0.4, 0.9))])
+@pytest.mark.parametrize(("steps", "rise", "accuracy"), [(15, 0.1, 0.5), *nightly((200, 0.4, 0.9))])
 def test_the_quickstart_learns_two_digit_sums(
     tmp_path: Path, steps: int, rise: float, accuracy: float
 ) -> None:
-    """In 25 steps, held-out accuracy was seen to rise from 0.43 to 0.79."""
+    """In 15 steps, held-out accuracy was seen to rise from 0.43 to 0.69."""
     shown = run_script(QUICKSTART, "--seed", 1, "--steps", steps, "--out", tmp_path / "quickstart")
     folder = tmp_path / "quickstart" / "sums"
     measured = column(folder, HELD_OUT)
     assert measured[-1] >= max(accuracy, measured[0] + rise), measured
-    assert len(measured) == steps // 25 + 1, "before, during and after"
+    assert len(measured) == -(-steps // 25) + 1, "before, during and after"
     for part in ("model", "metrics.jsonl", "rollouts", "report.html"):
         assert (folder / part).exists()
         assert str(folder / part) in shown

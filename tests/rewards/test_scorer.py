@@ -51,36 +51,6 @@ LIMIT = 5.0
 """Time limit that functions are made to exceed, and that no other one reaches, on a busy machine either."""
 
 
-def mishaps(completion: str, answer: str) -> Any:
-    """Fails as the completion says, or returns the completion as a number."""
-    match completion:
-        case "raise":
-            return {"1": 1}[answer]
-        case "loop":
-            while True:
-                pass
-        case "sleep":
-            time.sleep(1000)
-        case "regex":
-            return re.match("(a+)+$", "a" * 60 + "b")  # holds the GIL for ages
-        case "exit":
-            sys.exit(3)
-        case "os._exit":
-            os._exit(4)
-        case "abort":
-            os.abort()
-        case "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "nan":
-            return float("nan")
-        case "none":
-            return None
-        case "text":
-            return "good"
-    time.sleep(0.12)
-    return float(completion)
-
-
 def test_a_weighted_sum_with_named_parts():
     reward = section(
         {"function": "gsm8k", "weight": 2.0},
@@ -113,13 +83,13 @@ def test_results_keep_their_order():
 
 
 MISHAPS = {
-    "raise": r"raised KeyError: '9'\n  File .*test_scorer.py\", line \d+, in mishaps\n",
-    "loop": r"took longer than 5 s and was stopped, at\n  File .*test_scorer.py\", line \d+ in mishaps$",
+    "raise": r"raised KeyError: '9'\n  File .*users.py\", line \d+, in mishaps\n",
+    "loop": r"took longer than 5 s and was stopped, at\n  File .*users.py\", line \d+ in mishaps$",
     "sleep": "took longer than 5 s and was stopped, at",
     "regex": r"took longer than 5 s and was stopped, at\n  File .*re/__init__.py.* in match\n",
     "exit": r"raised SystemExit: 3\n  File",
     "os._exit": "ended its process with exit code 4",
-    "abort": r"ended its process by signal 6 \(Aborted\), at\n  File .*test_scorer.py",
+    "abort": r"ended its process by signal 6 \(Aborted\), at\n  File .*users.py",
     "killed": r"ended its process by signal 9 \(Killed\)$",
     "nan": "returned nan; a reward is a finite number",
     "none": "returned None; a reward is a number",
@@ -135,7 +105,7 @@ def test_a_failure_affects_one_rollout_only(workers):
         text for n, mishap in enumerate(MISHAPS) for text in (*map(str, range(4 * n, 4 * n + 4)), mishap)
     ]
     reward = section(NOTHING, workers=workers, timeout_seconds=LIMIT)
-    (rollouts,) = score(reward, [group(texts, "9", name="task-7")], mishaps)
+    (rollouts,) = score(reward, [group(texts, "9", name="task-7")], users.mishaps)
     failed = {r.text: r for r in rollouts if r.text in MISHAPS}
     for mishap, message in MISHAPS.items():
         broken = failed[mishap]

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import signal
+import sys
+import time
 from typing import Any
 
 
@@ -59,3 +64,33 @@ class Judge:
 
 judge = Judge()
 not_a_function = 3
+
+
+def mishaps(completion: str, answer: str) -> Any:
+    """Fails as the completion says, or returns the completion as a number."""
+    match completion:
+        case "raise":
+            return {"1": 1}[answer]
+        case "loop":
+            while True:
+                pass
+        case "sleep":
+            time.sleep(1000)
+        case "regex":
+            return re.match("(a+)+$", "a" * 60 + "b")  # holds the GIL for ages
+        case "exit":
+            sys.exit(3)
+        case "os._exit":
+            os._exit(4)
+        case "abort":
+            os.abort()
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "nan":
+            return float("nan")
+        case "none":
+            return None
+        case "text":
+            return "good"
+    time.sleep(0.12)
+    return float(completion)

@@ -76,9 +76,10 @@ def test_groups_of_ranks_are_not_divided(values, head):
             assert found[0::2] == found[1::2] and len(set(found)) == 3
             assert set(found) == {node.node_id for node in added}
         with head.joined():
-            places = places_of(run_of(values, head, {"ranks": 6, "tensor_parallel": 6}), "trainer", names)
-            found = [node for node, _ in places]
-            assert found[0] == found[1] == found[2] != found[3] == found[4] == found[5]
+            wide = run_of(values, head, {"ranks": 6, "tensor_parallel": 6})
+            bundles = reserve_bundles(wide, wide.cluster).ranks
+            assert [bundles.processes(index) for index in bundles.nodes] == [3, 3]
+            assert len(set(bundles.nodes.values())) == 2
         with head.joined(), pytest.raises(PlacementError, match=refusal):
             reserve_bundles(too_wide, too_wide.cluster)
 
