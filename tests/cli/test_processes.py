@@ -14,12 +14,15 @@ import venv
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from strop.config.load.loader import load_run
+from strop.workers.child_process import ChildProcess
 from tests.cases import nightly
+from tests.command import start_strop
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"datasets", "jinja2", "numpy", "peft", "pyarrow", "ray", "rich.console", "sympy", "tensorboard"}
@@ -74,6 +77,7 @@ def test_an_environment_whose_file_names_are_no_utf8_is_named(run_file: Path) ->
 REWARD = """
 import time
 from pathlib import Path
+from typing import Any
 
 def score(completion, answer):
     Path("reached").touch()
@@ -97,33 +101,36 @@ def sleeping(run_file: Path) -> Path:
     return folder
 
 
-def interrupt(folder: Path, *words: str, ready: Callable[[], bool]) -> tuple[int, str]:
+def interrupt(
+    folder: Path, *words: str, ready: Callable[[], bool], start: Callable[..., ChildProcess]
+) -> tuple[int, str]:
     """Start a command in a process group, and interrupt the group when it is ready; returns code and stderr."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "strop", *words],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        while not ready():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.05)
-        # Python notices a signal right before a blocking system call only with the next one, which is sent then.
-        while process.poll() is None:
-            os.killpg(process.pid, signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(60)
-        return process.returncode, process.communicate()[1]
-    finally:
-        process.kill()
+    with (folder / "errors").open("w+") as errors:
+        process = start(*words, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
+        try:
+            while not ready():
+                assert process.poll() is None, (folder / "errors").read_text()
+                time.sleep(0.05)
+            # Python notices a signal right before a blocking system call only with the next one, which is sent then.
+            while process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(60)
+        finally:
+            process.kill()
+    return process.wait(), (folder / "errors").read_text()
+
+
+def start_interpreter(*words: str, **options: Any) -> ChildProcess:
+    """`strop` in a new interpreter, which has imported nothing."""
+    return subprocess.Popen([sys.executable, "-m", "strop", *words], start_new_session=True, **options)
 
 
 @pytest.mark.parametrize("command", ["train", *nightly("evaluate")])
 def test_an_interrupt_while_a_reward_function_runs(sleeping: Path, command: str) -> None:
-    code, errors = interrupt(sleeping, command, "kept.yaml", ready=(sleeping / "reached").exists)
+    code, errors = interrupt(
+        sleeping, command, "kept.yaml", ready=(sleeping / "reached").exists, start=start_strop
+    )
     assert code == 130
     assert errors.startswith("strop: ") and len(errors.splitlines()) == 1
 
@@ -154,7 +161,7 @@ def test_an_interrupt_while_the_configuration_is_read(sleeping: Path, words: str
         held.extend(filter(None, [opened(sleeping / "run.yaml")]))
         return bool(held)
 
-    code, errors = interrupt(sleeping, *words.split(), ready=ready)
+    code, errors = interrupt(sleeping, *words.split(), ready=ready, start=start_interpreter)
     os.close(held[0])
     assert (code, errors) == (130, "strop: Interrupted.\n")
 
@@ -170,7 +177,7 @@ def test_an_interrupt_while_responses_are_generated(sleeping: Path) -> None:
         return True
 
     words = ["generate", "run.yaml", "--prompts", "prompts.jsonl", "--out", "out.parquet"]
-    code, errors = interrupt(sleeping, *words, ready=ready)
+    code, errors = interrupt(sleeping, *words, ready=ready, start=start_interpreter)
     assert code == 130
     assert errors.startswith("strop: ") and len(errors.splitlines()) == 1
 
