@@ -6,7 +6,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,13 @@ from strop.workers.files import AppendFile, atomic_path
 log = logging.getLogger("strop.buffer")
 
 FORMAT = 1
+_TABLES = f"""
+PRAGMA user_version = {FORMAT};
+CREATE TABLE groups (
+    number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, uses INTEGER NOT NULL DEFAULT 0, content BLOB
+);
+CREATE TABLE writers (name TEXT PRIMARY KEY, finished INTEGER NOT NULL);
+"""
 _LOCK_TIMEOUT_SECONDS = 30.0
 """Longest wait for the lock, which a killed run's buffer process may hold for a little longer."""
 
@@ -129,30 +136,27 @@ class SqliteBackup:
     def __init__(self, path: Path, lock: FileLock) -> None:
         self._lock = lock
         self._path = path
+        if not path.exists():
+            with atomic_path(path) as temporary, closing(sqlite3.connect(temporary)) as new:
+                new.executescript(_TABLES)
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
-            self._create_tables()
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._require_format()
         except BaseException:
             self._connection.close()
             raise
 
-    def _create_tables(self) -> None:
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")
+    def _require_format(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if version not in (0, FORMAT):
+        if version == 0:
+            raise _not_a_backup(self._path)
+        if version != FORMAT:
             raise StoreError(
                 f"{self._path} is a backup in format {version}; this version of Strop reads {FORMAT}. Resume the "
                 "run with the version that wrote it, or set `buffer.backup` to another file."
             )
-        self._connection.execute(f"PRAGMA user_version = {FORMAT}")
-        self._connection.execute(
-            "CREATE TABLE IF NOT EXISTS groups (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, "
-            "uses INTEGER NOT NULL DEFAULT 0, content BLOB)"
-        )
-        self._connection.execute(
-            "CREATE TABLE IF NOT EXISTS writers (name TEXT PRIMARY KEY, finished INTEGER NOT NULL)"
-        )
 
     def restore(self) -> BackupContents:
         """See `Backup`."""
@@ -259,6 +263,7 @@ class JsonLinesBackup:
         uses: dict[str, int] = {}
         done: set[str] = set()
         writers: dict[str, bool] = {}
+        number = 0
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.endswith(b"\n"):
@@ -275,6 +280,8 @@ class JsonLinesBackup:
                             groups.pop(id, None)
                     case "writers":
                         writers = content
+        if number == 0:
+            raise _not_a_backup(self._path)
         kept = [(group, uses.get(group.id, 0)) for group in groups.values()]
         return BackupContents(kept, frozenset(done), writers)
 
@@ -307,6 +314,13 @@ class JsonLinesBackup:
                 lines.write(_put_line(group))
                 if uses:
                     lines.write(json.dumps({"used": {group.id: uses}}) + "\n")
+
+
+def _not_a_backup(path: Path) -> StoreError:
+    return StoreError(
+        f"The buffer's backup {path} is empty, or not a backup that Strop wrote. Restore it, or set `buffer.backup` to "
+        "another file, which leaves out the groups that it had."
+    )
 
 
 def _put_line(group: ExperienceGroup) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from strop.runs.reader import read_run
 
 _MAX_NAME = 100
 """Maximum length of a run's name."""
+_MAX_RUNS = 1000
+"""Maximum number of runs of a sweep."""
 _NOT_IN_NAMES = re.compile(r"[^\w .+=,@-]+", re.ASCII)
 
 
@@ -58,6 +61,8 @@ def sweep_members(
     Raises ConfigError for a run file that any of them cannot be loaded from, and for members that share a folder.
     """
     choices = [_choices(text) for text in overrides]
+    if math.prod(map(len, choices)) * max(len(seeds), 1) > _MAX_RUNS:
+        raise ConfigError(f"The sweep has more than {_MAX_RUNS} runs: write fewer values or seeds.")
     base = load_run(run, [values[0] for values in choices], here=here).run.name
     members = []
     for chosen in itertools.product(*choices):
@@ -102,7 +107,8 @@ def _choices(text: str) -> list[str]:
             raise ConfigError(
                 f"override {text!r}: write the values of a sweep, such as key=a,b, and no interval."
             )
-        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+        values = itertools.islice(override.sweep_string_iterator(), _MAX_RUNS + 1)
+        return [f"{override.get_key_element()}={value}" for value in values]
     except HydraException:
         return [text]  # loading the run reports the fault
 

@@ -64,14 +64,18 @@ def _train_all(run: Path, members: Sequence[SweepMember], jobs: int, *, here: bo
     A signal to this process stops them all, with their state saved: the processes have sessions of their own, so that a
     terminal's Ctrl-C reaches each of them once.
     """
+    from strop.runs.folder import reporting_write_errors
+
     lock, processes = threading.Lock(), dict[int, subprocess.Popen[bytes]]()
     is_stopped = threading.Event()
 
     def train(number: int) -> int:
         member = members[number]
         command = [sys.executable, "-m", "strop", "train", str(run), *member.overrides]
-        _log(member).parent.mkdir(parents=True, exist_ok=True)
-        with lock, _log(member).open("ab") as log:
+        with reporting_write_errors(_log(member)):
+            _log(member).parent.mkdir(parents=True, exist_ok=True)
+            log = _log(member).open("ab")
+        with lock, log:
             if is_stopped.is_set():
                 return 0
             processes[number] = subprocess.Popen(

@@ -54,8 +54,8 @@ def _prompt_fault(request: SampleRequest, vocab_size: int) -> str | None:
     if low < 0 or high >= vocab_size:
         invalid = low if low < 0 else high
         return f"the prompt has token {invalid}, but the model's tokens are 0 to {vocab_size - 1}"
-    if request.seed < 0:
-        return f"the seed is {request.seed}; it must be 0 or more"
+    if not 0 <= request.seed < 2**64:
+        return f"the seed is {request.seed}; it must be from 0 to {2**64 - 1}"
     return None
 
 

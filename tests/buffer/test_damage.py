@@ -59,6 +59,8 @@ def sql(name: str, statement: str) -> Callable[[Path], None]:
             bytes_at("backup.jsonl", lambda text: b"[" * 9**5 + b"\n" + text),
             "backup.jsonl line 1 is not",
         ),
+        (QUEUE_LINES, bytes_at("backup.jsonl", lambda _: b""), "backup.jsonl is empty"),
+        (QUEUE_SQLITE, bytes_at("backup.db", lambda _: b""), "backup.db is empty"),
         (QUEUE_SQLITE, sql("backup.db", "UPDATE groups SET content = 'text'"), "backup.db is damaged"),
         (QUEUE_SQLITE, sql("backup.db", "UPDATE groups SET content = zeroblob(99)"), "backup.db is damaged"),
         (QUEUE_SQLITE, sql("backup.db", "UPDATE groups SET uses = 'x'"), "backup.db is damaged"),

@@ -68,6 +68,8 @@ def test_the_runs_of_a_sweep(
             None,
             "override trainer.optimizer.lr=x: trainer.optimizer.lr: expected a number",
         ),
+        (["seed=range(1,1000000000000)"], None, "The sweep has more than 1000 runs"),
+        (["seed=range(1,31)", "data.shuffle=true,false"], ",".join(map(str, range(20))), "more than 1000 runs"),
         ([], "one", "--seeds 'one': write numbers with commas between them"),
     ],
 )
@@ -86,6 +88,12 @@ class ForkedPopen:
     def __new__(cls, command: Sequence[str], *, start_new_session: bool, **streams: Any) -> Any:
         assert command[:3] == [sys.executable, "-m", "strop"] and start_new_session
         return start_strop(*command[3:], **streams)
+
+
+def test_a_sweep_whose_folder_cannot_be_made_ends_with_one_paragraph(cli: Cli, run_file: Path) -> None:
+    Path("file").touch()
+    result = cli("sweep", run_file, "output=file/runs", "--seeds", "1,2")
+    assert (result.exit_code, "cannot be written to file/runs" in result.output) == (1, True), result.output
 
 
 @pytest.mark.slow

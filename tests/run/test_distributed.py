@@ -258,6 +258,9 @@ def test_an_explorer_without_a_trainer_fills_a_folder_that_a_trainer_reads_later
     assert [row["staleness/max"] for row in rows] == [0, 1, 2, 3], (
         "all groups were sampled with the initial model"
     )
+    shutil.rmtree(result.folder / "experiences")
+    with pytest.raises(StoreError, match=r"lacks 32 of the 32 groups that the explorer of .* has written"):
+        explore(strop.load(run, ["mode=explore"]))
 
 
 class Late(strop.Callback):

@@ -15,6 +15,7 @@ from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.buffer import FixedStyleConfig, MemorySyncConfig
 from strop.config.schema.run import Run
 from strop.inference.interruptible_sampler import InterruptibleSampler
+from strop.errors import StoreError
 from strop.protocols import Buffer, InferenceEngine
 from strop.python_rewards import PythonRewards
 from strop.rewards.scorable_tasks import require_scorable_tasks
@@ -110,6 +111,7 @@ def explore(
             _open_exchange(run, section, folder, sampler.device, stop, horizon.steps) as (receiver, buffer),
             Recorder(own, loaded, horizon, start, decode=tokenizer.decode) as recorder,
         ):
+            _require_written_groups(buffer, state, own)
             subscriber = Subscriber(
                 loader,
                 section.style,
@@ -222,6 +224,18 @@ def _start_new_run(run: Run, section: CrossProcessSync, folder: RunFolder) -> Ex
     state = ExplorerState()
     state.save(folder.explorer)
     return state
+
+
+def _require_written_groups(buffer: Buffer, state: ExplorerState, folder: RunFolder) -> None:
+    """Raise `StoreError` if the buffer lacks groups that the explorer has written."""
+    counts = buffer.counts()
+    kept = counts.queued + counts.leased + counts.done + counts.evicted
+    if kept < state.groups_written:
+        raise StoreError(
+            f"The buffer lacks {state.groups_written - kept} of the {state.groups_written} groups that the explorer of "
+            f"{folder.path} has written. Restore its files or rows from a backup, or write `resume: never` to archive "
+            "the folder and start from the beginning."
+        )
 
 
 def _is_used(buffer: Buffer) -> bool:
