@@ -84,8 +84,9 @@ class ServedModel:
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """Raises `BadRequest` for a conversation that is too long or cannot be rendered."""
         try:
+            # In threads, as a prompt of megabytes takes seconds, in which the endpoint answers others.
             messages = await asyncio.to_thread(self._encoder.read_images, request.messages, "messages")
-            prompt = self._encoder.encode_prompt(messages, request.tools)
+            prompt = await asyncio.to_thread(self._encoder.encode_prompt, messages, request.tools)
         except StropError as error:
             raise BadRequest(f"{self._settings.name}: {error}") from error
         sampling = SamplingParams(
@@ -115,7 +116,7 @@ class ServedModel:
     async def complete(self, request: CompletionRequest) -> CompletionResponse:
         """Raises `BadRequest` for a prompt that is too long, alone or with `max_tokens`, or has other tokens than the
         model."""
-        prompts = [self._encode(prompt) for prompt in request.prompts]
+        prompts = await asyncio.to_thread(lambda: [self._encode(prompt) for prompt in request.prompts])
         wanted = request.sampling.max_tokens if request.samples else 0
         if (longest := max(map(len, prompts))) + wanted > self._context_tokens:
             raise BadRequest(

@@ -69,7 +69,11 @@ def test_the_runs_of_a_sweep(
             "override trainer.optimizer.lr=x: trainer.optimizer.lr: expected a number",
         ),
         (["seed=range(1,1000000000000)"], None, "The sweep has more than 1000 runs"),
-        (["seed=range(1,31)", "data.shuffle=true,false"], ",".join(map(str, range(20))), "more than 1000 runs"),
+        (
+            ["seed=range(1,31)", "data.shuffle=true,false"],
+            ",".join(map(str, range(20))),
+            "more than 1000 runs",
+        ),
         ([], "one", "--seeds 'one': write numbers with commas between them"),
     ],
 )

@@ -56,12 +56,17 @@ class Client:
         return Client(urlsplit(access.url).port or 0, access.api_key)
 
     def post(
-        self, body: bytes, *, key: bytes | None = None, headers: Mapping[str, Any] | None = None
+        self,
+        body: bytes,
+        *,
+        path: str = CHAT,
+        key: bytes | None = None,
+        headers: Mapping[str, Any] | None = None,
     ) -> Reply:
-        """Send bytes as the body of a chat request, over a new connection."""
+        """Send bytes as the body of a request, over a new connection."""
         bearer = b"Bearer " + (self.key.encode() if key is None else key)
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as connection:
-            connection.request("POST", CHAT, body, {"Authorization": bearer, **(headers or {})})
+            connection.request("POST", path, body, {"Authorization": bearer, **(headers or {})})
             response = connection.getresponse()
             return Reply(response.status, response.read())
 

@@ -8,6 +8,7 @@ import json
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 pytest.importorskip("aiohttp")
 
 from benchmarks.endpoint import CASES, measure
+from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.inference.endpoint import connections, server
 from strop.workers.child_process import start_module
 from strop.workers.waiting import wait_until
@@ -56,6 +58,7 @@ UNUSUAL: list[dict[str, Any]] = [
 def test_the_server_answers_invalid_requests_with_their_faults(client: Client) -> None:
     for reply, message in (
         (client.ask(temperature=1e-300), "temperature is 1e-300"),  # a fault that the engine finds
+        (client.ask(seed=2**64), "the seed is 18446744073709551616; it must be from 0"),
         (client.ask(flavor=1), "flavor is not supported"),
         (client.post(b"{"), "the request is not JSON"),
         (client.post(BODY, headers={"Content-Type": "application/json; charset=klingon"}), "charset"),
@@ -88,6 +91,33 @@ def test_no_bytes_stop_the_server(client: Client, content: bytes) -> None:
         with client.open() as opened, contextlib.suppress(ConnectionError):
             opened.sendall(sent + b"\r\n\r\n")
     assert client.ask().status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("encode_prompt", CHAT, GOOD),
+        ("encode_text", "/v1/completions", {"model": "tiny", "prompt": "two", "max_tokens": 1}),
+    ],
+)
+def test_a_prompt_that_is_encoded_for_long_keeps_nobody_waiting(
+    client: Client, method: str, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, is_answered = threading.Event(), threading.Event()
+    encode = getattr(TurnEncoder, method)
+
+    def wait(*values: Any) -> Any:
+        begun.set()
+        assert is_answered.wait(LIMIT)
+        return encode(*values)
+
+    monkeypatch.setattr(TurnEncoder, method, wait)
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(client.post, json.dumps(body).encode(), path=path)
+        assert begun.wait(LIMIT)
+        assert client.post(b"{").status == 400
+        is_answered.set()
+        assert reply.result().status == 200
 
 
 def received_until_closed(client: Client, content: bytes, drip: bytes = b"") -> bytes:

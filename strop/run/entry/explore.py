@@ -14,8 +14,8 @@ from strop.config.save import save_resolved
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.buffer import FixedStyleConfig, MemorySyncConfig
 from strop.config.schema.run import Run
-from strop.inference.interruptible_sampler import InterruptibleSampler
 from strop.errors import StoreError
+from strop.inference.interruptible_sampler import InterruptibleSampler
 from strop.protocols import Buffer, InferenceEngine
 from strop.python_rewards import PythonRewards
 from strop.rewards.scorable_tasks import require_scorable_tasks
