@@ -32,6 +32,7 @@ def cpus(*counts: int) -> list[NodeResources]:
         (6, 6, 1, [NodeResources("a", 64, 4)], [Bundle(3, 3)] * 2),
         (4, 4, 1, [NodeResources("a", 2, 8)], [Bundle(2, 2)] * 2),  # too few CPUs
         (1, 1, 0.5, [NodeResources("a", 2, 1)], [Bundle(1, 0.5)]),
+        (4, 4, 0.5, [NodeResources("a", 8, 2)], [Bundle(4, 2)]),
         (2, 2, 0, cpus(0, 0), [Bundle(1, 0)] * 2),
     ],
 )
