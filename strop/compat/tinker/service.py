@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from torch import Tensor
+
 from strop.compat.tinker.routes import TinkerRoutes
 from strop.compat.tinker.sampling import AdapterSamplers
 from strop.compat.tinker.store import ServiceFiles
@@ -33,8 +35,9 @@ def open_tinker(base: ServedBase, *, folder: Path, name: str) -> Iterator[Tinker
             raise ConfigError(f"--tinker {folder}: another service uses this folder; write another") from None
         samplers = AdapterSamplers(base.weights, base.tokenizer, context_tokens)
         opened.callback(samplers.close)
+        frozen: dict[str, Tensor] = {}
         trainer = Trainer(
-            files, lambda info: TrainedAdapter(base.model, info.lora, context_tokens, vocab_size)
+            files, lambda info: TrainedAdapter(base.model, info.lora, context_tokens, vocab_size, frozen)
         )
         opened.callback(trainer.close)
         # Clients load the tokenizer of a name such as Qwen/Qwen3-0.6B by it, and of a folder's name from the folder.

@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 from tinker.types import AdamParams, LoraConfig
+from torch import Tensor
 
 from strop.algorithms.registry import AnyLossSpec
 from strop.compat.tinker.losses import NamedLoss
@@ -40,9 +41,17 @@ class TrainedAdapter:
     """A LoRA adapter that one client trains. Its methods run one at a time."""
 
     def __init__(
-        self, model: schema.ModelConfig, lora: LoraConfig, context_tokens: int, vocab_size: int
+        self,
+        model: schema.ModelConfig,
+        lora: LoraConfig,
+        context_tokens: int,
+        vocab_size: int,
+        frozen: dict[str, Tensor],
     ) -> None:
-        """Raises DataError for an adapter without modules, ModelError for a model that cannot be trained."""
+        """`frozen` keeps the base model's weights, which all adapters then share; the first one's are added.
+
+        Raises DataError for an adapter without modules, ModelError for a model that cannot be trained.
+        """
         targets = (_ATTENTION if lora.train_attn else ()) + (_MLP if lora.train_mlp else ())
         if not targets:
             raise DataError(
@@ -56,6 +65,10 @@ class TrainedAdapter:
         )
         run = _run(section, context_tokens, 1 if lora.seed is None else lora.seed)
         self._engine = LocalEngine(run, replace(PolicySpec.of(run), needs_reference=False))
+        for module in {self._engine.policy.master, self._engine.policy.model}:
+            for name, parameter in module.named_parameters():
+                if not parameter.requires_grad:
+                    parameter.data = frozen.setdefault(f"{name} {parameter.dtype}", parameter.data)
         self._context_tokens = context_tokens
         self._vocab_size = vocab_size
         self.has_gradient = False

@@ -79,7 +79,7 @@ def datum(sampled: np.ndarray, *, padded: bool) -> LossDatum:
 
 @pytest.fixture(scope="module")
 def adapter(model: Path) -> TrainedAdapter:
-    found = TrainedAdapter(ModelConfig(path=str(model)), LoraConfig(rank=4, seed=1), 64, 300)
+    found = TrainedAdapter(ModelConfig(path=str(model)), LoraConfig(rank=4, seed=1), 64, 300, {})
     for _ in range(2):  # both factors have values then
         found.compute(request("cross_entropy", {}, datum(np.zeros(3), padded=False)))
         found.step(AdamParams(learning_rate=0.1))

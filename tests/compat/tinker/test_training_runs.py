@@ -56,7 +56,7 @@ def opened(service: ServiceFiles, model: Path) -> TrainingRun:
     files = service.run("s:train:0")
     assert files is not None
     return TrainingRun(
-        files, service, lambda info: TrainedAdapter(ModelConfig(path=str(model)), info.lora, 64, 300)
+        files, service, lambda info: TrainedAdapter(ModelConfig(path=str(model)), info.lora, 64, 300, {})
     )
 
 
