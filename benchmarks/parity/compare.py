@@ -11,6 +11,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import reward_side
 import torch
 import trinity_side
 import trl_side
@@ -62,7 +63,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=PAGE, help="path of the page")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    cases = [*verl_side.cases(), *trinity_side.cases(), *trl_side.cases()]
+    cases = [*verl_side.cases(), *trinity_side.cases(), *trl_side.cases(), *reward_side.cases()]
     rows = [(case, largest_difference(case)) for case in cases]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(page(rows))
