@@ -135,6 +135,8 @@ def _value_faults(file: Path, error: ValidationError) -> Iterator[str]:
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
+_QUANTIZED = ("bitsandbytes", "gptq", "awq")
+"""Methods of quantization whose weights transformers keeps as integers."""
 _LENGTH_BYTES = 8
 """Bytes at the beginning of a safetensors file that hold the length of its header."""
 
@@ -169,6 +171,18 @@ def encoder_decoder_fault(path: str, model_type: str) -> str:
     return (
         f"{path} is an encoder-decoder model ({model_type}), and Strop trains causal language models, which have a "
         "decoder only. Write the folder of such a model."
+    )
+
+
+def quantization_fault(path: str) -> str | None:
+    """The fault of a model with quantized weights, of which no gradient is computed; None for a name on the Hub."""
+    quantization = read_model_file(path, "config.json").get("quantization_config")
+    if not isinstance(quantization, dict) or quantization.get("quant_method") not in _QUANTIZED:
+        return None
+    return (
+        f"{path} has quantized weights ({quantization['quant_method']}), and Strop trains weights that are not, also "
+        "under an adapter. Write the folder of the model that they were made from, or convert them once: "
+        "AutoModelForCausalLM.from_pretrained(old).dequantize().save_pretrained(new, save_original_format=False)."
     )
 
 

@@ -15,7 +15,7 @@ from strop.config.checks.topology import fixed_weights_fault
 from strop.config.load.config_tree import Source
 from strop.config.load.loader import LoadedRun
 from strop.config.machine import described_machine
-from strop.config.model_files import labels_fault, model_file_faults
+from strop.config.model_files import labels_fault, model_file_faults, quantization_fault
 from strop.config.paths import data_file_name, existing_path, gguf_file, is_local
 from strop.config.peft_adapter import adapter_in_model_folder, adapter_options
 from strop.config.schema import Run
@@ -301,6 +301,8 @@ def _model_faults(
     missing = [what for what, names in needed.items() if not any(next(folder.glob(n), None) for n in names)]
     if missing:
         return [f"{_at(field, sources)}: the model folder {path} has {', '.join(missing)}."]
+    if field == "model.path" and (fault := quantization_fault(path)) is not None:
+        return [f"{_at(field, sources)}: {fault}"]
     return [f"{_at(field, sources)}: {fault}" for fault in model_file_faults(folder, path)]
 
 

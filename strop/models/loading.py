@@ -25,6 +25,7 @@ from strop.config.model_files import (
     check_model_files,
     encoder_decoder_fault,
     pickled_weights_fault,
+    quantization_fault,
     wrong_labels,
 )
 from strop.config.paths import GGUF_SUFFIX, gguf_file, is_local
@@ -159,6 +160,8 @@ def _read(
 ) -> PreTrainedModel:
     """Load with `kind`, an auto class of transformers; a classifier with a new `head` may lack that in its files."""
     limit_cpu_memory()
+    if trainable and (fault := quantization_fault(section.path)) is not None:
+        raise ModelError(f"model.path: {fault}")
     frozen = section.lora is not None or not trainable
     dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype
     with silence_transformers(), gguf_reading(section.path):

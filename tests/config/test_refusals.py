@@ -195,6 +195,8 @@ algorithm=reward_model & data.train.chosen=a & data.train.rejected=b & data.over
 algorithm=dpo & data.train.chosen=a & data.train.rejected=b & data.train.margin=c
     => data.train.margin has no effect under algorithm dpo
 trainer.gradient_accumulation_steps=4 => write trainer.microbatch='8 sequences' or '16384 tokens'
+model.quantization={bits: 4} => write nothing: weights that are trained are not quantized
+model.load_in_4bit=true => write nothing: weights that are trained are not quantized
 per_device_train_batch_size=4 => write trainer.microbatch='4 sequences', the size of one forward
 rollout.engine={type: vllm, data_parallel: 4} => unknown key. In a run file write rollout.pool.engines=4.
 trainer.learning_rate=1e-5 => write trainer.optimizer.lr=1e-05

@@ -138,6 +138,10 @@ def with_own_code(folder: Path) -> None:
         (not_finite, "weights are not finite: model.norm.weight"),
         (lambda folder: (folder / "model.safetensors").unlink(), "there are no weights"),
         (pickled, "safetensors only"),
+        (
+            lambda folder: change_config(folder, quantization_config={"quant_method": "bitsandbytes"}),
+            r"has quantized weights \(bitsandbytes\), and Strop trains weights that are not",
+        ),
         (cut, "no model could be loaded"),
         (lambda folder: change_config(folder, intermediate_size=40), "down_proj"),
         (without_a_layer, r"layers\.1\.mlp\.up_proj"),

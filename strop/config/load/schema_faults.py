@@ -88,6 +88,10 @@ FAMILIAR_NAMES: Mapping[str, str] = {
     "test_freq": _TEST,
     "eval_steps": _TEST,
     "reward_funcs": "reward",
+    **dict.fromkeys(
+        ("quantization", "quantization_config", "load_in_4bit", "load_in_8bit"),
+        "nothing: weights that are trained are not quantized; model.lora with model.dtype=bfloat16 saves memory",
+    ),
     "bf16": "model.compute_dtype=bfloat16",
     "image_key": "data.train.images=images",
     "videos": _NO_VIDEO,
