@@ -46,9 +46,9 @@ def vowels(completion):
     return sum(letter in "aeiou" for letter in completion) / 8
 """
 TOLERANCE = 0.1
-POOL_THREADS = 2
-"""Threads that a bounded pool may start late: the one that answers Studio's requests has as many as there ever were
-requests at the same time."""
+POOL_THREADS = 8
+"""Threads that bounded pools may start late: those of Arrow, which reads Studio's rollout files with up to 8, and the
+one that answers Studio's requests, which has as many as there ever were requests at the same time."""
 KEY = "soak"
 PAGES = (
     "/runs",
@@ -248,7 +248,12 @@ def soak(folder: Path, minutes: float, pause: float, interval: float) -> list[st
         print("| minutes | command | RSS, MB | file descriptors | threads | processes | temporary files |")
         print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
         while (passed := (time.monotonic() - began) / 60) < minutes:
-            wrong += poll((address.rstrip("/"), token), name, endpoint)
+            try:
+                wrong += poll((address.rstrip("/"), token), name, endpoint)
+            except urllib.error.URLError:
+                for service in services:
+                    service.measure(passed)  # says which command has ended
+                raise
             if passed >= next_measure:
                 next_measure += interval
                 for service in services:

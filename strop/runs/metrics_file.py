@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -146,7 +147,7 @@ def _parse(path: Path, number: int, line: bytes) -> MetricsRow:
     try:
         values = json.loads(line.decode("utf-8"))
         _ROW.validate_python(values)
-        row: MetricsRow = {current_metric(name): value for name, value in values.items()}
+        row: MetricsRow = {sys.intern(current_metric(name)): value for name, value in values.items()}
         row["step"] = int(values["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         reason = first_fault(error) if isinstance(error, ValidationError) else error

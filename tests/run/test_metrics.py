@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from strop.runs.metrics import METRICS, metric_of, metrics_page
+from strop.runs.metrics_file import read_metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -49,3 +50,12 @@ def test_definitions_are_sentences() -> None:
             ("kl_loss", "entropy_coef", "sampled_tokens")
         ), name
         assert metric.definition.endswith("."), name
+
+
+def test_rows_share_the_names_of_their_metrics(tmp_path: Path) -> None:
+    """Studio keeps the rows of every run that it shows."""
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "reward/mean": 0.5}\n{"step": 2, "reward/mean": 1.0}\n'
+    )
+    first, second = read_metrics(tmp_path / "metrics.jsonl")
+    assert all(one is other for one, other in zip(first, second, strict=True))
