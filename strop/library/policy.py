@@ -643,10 +643,14 @@ def _check_lr(lr: float | None) -> None:
 def _check_sampling(
     prompts: Sequence[Prompt], n: int, max_tokens: int, temperature: float, top_p: float, top_k: int
 ) -> None:
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, str | Mapping) or not hasattr(prompts, "__len__"):
         raise ConfigError("sample got one prompt. Write a list of prompts: policy.sample([prompt]).")
     if not len(prompts):
         raise DataError("sample got an empty list of prompts.")
+    if wrong := [prompt for prompt in prompts if not isinstance(prompt, Sequence | Mapping | Task)]:
+        raise DataError(
+            f"sample got the prompt {wrong[0]!r}. A prompt is text, a list of messages, a row, or a task."
+        )
     for name, value, is_right, form in (
         ("n", n, isinstance(n, int) and n > 0, "1 or more"),
         ("max_tokens", max_tokens, isinstance(max_tokens, int) and max_tokens > 0, "1 or more"),

@@ -204,6 +204,8 @@ def nan(micro_batch, outputs, counts):
 BAD = {
     "no prompts": (lambda p, b: p.sample([]), strop.DataError, "empty list"),
     "one prompt": (lambda p, b: p.sample("1+1="), strop.ConfigError, "Write a list"),
+    "a number": (lambda p, b: p.sample(5), strop.ConfigError, "Write a list"),
+    "a prompt that is a number": (lambda p, b: p.sample([5]), strop.DataError, "got the prompt 5"),
     "no column": (lambda p, b: p.sample([{"question": "x"}]), strop.DataError, "no column 'prompt'"),
     "n": (lambda p, b: p.sample(["x"], n=0), strop.ConfigError, "n=0"),
     "max_tokens": (lambda p, b: p.sample(["x"], max_tokens=0), strop.ConfigError, "max_tokens=0"),
