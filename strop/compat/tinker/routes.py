@@ -135,6 +135,8 @@ class TinkerRoutes:
                     return web.json_response(again.body, status=408)
                 except DataError as error:
                     raise BadRequest(str(error), status=422) from error
+                except OSError as error:  # the SDK sends it again
+                    raise BadRequest(f"the service cannot keep the request: {error}", status=503) from error
                 content_type = PROTOBUF if result.kind == "protobuf" else "application/json"
                 return web.Response(body=result.body, content_type=content_type)
 

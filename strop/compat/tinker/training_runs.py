@@ -71,7 +71,7 @@ class Result:
         """The answer to a request that raised."""
         if isinstance(error, DataError):
             return cls.error(str(error), "user")
-        if isinstance(error, StropError):
+        if isinstance(error, StropError | OSError):
             return cls.error(str(error), "server")
         log.error("A request failed.", exc_info=error)
         return cls.error("internal error; the server's log has it", "server")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -12,10 +13,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import tinker
 from tinker import types
 
+from strop.compat.tinker.store import RunFiles
 from tests.compat.tinker.conftest import KEY
 
 Open = Callable[[], tinker.ServiceClient]
@@ -243,6 +246,41 @@ def test_a_wrong_key_and_another_model_are_refused(service: str, client: Open) -
         stranger.create_sampling_client(base_model="tiny").result()
     with pytest.raises(tinker.UnprocessableEntityError, match="has the model 'tiny'"):
         client().create_lora_training_client("Qwen/Qwen3-8B", rank=4).result()
+
+
+def test_a_full_disk_is_said_and_the_request_can_come_again(
+    service: str, client: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = client().create_lora_training_client("tiny", rank=4).result()
+    body = {"model_id": trained.model_id, "seq_id": 1, "adam_params": {"learning_rate": 0.1}}
+    for full in (True, False):
+        with monkeypatch.context() as patched:
+            if full:
+                patched.setattr(RunFiles, "write_request", _no_space)
+            answer = httpx.post(f"{service}/api/v1/optim_step", json=body, headers={"X-API-Key": KEY})
+        assert answer.status_code == (503 if full else 200)
+        assert not full or "No space left" in answer.json()["error"]["message"]
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status"),
+    [
+        ("forward_backward", b"\xff\xff", 422),
+        ("forward_backward", b"", 422),
+        ("optim_step", b"[]", 422),
+        ("optim_step", b'{"model_id": "../..", "adam_params": {}}', 422),
+        ("retrieve_future", b'{"request_id": "none:7"}', 410),
+        ("session_heartbeat", b'{"session_id": "../secret"}', 404),
+        ("billing/usage/events", b"{}", 404),
+    ],
+)
+def test_malformed_requests_get_a_sentence(service: str, route: str, body: bytes, status: int) -> None:
+    answer = httpx.post(f"{service}/api/v1/{route}", content=body, headers={"X-API-Key": KEY})
+    assert answer.status_code == status and answer.json()["error"]["message"]
 
 
 def test_many_samples_at_once(client: Open) -> None:
