@@ -43,6 +43,8 @@ from strop.errors import DataError, StropError
 from strop.workers.files import atomic_path
 
 log = logging.getLogger("strop.tinker")
+_KEPT_RESULTS = 1024
+"""Number of results that are kept in memory."""
 _SILENT_SECONDS = 600.0
 """Time without a heartbeat after which a session's runs are no longer kept in memory."""
 _STATE_SHARE = 0.1
@@ -93,22 +95,28 @@ class TrainingRun:
         """Number of the last request that was computed."""
         self._busy_seconds = self._state_seconds = 0.0
         """Time of requests since the last state, and of writing that."""
-        journal = [int(each.stem) for each in files.journal.glob("*.request")]
-        self.next_seq = max([self._computed, *journal]) + 1
+        self.next_seq = self._computed + 1
         """Number of the request that comes next."""
         self.waiting: dict[int, tuple[str, bytes]] = {}
         """Requests that came before their turn."""
+        for seq, kind, body in files.requests(self._computed):
+            if seq == self.next_seq:
+                self.next_seq += 1
+            else:
+                self.waiting[seq] = (kind, body)
 
     def open(self, before: int | None = None) -> None:
         """Build the adapter, and compute the requests since the last state again, up to one or to the last."""
         if self._adapter is None:
             self._adapter = self._built()
         for seq, kind, body in self.files.requests(self._computed):
-            if before is not None and seq >= before:
+            if seq != self._computed + 1 or seq == before:
                 break
             changes = kind in ("forward_backward", "optim_step", "load_weights")
             if changes or self.result(seq) is None:
                 self._compute(seq, kind, body)
+            else:
+                self._computed = seq
 
     def _built(self) -> TrainedAdapter:
         """The adapter in its last state."""
@@ -148,23 +156,25 @@ class TrainingRun:
             result = _OPERATIONS[kind](self, seq, body)
         except Exception as error:  # noqa: BLE001  (the client gets it, and the log)
             result = Result.of_error(error)
-        with atomic_path(self.files.journal / f"{seq}.result") as file:
-            file.write_bytes(result.kind.encode() + b"\n" + result.body)
         self._computed = seq
-        self._busy_seconds += time.monotonic() - started
-        due = self._state_seconds <= _STATE_SHARE * self._busy_seconds
-        if (
-            kind in ("optim_step", "load_weights")
-            and due
-            and self._adapter
-            and not self._adapter.has_gradient
-        ):
-            started = time.monotonic()
-            self._adapter.write_state(self.files.begin_state())
-            self.files.finish_state(seq)
-            self._busy_seconds = 0.0
-            self._state_seconds = time.monotonic() - started
+        try:
+            with atomic_path(self.files.journal / f"{seq}.result") as file:
+                file.write_bytes(result.kind.encode() + b"\n" + result.body)
+            self._write_state(seq, kind, started)
+        except OSError as error:  # the request stays in the journal
+            log.error("%s: the result or the state of a run cannot be kept: %s", self.files.folder, error)
         return result
+
+    def _write_state(self, seq: int, kind: str, started: float) -> None:
+        """Write a state after a request that changes the weights, if it is time."""
+        self._busy_seconds += time.monotonic() - started
+        if kind not in ("optim_step", "load_weights") or self._opened.has_gradient:
+            return
+        if self._state_seconds <= _STATE_SHARE * self._busy_seconds:
+            started = time.monotonic()
+            self._opened.write_state(self.files.begin_state())
+            self.files.finish_state(seq)
+            self._busy_seconds, self._state_seconds = 0.0, time.monotonic() - started
 
     def _loss(self, seq: int, body: bytes) -> Result:
         request = read_loss_request(body)
@@ -318,7 +328,7 @@ class Trainer:
         if request_id in self._results or seq in run.waiting or seq < run.next_seq:
             return request_id
         run.files.write_request(seq, kind, body)
-        self._results[request_id] = asyncio.get_running_loop().create_future()
+        self._expect(request_id)
         run.waiting[seq] = (kind, body)
         while run.next_seq in run.waiting:
             number = run.next_seq
@@ -382,7 +392,16 @@ class Trainer:
             if (files := self._service.run(model_id)) is None:
                 raise DataError(f"there is no training run {model_id!r}")
             self._runs[model_id] = TrainingRun(files, self._service, self._create)
+            for seq in self._runs[model_id].waiting:
+                self._expect(f"{model_id}:{seq}")
         return self._runs[model_id]
+
+    def _expect(self, request_id: str) -> None:
+        """Prepare for a result; old ones are in their files."""
+        done = [each for each, result in self._results.items() if result.done()]
+        for each in done[: max(0, len(self._results) - _KEPT_RESULTS)]:
+            del self._results[each]
+        self._results[request_id] = asyncio.get_running_loop().create_future()
 
     def _opened(self, run: TrainingRun) -> Result:
         try:
@@ -395,7 +414,9 @@ class Trainer:
 
     def _reopened(self, run: TrainingRun, number: int) -> Result:
         opened = self._opened(run)
-        return opened if number == 0 or opened.kind == "error" else run.result(number) or opened
+        if number == 0 or opened.kind == "error":
+            return opened
+        return run.result(number) or Result.error("the result of before the restart is lost", "server")
 
     def _in_thread(self, compute: Callable[[], Result]) -> asyncio.Future[Result]:
         return asyncio.get_running_loop().run_in_executor(self._thread, compute)
@@ -404,12 +425,9 @@ class Trainer:
         waiting = self._results[request_id]
 
         def deliver(done: asyncio.Future[Result]) -> None:
-            if not waiting.done():
-                failed = done.cancelled() or done.exception() is not None
-                waiting.set_result(
-                    Result.error("the server ends; the request is kept", "server")
-                    if failed
-                    else done.result()
-                )
+            if (
+                not waiting.done() and not done.cancelled()
+            ):  # at the end of the service requests stay in the journal
+                waiting.set_result(done.result())
 
         return deliver

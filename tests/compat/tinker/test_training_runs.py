@@ -92,6 +92,19 @@ def test_a_run_goes_on_from_its_journal(
     assert [each.body for each in found] == [each.body for each in expected]
 
 
+def test_a_request_before_its_turn_waits_over_a_restart(tmp_path: Path, model: Path) -> None:
+    """Parts of a batch are sent at once: the second one was acknowledged when the service ended, the first was not."""
+    service = created(tmp_path)
+    first = opened(service, model)
+    run(first, 1, 3)
+    first.files.write_request(4, *REQUESTS[3])
+    second = opened(service, model)
+    assert second.next_seq == 3 and second.waiting == {4: REQUESTS[3]}
+    second.open()
+    assert second.result(4) is None
+    assert [each.kind for each in run(second, 3, 5)] == ["json", "protobuf"]
+
+
 @pytest.mark.parametrize(
     "text", ["tinker://a/weights/../b", "file:///etc", "tinker://a/other/b", "tinker://a/weights/.."]
 )
