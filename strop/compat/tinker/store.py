@@ -2,7 +2,8 @@
 
 Each training run is a folder:
 
-    run.json            what the client asked for
+    training_run.json   what the client asked for
+    run.json, run.yaml, metrics.jsonl   as in every run folder
     state/SEQ/          adapter and optimizer after request SEQ
     journal/SEQ.request each request that is not in a state yet, written before it is acknowledged
     journal/SEQ.result  its result
@@ -33,6 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ID = re.compile(r"[A-Za-z0-9:_-]{1,200}")
 _PATH = re.compile(r"tinker://([A-Za-z0-9:_-]+)/(weights|sampler_weights)/([A-Za-z0-9._-]+)")
 _KINDS: Mapping[str, Literal["training", "sampler"]] = {"weights": "training", "sampler_weights": "sampler"}
+_RUN_FILE = "training_run.json"
 _RECORDED_DAYS = 1
 """Time for which recorded samples are kept."""
 _KEPT_EPHEMERAL = 16
@@ -123,7 +125,7 @@ class RunFiles:
         self.journal = folder / "journal"
 
     def info(self) -> TrainingRunInfo:
-        return TrainingRunInfo.model_validate_json((self.folder / "run.json").read_text())
+        return TrainingRunInfo.model_validate_json((self.folder / _RUN_FILE).read_text())
 
     def state(self) -> tuple[int, Path] | None:
         """The last request in the newest state, and its folder; None without one."""
@@ -249,18 +251,18 @@ class ServiceFiles:
         if _ID.fullmatch(model_id) is None:
             return None
         folder = self.root / "runs" / model_id
-        return RunFiles(folder) if (folder / "run.json").exists() else None
+        return RunFiles(folder) if (folder / _RUN_FILE).exists() else None
 
     def create_run(self, info: TrainingRunInfo) -> RunFiles:
         files = RunFiles(self.root / "runs" / _checked(info.model_id))
         files.journal.mkdir(parents=True, exist_ok=True)
         (files.folder / "state").mkdir(exist_ok=True)
-        atomic_write(files.folder / "run.json", info.model_dump_json())
+        atomic_write(files.folder / _RUN_FILE, info.model_dump_json())
         return files
 
     def runs(self) -> list[TrainingRunInfo]:
         """All training runs, newest first."""
-        found = [RunFiles(file.parent).info() for file in (self.root / "runs").glob("*/run.json")]
+        found = [RunFiles(file.parent).info() for file in (self.root / "runs").glob(f"*/{_RUN_FILE}")]
         return sorted(found, key=lambda each: each.created, reverse=True)
 
     def find_checkpoint(self, text: str) -> tuple[Path, CheckpointInfo]:

@@ -63,8 +63,9 @@ class TrainedAdapter:
         section = model.model_copy(
             update=mixed | {"lora": schema.LoraConfig(rank=lora.rank, alpha=_ALPHA, targets=targets)}
         )
-        run = _run(section, context_tokens, 1 if lora.seed is None else lora.seed)
-        self._engine = LocalEngine(run, replace(PolicySpec.of(run), needs_reference=False))
+        self.run = _run(section, context_tokens, 1 if lora.seed is None else lora.seed)
+        """Configuration of the engine."""
+        self._engine = LocalEngine(self.run, replace(PolicySpec.of(self.run), needs_reference=False))
         for module in {self._engine.policy.master, self._engine.policy.model}:
             for name, parameter in module.named_parameters():
                 if not parameter.requires_grad:

@@ -27,6 +27,7 @@ from tinker.types import (
     SaveWeightsRequest,
 )
 
+from strop.compat.tinker.run_record import RunRecord
 from strop.compat.tinker.store import (
     EPHEMERAL,
     CheckpointInfo,
@@ -40,6 +41,7 @@ from strop.compat.tinker.store import (
 from strop.compat.tinker.training import TrainedAdapter
 from strop.compat.tinker.wire import LossDatum, loss_response, read_loss_request, read_request
 from strop.errors import DataError, StropError
+from strop.runs.sessions import SessionOutcome
 from strop.workers.files import atomic_path
 
 log = logging.getLogger("strop.tinker")
@@ -93,6 +95,7 @@ class TrainingRun:
         state = files.state()
         self._computed = 0 if state is None else state[0]
         """Number of the last request that was computed."""
+        self._record: RunRecord | None = None
         self._busy_seconds = self._state_seconds = 0.0
         """Time of requests since the last state, and of writing that."""
         self.next_seq = self._computed + 1
@@ -122,6 +125,7 @@ class TrainingRun:
         """The adapter in its last state."""
         adapter = self._create(self.info)
         state = self.files.state()
+        self._record = RunRecord(self.files.folder, self.info, adapter.run, state and state[1])
         if state is not None:
             adapter.load_state(state[1])
         elif self.info.starts_from is not None:
@@ -129,8 +133,7 @@ class TrainingRun:
             adapter.load_state(folder)
             if not self.info.starts_with_optimizer:
                 adapter.reset_optimizer()
-            adapter.write_state(self.files.begin_state())  # the checkpoint may be deleted
-            self.files.finish_state(0)
+            self._write(adapter, 0)  # the checkpoint may be deleted
         return adapter
 
     def result(self, seq: int) -> Result | None:
@@ -172,22 +175,37 @@ class TrainingRun:
             return
         if self._state_seconds <= _STATE_SHARE * self._busy_seconds:
             started = time.monotonic()
-            self._opened.write_state(self.files.begin_state())
-            self.files.finish_state(seq)
+            self._write(self._opened, seq)
             self._busy_seconds, self._state_seconds = 0.0, time.monotonic() - started
+
+    def _write(self, adapter: TrainedAdapter, seq: int) -> None:
+        folder = self.files.begin_state()
+        adapter.write_state(folder)
+        self._recorded.write_progress(folder)
+        self.files.finish_state(seq)
+
+    def close(self, outcome: SessionOutcome) -> None:
+        """Free the memory; the next request opens the run again."""
+        self._adapter = None
+        if self._record is not None:
+            self._record.close(outcome)
 
     def _loss(self, seq: int, body: bytes) -> Result:
         request = read_loss_request(body)
         if request.loss == "stable_reinforce":
             request = replace(request, data=tuple(map(self._with_recorded, request.data)))
         logprobs, metrics = self._opened.compute(request)
+        if not request.forward_only:
+            self._recorded.add_loss(metrics["loss:sum"])
         return Result("protobuf", loss_response(logprobs, metrics))
 
     def _optim_step(self, seq: int, body: bytes) -> Result:
         params = read_request(OptimStepRequest, json.loads(body)).optim_params
         if not isinstance(params, AdamParams):
             raise DataError(f"the optimizer {params.type!r} is not served; send AdamParams")
-        return Result.json({"metrics": self._opened.step(params), "type": "optim_step"})
+        metrics = self._opened.step(params)
+        self._recorded.add_step(params.learning_rate, metrics["unclipped_grad_l2:mean"])
+        return Result.json({"metrics": metrics, "type": "optim_step"})
 
     def _save(self, seq: int, body: bytes) -> Result:
         request = read_request(SaveWeightsRequest, json.loads(body))
@@ -234,6 +252,11 @@ class TrainingRun:
     def _opened(self) -> TrainedAdapter:
         assert self._adapter is not None
         return self._adapter
+
+    @property
+    def _recorded(self) -> RunRecord:
+        assert self._record is not None
+        return self._record
 
     def _checkpoint_info(self, request: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> CheckpointInfo:
         now, ttl = datetime.now(UTC), request.ttl_seconds
@@ -378,14 +401,17 @@ class Trainer:
         """Free the memory of a run, unless it has requests to compute."""
         prefix = f"{model_id}:"
         own = [each for each in self._results if each.startswith(prefix)]
-        if all(self._results[each].done() for each in own):
-            self._runs.pop(model_id, None)
+        if model_id in self._runs and all(self._results[each].done() for each in own):
+            run = self._runs.pop(model_id)
+            self._thread.submit(run.close, "finished")
             for each in own:
                 del self._results[each]
 
     def close(self) -> None:
         """Wait for the running request; others stay in their journals."""
         self._thread.shutdown(cancel_futures=True)
+        for run in self._runs.values():
+            run.close("interrupted")
 
     def _run(self, model_id: str) -> TrainingRun:
         if model_id not in self._runs:

@@ -15,6 +15,8 @@ from strop.compat.tinker.training import TrainedAdapter
 from strop.compat.tinker.training_runs import Result, TrainingRun
 from strop.config.schema.model import ModelConfig
 from strop.errors import DataError
+from strop.runs.metrics_file import MetricsRow, read_metrics
+from strop.runs.overview import run_overview
 
 STEP = b'{"model_id": "s:train:0", "adam_params": {"learning_rate": 0.01}}'
 SAVE = b'{"model_id": "s:train:0", "path": "kept"}'
@@ -69,6 +71,10 @@ def run(training: TrainingRun, first: int, end: int) -> list[Result]:
     return found
 
 
+def _without_memory(row: MetricsRow) -> MetricsRow:
+    return {name: value for name, value in row.items() if name != "memory/peak_mb"}
+
+
 @pytest.mark.parametrize("states", ["every step", "only the first"])
 @pytest.mark.parametrize("killed", [2, 4, 5, 7, 8])
 def test_a_run_goes_on_from_its_journal(
@@ -90,6 +96,12 @@ def test_a_run_goes_on_from_its_journal(
     found += [kept, *run(second, killed + 1, len(REQUESTS) + 1)]
     assert [each.kind for each in found] == [each.kind for each in expected]
     assert [each.body for each in found] == [each.body for each in expected]
+    second.close("finished")
+    folders = [tmp_path / name / "runs/s:train:0" for name in ("whole", "parts")]
+    rows = [[_without_memory(row) for row in read_metrics(folder / "metrics.jsonl")] for folder in folders]
+    assert rows[0] == rows[1] and [row["step"] for row in rows[0]] == [1, 2, 3]
+    overview = run_overview(folders[1])
+    assert (overview.status, overview.step) == ("finished", 3)
 
 
 def test_a_request_before_its_turn_waits_over_a_restart(tmp_path: Path, model: Path) -> None:
