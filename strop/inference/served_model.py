@@ -21,7 +21,9 @@ from strop.data.images.prompt_images import RunImages
 from strop.errors import StropError
 from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
 from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED, BadRequest, ChatRequest
-from strop.inference.endpoint.response import ChatChoice, ChatResponse, TextChoice, TokenLogprob
+from strop.inference.endpoint.response import ChatChoice, ChatResponse, OnText, TextChoice, TokenLogprob
+from strop.inference.native import NativeEngine
+from strop.inference.native.pending_request import REPLACEMENT_CHARACTER, OnToken
 from strop.inference.request_validation import validate_request
 from strop.models.loading import load_config, load_generation_config, load_tokenizer
 from strop.protocols import InferenceEngine
@@ -81,8 +83,12 @@ class ServedModel:
         self._engine.start()
         self._thread = EventLoopThread(f"model {settings.name}")
 
-    async def chat(self, request: ChatRequest) -> ChatResponse:
-        """Raises `BadRequest` for a conversation that is too long or cannot be rendered."""
+    async def chat(self, request: ChatRequest, on_text: OnText | None = None) -> ChatResponse:
+        """Raises `BadRequest` for a conversation that is too long or cannot be rendered.
+
+        `on_text` gets the content while it grows, on the native engine, of requests without tools and log-probs, and
+        without a parser of reasoning, for which only a complete reply shows what is content.
+        """
         try:
             # In threads, as a prompt of megabytes takes seconds, in which the endpoint answers others.
             messages = await asyncio.to_thread(self._encoder.read_images, request.messages, "messages")
@@ -104,7 +110,17 @@ class ServedModel:
             top_logprobs=request.top_logprobs or 0,
         )
         seed = self._seed(request.seed, asked)
-        completions = await self._sample(self._choices(asked, seed, request.n))
+        on_token = None
+        if on_text is not None and not request.tools and self._settings.parser.reasoning == "none":
+            texts = [GrowingText(self._encoder.replies.decode, request.stop) for _ in range(request.n)]
+
+            def on_token(index: int, token: int) -> None:
+                if text := texts[index].add(token):
+                    on_text(index, text)
+
+        completions = await self._sample(
+            self._choices(asked, seed, request.n), None if request.logprobs else on_token
+        )
         in_reasoning = self._encoder.opens_reasoning(prompt)
         return ChatResponse(
             id=f"{seed:x}",
@@ -193,10 +209,19 @@ class ServedModel:
             raise BadRequest(str(error)) from error
         return requests
 
-    async def _sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
-        """Completions of valid requests; an error is one of the engine, except for images."""
+    async def _sample(
+        self, requests: Sequence[SampleRequest], on_token: OnToken | None = None
+    ) -> list[Completion]:
+        """Completions of valid requests; an error is one of the engine, except for images.
+
+        The native engine calls `on_token`, in its thread.
+        """
+        engine = self._engine
+        sampling = (
+            engine.sample(requests, on_token) if isinstance(engine, NativeEngine) else engine.sample(requests)
+        )
         try:
-            return await self._thread.run_async(self._engine.sample(requests))
+            return await self._thread.run_async(sampling)
         except StropError as error:
             status = 400 if any(request.media for request in requests) else 500
             raise BadRequest(f"{self._settings.name}: {error}", status=status) from error
@@ -251,6 +276,28 @@ class ServedModel:
             reported = None if np.isnan(logprob) else logprob
             found.append(TokenLogprob(token, self._encoder.decode_tokens([token]), reported, tuple(best)))
         return found
+
+
+class GrowingText:
+    """Text of a reply whose tokens come one after the other."""
+
+    def __init__(self, decode: Callable[[IntArray], str], stops: Sequence[str]) -> None:
+        self._decode, self._stops = decode, stops
+        self._held = max(map(len, stops), default=1) - 1
+        """Characters at the end that may be the start of a stop text."""
+        self._ids: list[int] = []
+        self._sent = 0
+
+    def add(self, token: int) -> str:
+        """Add a token; returns the text that no later token can change, and that was not returned before."""
+        self._ids.append(token)
+        text = self._decode(np.array(self._ids, np.int32))
+        cut = before_stop(text, self._stops)
+        if cut == text:
+            cut = text.rstrip(REPLACEMENT_CHARACTER)
+            cut = cut[: len(cut) - self._held] if self._held else cut
+        new, self._sent = cut[self._sent :], max(self._sent, len(cut))
+        return new
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:

@@ -197,7 +197,8 @@ def test_a_request_on_a_connection_that_was_closed_is_no_error_of_the_server(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_does_not_read_is_dropped(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The response exceeds every buffer of a connection."""
-    ended, send = threading.Event(), server._send
+    ended, sender = threading.Event(), "_send_events" if stream else "_send"
+    send = getattr(server, sender)
 
     async def observed(*arguments: Any) -> Any:
         try:
@@ -205,7 +206,7 @@ def test_a_client_that_does_not_read_is_dropped(stream: bool, monkeypatch: pytes
         finally:
             ended.set()
 
-    monkeypatch.setattr(server, "_send", observed)
+    monkeypatch.setattr(server, sender, observed)
     monkeypatch.setattr(server, "_SEND_SECONDS", 0.5)
     body = json.dumps(GOOD | {"stream": stream}).encode()
     with open_endpoint({"tiny": Fixed("four " * (4 << 20))}) as client, client.open() as opened:

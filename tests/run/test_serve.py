@@ -71,6 +71,28 @@ def model_logprobs(model: Any, ids: list[int]) -> torch.Tensor:
     return logprobs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
 
 
+@pytest.mark.parametrize("stop", [None, "a stop"])
+def test_a_stream_comes_while_the_replies_grow(client: Any, stop: str | None):
+    """Its parts together are the replies, however stops and characters of several tokens cut them."""
+    asked = {"model": "base", "messages": MESSAGES, "n": 2, "seed": 5, "max_tokens": 40}
+    replies = [each.message.content for each in client.chat.completions.create(**asked).choices]
+    if stop is not None:
+        stop = replies[0][len(replies[0]) // 2 :][:3]
+        asked["stop"] = [stop]
+        replies = [each.message.content for each in client.chat.completions.create(**asked).choices]
+    parts: dict[int, list[str]] = {0: [], 1: []}
+    ends = {}
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        choice = chunk.choices[0]
+        assert choice.index not in ends
+        if choice.delta.content:
+            parts[choice.index].append(choice.delta.content)
+        if choice.finish_reason:
+            ends[choice.index] = choice.finish_reason
+    assert ["".join(parts[index]) for index in (0, 1)] == replies and len(ends) == 2
+    assert stop or min(map(len, parts.values())) > 10
+
+
 def test_a_chat_with_choices_seeds_and_a_stream(client: Any):
     asked = {"model": "base", "messages": MESSAGES, "max_tokens": 6, "n": 3, "seed": 7}
     first = client.chat.completions.create(**asked)

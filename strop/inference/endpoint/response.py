@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -101,10 +102,14 @@ class ChatResponse:
         return f"{self.id}-{index}" if index else self.id
 
 
+OnText = Callable[[int, str], None]
+"""Called with the number of a reply and each part of its content, as soon as it is certain; in any thread."""
+
+
 class ChatModel(Protocol):
     """A model that serves chat requests from event loops of any thread."""
 
-    async def chat(self, request: ChatRequest) -> ChatResponse:
+    async def chat(self, request: ChatRequest, on_text: OnText | None = None) -> ChatResponse:
         """Respond to a request. Raises `BadRequest` if that is not possible."""
         ...
 
@@ -120,33 +125,48 @@ def chat_response_body(request: ChatRequest, response: ChatResponse) -> dict[str
         }
         for index, choice in enumerate(response.choices)
     ]
-    return {**_head(request, response, "chat.completion"), "choices": choices, "usage": _usage(response)}
+    return {**_head(request, response.id, "chat.completion"), "choices": choices, "usage": _usage(response)}
 
 
-def chat_chunks(request: ChatRequest, response: ChatResponse) -> Iterator[dict[str, Any]]:
-    """Chunks of a streamed response, built from the complete response: only that shows the tool calls."""
-    head = _head(request, response, "chat.completion.chunk")
-    for index, choice in enumerate(response.choices):
-        for delta in _deltas(choice, response.call_prefix(index)):
-            yield {**head, "choices": [{"index": index, **delta}]}
-    if request.include_usage:
-        yield {**head, "choices": [], "usage": _usage(response)}
+class ChatStream:
+    """Chunks of a streamed response: parts of replies while they grow, and the rest when all are complete."""
 
+    def __init__(self, request: ChatRequest) -> None:
+        self._request = request
+        self._head = _head(request, secrets.token_hex(8), "chat.completion.chunk")
+        self._sent: dict[int, str] = {}
+        """Content so far of each reply that has begun."""
 
-def _deltas(choice: ChatChoice, prefix: str) -> Iterator[dict[str, Any]]:
-    """Parts of a choice; the log-probs of its tokens stand in the first."""
+    def text(self, index: int, text: str) -> Iterator[dict[str, Any]]:
+        """Chunks of a part of a reply's content."""
+        if index not in self._sent:
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+        self._sent[index] = self._sent.get(index, "") + text
+        yield self._chunk(index, {"content": text})
 
-    def part(delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:
-        return {"delta": delta, "finish_reason": finish, "logprobs": logprobs}
+    def rest(self, response: ChatResponse) -> Iterator[dict[str, Any]]:
+        """Chunks of what was not sent yet; only a complete reply shows its reasoning and its tool calls."""
+        for index, choice in enumerate(response.choices):
+            sent = self._sent.get(index, "")
+            if not choice.content.startswith(sent):
+                raise ValueError(f"reply {index} does not begin with the text that was sent")
+            if index not in self._sent:
+                yield self._chunk(index, {"role": "assistant", "content": ""}, logprobs=choice.logprobs())
+            if choice.reasoning is not None:
+                yield self._chunk(index, {"reasoning_content": choice.reasoning})
+            for line in choice.content[len(sent) :].splitlines(keepends=True):
+                yield self._chunk(index, {"content": line})
+            for number, call in enumerate(choice.tool_calls(response.call_prefix(index))):
+                yield self._chunk(index, {"tool_calls": [{"index": number, **call}]})
+            yield self._chunk(index, {}, choice.finish_reason)
+        if self._request.include_usage:
+            yield {**self._head, "choices": [], "usage": _usage(response)}
 
-    yield part({"role": "assistant", "content": ""}, logprobs=choice.logprobs())
-    if choice.reasoning is not None:
-        yield part({"reasoning_content": choice.reasoning})
-    for line in choice.content.splitlines(keepends=True):
-        yield part({"content": line})
-    for number, call in enumerate(choice.tool_calls(prefix)):
-        yield part({"tool_calls": [{"index": number, **call}]})
-    yield part({}, choice.finish_reason)
+    def _chunk(
+        self, index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+        return {**self._head, "choices": [choice]}
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
@@ -162,9 +182,9 @@ def _named(text: str, logprob: float | None) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
 
-def _head(request: ChatRequest, response: ChatResponse, kind: str) -> dict[str, Any]:
+def _head(request: ChatRequest, identity: str, kind: str) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{response.id}",
+        "id": f"chatcmpl-{identity}",
         "object": kind,
         "created": int(time.time()),
         "model": request.model,

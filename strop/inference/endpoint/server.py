@@ -8,10 +8,9 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from strop.errors import MissingExtraError, PlacementError, StropError
@@ -22,8 +21,8 @@ from strop.inference.endpoint.completions import (
     parse_completion_request,
 )
 from strop.inference.endpoint.metrics import CONTENT_TYPE, EndpointMetrics
-from strop.inference.endpoint.request import BadRequest, parse_chat_request, parse_json
-from strop.inference.endpoint.response import ChatModel, chat_chunks, chat_response_body
+from strop.inference.endpoint.request import BadRequest, ChatRequest, parse_chat_request, parse_json
+from strop.inference.endpoint.response import ChatModel, ChatStream, chat_response_body
 from strop.workers.event_loop_thread import EventLoopThread
 
 if TYPE_CHECKING:
@@ -246,13 +245,37 @@ class EndpointServer:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         models = self._models_of(request)
         parsed = parse_chat_request(await _read_json(request))
-        reply = await self._find_model(models, parsed.model).chat(parsed)
+        model = self._find_model(models, parsed.model)
+        if parsed.stream:
+            return await _send_events(request, self._chat_events(model, parsed))
+        reply = await model.chat(parsed)
         self._metrics.count_tokens(
             parsed.model, prompt=reply.prompt_tokens, completion=reply.completion_tokens
         )
-        if parsed.stream:
-            return await _send_events(request, chat_chunks(parsed, reply))
         return await _send(request, _json(chat_response_body(parsed, reply)))
+
+    async def _chat_events(self, model: EndpointModel, parsed: ChatRequest) -> AsyncGenerator[dict[str, Any]]:
+        """Chunks of a reply, as soon as the model has them."""
+        loop, stream = asyncio.get_running_loop(), ChatStream(parsed)
+        texts: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
+
+        def on_text(index: int, text: str) -> None:
+            loop.call_soon_threadsafe(texts.put_nowait, (index, text))
+
+        replying = asyncio.ensure_future(model.chat(parsed, on_text))
+        replying.add_done_callback(lambda _: texts.put_nowait(None))
+        try:
+            while (part := await texts.get()) is not None:
+                for chunk in stream.text(*part):
+                    yield chunk
+            reply = replying.result()
+        finally:
+            replying.cancel()
+        self._metrics.count_tokens(
+            parsed.model, prompt=reply.prompt_tokens, completion=reply.completion_tokens
+        )
+        for chunk in stream.rest(reply):
+            yield chunk
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         models = self._models_of(request)
@@ -262,7 +285,7 @@ class EndpointServer:
             parsed.model, prompt=reply.prompt_tokens, completion=reply.completion_tokens
         )
         if parsed.stream:
-            return await _send_events(request, completion_chunks(parsed, reply))
+            return await _send_events(request, _each(completion_chunks(parsed, reply)))
         return await _send(request, _json(completion_response_body(parsed, reply)))
 
     def _find_model(self, models: Mapping[str, EndpointModel], name: str) -> EndpointModel:
@@ -303,15 +326,11 @@ async def _read_json(request: web.Request) -> Any:
     return parse_json(body, "the request")
 
 
-async def _send(
-    request: web.Request, response: web.StreamResponse, parts: Iterable[bytes] = ()
-) -> web.StreamResponse:
+async def _send(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
     """Send a response; the connection is closed if the client does not receive it within `_SEND_SECONDS`."""
     try:
         async with asyncio.timeout(_SEND_SECONDS):
             await response.prepare(request)
-            for part in parts:
-                await response.write(part)
             await response.write_eof()
     except ConnectionError:
         log.debug("A client has closed its connection before the response.")
@@ -321,13 +340,38 @@ async def _send(
     return response
 
 
-async def _send_events(request: web.Request, chunks: Iterable[Mapping[str, Any]]) -> web.StreamResponse:
-    """Send chunks as server-sent events."""
+async def _each(chunks: Iterable[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def _send_events(request: web.Request, chunks: AsyncGenerator[dict[str, Any]]) -> web.StreamResponse:
+    """Send chunks as server-sent events. An error before the first one is raised, a later one is an event."""
     response: web.StreamResponse = _aiohttp().StreamResponse(headers={"Content-Type": "text/event-stream"})
-    events = (json.dumps(chunk, ensure_ascii=False) for chunk in chunks)
-    return await _send(
-        request, response, (f"data: {event}\n\n".encode() for event in chain(events, ["[DONE]"]))
-    )
+    event: dict[str, Any] | None = await anext(chunks)
+    try:
+        async with asyncio.timeout(_SEND_SECONDS):
+            await response.prepare(request)
+        while event is not None:
+            async with asyncio.timeout(_SEND_SECONDS):
+                await response.write(f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode())
+            try:
+                event = await anext(chunks, None)
+            except (BadRequest, StropError) as error:
+                event = {
+                    "error": {"message": str(error), "type": "server_error", "param": None, "code": None}
+                }
+        async with asyncio.timeout(_SEND_SECONDS):
+            await response.write(b"data: [DONE]\n\n")
+            await response.write_eof()
+    except ConnectionError:
+        log.debug("A client has closed its connection before the end of its response.")
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+    finally:
+        await chunks.aclose()
+    return response
 
 
 def _error_response(error: BadRequest) -> web.Response:

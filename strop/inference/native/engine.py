@@ -20,7 +20,13 @@ from strop.inference.native.model.decoder import NativeModelRunner
 from strop.inference.native.model.huggingface import HuggingFaceModelRunner
 from strop.inference.native.model.runner import CudaGraphRecorder, ModelRunner, RecordedSteps
 from strop.inference.native.model.weights import is_applicable
-from strop.inference.native.pending_request import PendingRequest, SampleCall, StopStringMatcher, prompt_key
+from strop.inference.native.pending_request import (
+    OnToken,
+    PendingRequest,
+    SampleCall,
+    StopStringMatcher,
+    prompt_key,
+)
 from strop.inference.native.scheduler import EngineStats, Scheduler
 from strop.inference.native.sequences import SequenceBatch
 from strop.inference.native.step_lock import StepLock
@@ -200,8 +206,10 @@ class NativeEngine:
         graphs = ", no CUDA graphs without a GPU and the native forward" if self._lacks_graphs else ""
         return f"{self._runner.describe()}, {in_place}{reason}{graphs}"
 
-    async def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
-        """Completions in the order of the requests.
+    async def sample(
+        self, requests: Sequence[SampleRequest], on_token: OnToken | None = None
+    ) -> list[Completion]:
+        """Completions in the order of the requests; `on_token` gets each token at once, in the loop of this call.
 
         Raises `InferenceError` for the call as a whole if one of its requests is invalid, or would not fit
         into the cache alone. When the awaiting task is cancelled, its requests are removed.
@@ -210,7 +218,7 @@ class NativeEngine:
         if not requests:
             return []
         loop = asyncio.get_running_loop()
-        call = SampleCall(len(requests), loop.create_future())
+        call = SampleCall(len(requests), loop.create_future(), on_token)
         pending = [
             PendingRequest(request, call, index, prompt_key(request))
             for index, request in enumerate(requests)

@@ -15,13 +15,19 @@ from transformers import PreTrainedTokenizerBase
 from strop.inference.native.model.runner import TokenScores
 from strop.types import Completion, SampleRequest, TopTokens
 
+OnToken = Callable[[int, int], None]
+"""Called with the index of a request in its call, and each token that was sampled for it."""
+
 
 class SampleCall:
     """One call of `sample`; its future resolves when the last completion is set."""
 
-    def __init__(self, requests: int, future: asyncio.Future[list[Completion]]) -> None:
+    def __init__(
+        self, requests: int, future: asyncio.Future[list[Completion]], on_token: OnToken | None = None
+    ) -> None:
         """Expect `requests` completions."""
         self.future = future
+        self.on_token = on_token
         self.cancelled = False
         """Whether the scheduler has removed the requests of this call."""
         self._completions: list[Completion | None] = [None] * requests

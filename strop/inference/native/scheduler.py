@@ -211,6 +211,11 @@ class Scheduler:
         sequences = self._sequences
         sequences.sample_next(logits, self.version, first)
         self._generated_tokens += len(sequences) - first
+        if any(pending.call.on_token for pending in sequences.requests[first:]):
+            tokens = sequences.last_tokens.tolist()
+            for row, pending in enumerate(sequences.requests[first:], first):
+                if pending.call.on_token is not None:
+                    pending.call.on_token(pending.index, tokens[row])
         result = sequences.find_finished(first)
         finished = np.flatnonzero(result.finished).tolist()
         for row in finished:
