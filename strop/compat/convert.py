@@ -151,7 +151,8 @@ def _write(to: str, run: Run) -> tuple[Ledger, WrittenConfig]:
 def _ledger(to: str, run: Run) -> Ledger:
     """The ledger of a tool that has the run's kind of algorithm."""
     if to == "trl":
-        return next((ledger for name, ledger in TRL.items() if name == run.algorithm.type), TRL["grpo"])
+        kind = "reward" if run.algorithm.type == "reward_model" else run.algorithm.type
+        return next((ledger for name, ledger in TRL.items() if name == kind), TRL["grpo"])
     return TRINITY if to == "trinity" else VERL
 
 

@@ -21,9 +21,9 @@ from strop.data.images.prompt_images import RunImages
 from strop.errors import StropError
 from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
 from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED, BadRequest, ChatRequest
-from strop.inference.endpoint.response import ChatChoice, ChatResponse, OnText, TextChoice, TokenLogprob
+from strop.inference.endpoint.response import ChatChoice, ChatResponse, TextCallback, TextChoice, TokenLogprob
 from strop.inference.native import NativeEngine
-from strop.inference.native.pending_request import REPLACEMENT_CHARACTER, OnToken
+from strop.inference.native.pending_request import REPLACEMENT_CHARACTER, TokenCallback
 from strop.inference.request_validation import validate_request
 from strop.models.loading import load_config, load_generation_config, load_tokenizer
 from strop.protocols import InferenceEngine
@@ -83,7 +83,7 @@ class ServedModel:
         self._engine.start()
         self._thread = EventLoopThread(f"model {settings.name}")
 
-    async def chat(self, request: ChatRequest, on_text: OnText | None = None) -> ChatResponse:
+    async def chat(self, request: ChatRequest, on_text: TextCallback | None = None) -> ChatResponse:
         """Raises `BadRequest` for a conversation that is too long or cannot be rendered.
 
         `on_text` gets the content while it grows, on the native engine, of requests without tools and log-probs, and
@@ -210,7 +210,7 @@ class ServedModel:
         return requests
 
     async def _sample(
-        self, requests: Sequence[SampleRequest], on_token: OnToken | None = None
+        self, requests: Sequence[SampleRequest], on_token: TokenCallback | None = None
     ) -> list[Completion]:
         """Completions of valid requests; an error is one of the engine, except for images.
 

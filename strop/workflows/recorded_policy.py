@@ -13,7 +13,7 @@ from strop.data.images.messages import mentions_images
 from strop.errors import DataError, ModelError
 from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
 from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED, BadRequest, ChatRequest
-from strop.inference.endpoint.response import ChatChoice, ChatResponse, OnText, TextChoice, TokenLogprob
+from strop.inference.endpoint.response import ChatChoice, ChatResponse, TextCallback, TextChoice, TokenLogprob
 from strop.types import Message
 from strop.workflows.result import ContextLengthExceeded
 from strop.workflows.session import Conversation, RolloutSession
@@ -79,7 +79,7 @@ class RecordedPolicy:
         self._pending: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    async def chat(self, request: ChatRequest, on_text: OnText | None = None) -> ChatResponse:
+    async def chat(self, request: ChatRequest, on_text: TextCallback | None = None) -> ChatResponse:
         """Raises `BadRequest` if the conversation cannot continue, or is too long."""
         return await self._start(self._respond(request))
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
 from strop.inference.endpoint.request import BadRequest, ChatRequest
-from strop.inference.endpoint.response import ChatChoice, ChatResponse, OnText
+from strop.inference.endpoint.response import ChatChoice, ChatResponse, TextCallback
 from strop.inference.endpoint.server import EndpointAccess, EndpointModel, EndpointServer
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Fixed:
 
     text: str = "four"
 
-    async def chat(self, request: ChatRequest, on_text: OnText | None = None) -> ChatResponse:
+    async def chat(self, request: ChatRequest, on_text: TextCallback | None = None) -> ChatResponse:
         return ChatResponse("1", (ChatChoice(self.text, "stop"),), 1, 1)
 
     async def complete(self, request: CompletionRequest) -> CompletionResponse:

@@ -19,9 +19,11 @@ NAMES = ("grpo_in_one_file", "ppo_in_one_file", "distillation_in_one_file", "age
 ROWS = [{"prompt": f"{a}", "answer": f"{a}"} for a in range(8)]
 
 
-@pytest.fixture(autouse=True)
-def _path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
+@pytest.fixture(autouse=True, scope="module")
+def _path() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(EXAMPLES)
+        yield
 
 
 def example(name: str) -> ModuleType:

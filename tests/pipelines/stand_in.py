@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
 from strop.inference.endpoint.request import ChatRequest
-from strop.inference.endpoint.response import ChatChoice, ChatResponse, OnText
+from strop.inference.endpoint.response import ChatChoice, ChatResponse, TextCallback
 from strop.inference.endpoint.server import EndpointAccess, EndpointServer
 
 DIMENSIONS = ("accuracy", "grammar", "informativeness", "coherence")
@@ -22,7 +22,7 @@ class StandIn:
     asked: list[str] = field(default_factory=list)
     """The last message of each request."""
 
-    async def chat(self, request: ChatRequest, on_text: OnText | None = None) -> ChatResponse:
+    async def chat(self, request: ChatRequest, on_text: TextCallback | None = None) -> ChatResponse:
         text = str(request.messages[-1]["content"])
         self.asked.append(text)
         score = 1 + len(text) % 5

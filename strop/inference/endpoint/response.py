@@ -102,14 +102,14 @@ class ChatResponse:
         return f"{self.id}-{index}" if index else self.id
 
 
-OnText = Callable[[int, str], None]
+TextCallback = Callable[[int, str], None]
 """Called with the number of a reply and each part of its content, as soon as it is certain; in any thread."""
 
 
 class ChatModel(Protocol):
     """A model that serves chat requests from event loops of any thread."""
 
-    async def chat(self, request: ChatRequest, on_text: OnText | None = None) -> ChatResponse:
+    async def chat(self, request: ChatRequest, on_text: TextCallback | None = None) -> ChatResponse:
         """Respond to a request. Raises `BadRequest` if that is not possible."""
         ...
 

@@ -21,10 +21,10 @@ from strop.inference.native.model.huggingface import HuggingFaceModelRunner
 from strop.inference.native.model.runner import CudaGraphRecorder, ModelRunner, RecordedSteps
 from strop.inference.native.model.weights import is_applicable
 from strop.inference.native.pending_request import (
-    OnToken,
     PendingRequest,
     SampleCall,
     StopStringMatcher,
+    TokenCallback,
     prompt_key,
 )
 from strop.inference.native.scheduler import EngineStats, Scheduler
@@ -207,7 +207,7 @@ class NativeEngine:
         return f"{self._runner.describe()}, {in_place}{reason}{graphs}"
 
     async def sample(
-        self, requests: Sequence[SampleRequest], on_token: OnToken | None = None
+        self, requests: Sequence[SampleRequest], on_token: TokenCallback | None = None
     ) -> list[Completion]:
         """Completions in the order of the requests; `on_token` gets each token at once, in the loop of this call.
 

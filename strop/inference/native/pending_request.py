@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.inference.native.model.runner import TokenScores
 from strop.types import Completion, SampleRequest, TopTokens
 
-OnToken = Callable[[int, int], None]
+TokenCallback = Callable[[int, int], None]
 """Called with the index of a request in its call, and each token that was sampled for it."""
 
 
@@ -23,7 +23,7 @@ class SampleCall:
     """One call of `sample`; its future resolves when the last completion is set."""
 
     def __init__(
-        self, requests: int, future: asyncio.Future[list[Completion]], on_token: OnToken | None = None
+        self, requests: int, future: asyncio.Future[list[Completion]], on_token: TokenCallback | None = None
     ) -> None:
         """Expect `requests` completions."""
         self.future = future
