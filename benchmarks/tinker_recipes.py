@@ -37,13 +37,18 @@ class Recipe:
     metric: str
 
 
+_RENDERED = (f"model_name_for_tokenizer={NAME}", "renderer_name=qwen3_instruct")
 _RL = ("group_size=8", "groups_per_batch=8", "eval_every=0", "save_every=0")
 RECIPES: Mapping[str, Recipe] = {
     "sl_loop": Recipe("sl_loop", ("batch_size=8", "max_length=256", "learning_rate=5e-4"), "train_mean_nll"),
     "sl_basic": Recipe(
         "sl_basic",
         (
-            *("dataset_builder.common_config.batch_size=8", "dataset_builder.common_config.max_length=256"),
+            f"dataset_builder={_RECIPES}.chat_sl.chat_datasets:NoRobotsBuilder",
+            *(
+                f"dataset_builder.common_config.{each}"
+                for each in (*_RENDERED, "batch_size=8", "max_length=256")
+            ),
             *("learning_rate=5e-4", "eval_every=0"),
         ),
         "train_mean_nll",
@@ -54,8 +59,9 @@ RECIPES: Mapping[str, Recipe] = {
     "rl_basic": Recipe(
         "rl_basic",
         (
-            *("dataset_builder.batch_size=4", "dataset_builder.group_size=4", "max_tokens=48"),
-            *("learning_rate=2e-4", "eval_every=0", "save_every=0"),
+            f"dataset_builder={_RECIPES}.math_rl.math_env:Gsm8kDatasetBuilder",
+            *(f"dataset_builder.{each}" for each in (*_RENDERED, "batch_size=4", "group_size=4")),
+            *("max_tokens=48", "learning_rate=2e-4", "eval_every=0", "save_every=0"),
         ),
         "env/all/reward/total",
     ),
@@ -71,14 +77,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "dpo": Recipe(
         "preference.dpo.train",
-        (
-            "dataset=hhh",
-            "batch_size=8",
-            "max_length=256",
-            "learning_rate=1e-4",
-            "eval_every=0",
-            "save_every=0",
-        ),
+        ("dataset=hhh", "batch_size=8", "max_length=256", "learning_rate=1e-4"),
         "dpo_loss",
     ),
     "distillation": Recipe(
@@ -129,9 +128,10 @@ def run(name: str, python: Path, folder: Path, environment: Mapping[str, str], s
         capture_output=True,
         text=True,
     )
-    if done.returncode:
-        return {"recipe": name, "exit": done.returncode, "error": done.stderr.strip().splitlines()[-1:]}
-    rows = [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
+    file = next(log.rglob("metrics.jsonl"), None)
+    if done.returncode or file is None:
+        return {"recipe": name, "exit": done.returncode, "error": done.stderr.strip().splitlines()[-5:]}
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
     values = [row[recipe.metric] for row in rows if recipe.metric in row]
     seconds = [row["time/total"] for row in rows if "time/total" in row]
     return {
@@ -202,6 +202,11 @@ def write_datasets(folder: Path, data: Path) -> None:
         for row in _rows(next((data / "human_like").glob("*.jsonl")))
     ]
     _write(folder / "Anthropic/hh-rlhf", {"train": pairs[:-16], "test": pairs[-16:]})
+    _write(
+        folder / "Salesforce/wikitext",
+        {"train": [{"text": row["answer"]} for row in problems["train"]]},
+        config="wikitext-103-raw-v1",
+    )
     questions = [{"question": row["question"]} for row in problems["train"]]
     _write(folder / "zwhe99/DeepMath-103K", {"train": questions})
 
