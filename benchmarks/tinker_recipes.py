@@ -146,7 +146,12 @@ def run(name: str, python: Path, folder: Path, environment: Mapping[str, str], s
 @contextmanager
 def served(python: Path, folder: Path, port: int) -> Iterator[dict[str, str]]:
     """Serve the model; yields the environment of clients."""
-    environment = {**os.environ, "STROP_SERVE_TOKEN": KEY, "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "STROP_SERVE_TOKEN": KEY,
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "cache"),
+    }
     command = [str(python), "-m", "strop", "serve", NAME, "--name", NAME, "--dtype", "bfloat16"]
     with subprocess.Popen(
         [*command, "--tinker", "runs", "--port", str(port)],
@@ -201,7 +206,7 @@ def write_datasets(folder: Path, data: Path) -> None:
         }
         for row in _rows(next((data / "human_like").glob("*.jsonl")))
     ]
-    _write(folder / "Anthropic/hh-rlhf", {"train": pairs[:-16], "test": pairs[-16:]})
+    _write(folder / "Anthropic/hh-rlhf", {"train": pairs, "test": pairs})
     _write(
         folder / "Salesforce/wikitext",
         {"train": [{"text": row["answer"]} for row in problems["train"]]},
