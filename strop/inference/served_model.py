@@ -278,6 +278,9 @@ class ServedModel:
         return found
 
 
+_TOKENS_PER_DECODING = 64
+
+
 class GrowingText:
     """Text of a reply whose tokens come one after the other."""
 
@@ -287,10 +290,15 @@ class GrowingText:
         """Characters at the end that may be the start of a stop text."""
         self._ids: list[int] = []
         self._sent = 0
+        self._due = 1
+        """Number of tokens at which the text is decoded again: the whole of it, and therefore less often in the end."""
 
     def add(self, token: int) -> str:
         """Add a token; returns the text that no later token can change, and that was not returned before."""
         self._ids.append(token)
+        if len(self._ids) < self._due:
+            return ""
+        self._due += 1 + len(self._ids) // _TOKENS_PER_DECODING
         text = self._decode(np.array(self._ids, np.int32))
         cut = before_stop(text, self._stops)
         if cut == text:
