@@ -38,6 +38,9 @@ from strop.types import (
 )
 from strop.workers.event_loop_thread import EventLoopThread
 
+_TOKENS_PER_DECODING = 64
+"""A growing reply is decoded again after one token, and after one more for each of these tokens that it has."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModelSettings:
@@ -276,9 +279,6 @@ class ServedModel:
             reported = None if np.isnan(logprob) else logprob
             found.append(TokenLogprob(token, self._encoder.decode_tokens([token]), reported, tuple(best)))
         return found
-
-
-_TOKENS_PER_DECODING = 64
 
 
 class GrowingText:

@@ -195,7 +195,7 @@ class TinkerRoutes:
         _require_adam(asked.optimizer_config)
         if asked.lora_config is None:
             raise DataError("lora_config is missing; this server trains adapters")
-        return await self._start_run(
+        return self._start_run(
             asked.session_id,
             asked.model_seq_id,
             asked.lora_config,
@@ -216,7 +216,7 @@ class TinkerRoutes:
         self._require_base(asked.base_model or info.base_model)
         if folder.parent.name != "weights":
             raise DataError(f"{asked.path} has weights for sampling only; write a path of save_state")
-        return await self._start_run(
+        return self._start_run(
             asked.session_id,
             asked.model_seq_id,
             info.lora,
@@ -225,7 +225,7 @@ class TinkerRoutes:
             optimizer=asked.optimizer,
         )
 
-    async def _start_run(
+    def _start_run(
         self,
         session_id: str,
         number: int,
@@ -246,7 +246,7 @@ class TinkerRoutes:
             starts_from=path,
             starts_with_optimizer=optimizer,
         )
-        return _promise(await self._trainer.start_run(info), info.model_id)
+        return _promise(self._trainer.start_run(info), info.model_id)
 
     async def _unload_model(self, request: web.Request, body: bytes) -> Result:
         asked = read_request(UnloadModelRequest, _json(body))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from tinker.types import SampleRequest as TinkerSampleRequest
@@ -41,9 +40,6 @@ class AdapterSamplers:
         self._running: dict[Path | None, int] = {}
         """Number of requests of each adapter that an engine has."""
         self._thread = EventLoopThread("tinker sampling")
-        self._closing = ExitStack()
-        self._closing.callback(self._close_engines)
-        self._closing.callback(self._thread.close)
 
     async def sample(self, adapter: Path | None, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Completions from the model with an adapter in PEFT's format; None is the base model."""
@@ -96,7 +92,9 @@ class AdapterSamplers:
 
     def close(self) -> None:
         """Close all engines."""
-        self._closing.close()
+        self._thread.close()
+        for engine in self._engines.values():
+            engine.close()
 
     async def _sample(self, adapter: Path | None, requests: Sequence[SampleRequest]) -> list[Completion]:
         engine = self._engine(adapter)
@@ -119,7 +117,3 @@ class AdapterSamplers:
             self._engines[adapter] = engine
         self._engines.move_to_end(adapter)
         return self._engines[adapter]
-
-    def _close_engines(self) -> None:
-        for engine in self._engines.values():
-            engine.close()

@@ -333,7 +333,7 @@ class Trainer:
         """Time of each session's last heartbeat."""
         self._thread = ThreadPoolExecutor(1, "tinker training")
 
-    async def start_run(self, info: TrainingRunInfo) -> str:
+    def start_run(self, info: TrainingRunInfo) -> str:
         """Create a training run and build its adapter; returns the id of the request."""
         request_id = f"{info.model_id}:0"
         if request_id not in self._results:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from tinker.proto import tinker_public_pb2 as proto
 from tinker.types import SampleRequest
 
+from strop.config.load.schema_faults import first_fault
 from strop.errors import DataError
 from strop.types import Completion, FloatArray, IntArray
 
@@ -67,8 +68,7 @@ def read_request(kind: type[Request], body: Any) -> Request:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise DataError(f"{kind.__name__}: {faults}") from None
+        raise DataError(f"{kind.__name__}: {first_fault(error)}") from None
 
 
 def read_loss_request(body: bytes) -> LossRequest:
