@@ -9,10 +9,10 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Empty: Python keeps compiled modules. The tests start hundreds of interpreters, which would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart real test ci nightly check engines contract juicer verifiers evidence docs house clean
+.PHONY: quickstart real test ci nightly check package engines contract juicer verifiers evidence docs house clean
 
 quickstart: .venv/base
-	$(BIN)/python examples/quickstart/quickstart.py $(ARGS)
+	$(BIN)/strop quickstart $(ARGS)
 
 real: .venv/real  ## fetches SmolLM2-135M-Instruct and trains it on sums in words, in minutes, on a CPU
 	$(BIN)/python examples/real/real.py $(ARGS)
@@ -27,11 +27,11 @@ ci: .venv/dev  ## what CI runs: the fast tests and the slow ones, in one session
 	$(BIN)/python $(PYTEST) -m "not (nightly or engines or juicer)" $(ARGS)
 
 # Every combination, kills at random moments and long learning runs, with line coverage and its minimum; then the
-# environments of the serving engines, of Data-Juicer and of verifiers, and the documentation site. Hours on two cores.
+# environments of the serving engines, of Data-Juicer and of verifiers, the package, and the documentation site. Hours on two cores.
 nightly: .venv/dev docs
 	$(BIN)/python -m slipcover --source strop --json --out .coverage.json $(PYTEST) -m "not (engines or juicer)"
 	$(BIN)/python tools/check_coverage.py .coverage.json
-	$(MAKE) engines juicer verifiers
+	$(MAKE) package engines juicer verifiers
 
 engines: .venv-vllm/ready .venv-sglang/ready  ## tests on vLLM's CPU build and on SGLang, in environments of their own
 	.venv-vllm/bin/pytest -m engines tests/inference tests/run $(ARGS)
@@ -55,6 +55,9 @@ check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated
 	$(BIN)/python tools/check_names.py
 	$(BIN)/python tools/check_words.py
 	$(BIN)/codespell
+
+package: .venv/dev  ## sdist and wheel in dist/, and their use in a clean environment; `ARGS=--release` for a release
+	$(BIN)/python tools/check_package.py $(ARGS)
 
 ifneq (,$(filter fake-cuda,$(ARGS)))
 evidence: .venv-cuda/ready

@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
+    __version__: str
     from strop.algorithms.rollout_batch import RolloutBatch
     from strop.api import RunHandle, RunResult, evaluate, export, generate, load, start, train
     from strop.config.schema.algorithm import AsymReConfig as AsymRe
@@ -360,6 +359,10 @@ def __getattr__(name: str) -> Any:
     if name in _NAMES:
         module, _, attribute = _NAMES[name].partition(":")
         return getattr(importlib.import_module(module), attribute)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("strop")
     raise AttributeError(f"module 'strop' has no attribute {name!r}")
 
 

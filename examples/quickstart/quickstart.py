@@ -1,4 +1,4 @@
-"""The main job, small: a model made on the spot learns two-digit sums.
+"""`strop quickstart`, the main job, small: a model made on the spot learns two-digit sums.
 
 A short supervised stage brings it to where it is right now and then; GRPO does the rest. Nothing
 is downloaded, and no GPU is needed.
@@ -6,7 +6,6 @@ is downloaded, and no GPU is needed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -52,22 +51,21 @@ def prepare(out: Path, seed: int) -> None:
     )
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="fixes the order of the data and every draw")
-    parser.add_argument("--steps", type=int, default=200, help="number of training steps")
-    parser.add_argument("--out", type=Path, default=Path("runs/quickstart"), help="where everything goes")
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    os.environ["QUICKSTART"] = str(args.out)
+def run(out: Path, *, seed: int, steps: int) -> None:
+    """Prepare `out`, unless an earlier call did, train there, and print where everything is."""
+    out.mkdir(parents=True, exist_ok=True)
+    os.environ["QUICKSTART"] = str(out)
 
-    prepared = args.out / "prepared-with-seed"
-    if not prepared.is_file() or prepared.read_text() != str(args.seed):
-        prepare(args.out, args.seed)
-        prepared.write_text(str(args.seed))
-    overrides = [f"seed={args.seed}", f"output={args.out.parent}", f"project={args.out.name}"]
-    overrides.append(f"trainer.duration={args.steps} steps")
+    prepared = out / "prepared-with-seed"
+    if not prepared.is_file() or prepared.read_text() != str(seed):
+        prepare(out, seed)
+        prepared.write_text(str(seed))
+    overrides = [
+        f"seed={seed}",
+        f"output={out.parent}",
+        f"project={out.name}",
+        f"trainer.duration={steps} steps",
+    ]
     result = strop.train(strop.load(HERE / "run.yaml", overrides))
 
     print(f"Everything is in {result.folder}:")
@@ -78,7 +76,3 @@ def main() -> None:
         ("the report", result.folder / "report.html"),
     ):
         print(f"  {what:12} {where}")
-
-
-if __name__ == "__main__":
-    main()

@@ -17,6 +17,7 @@ from strop.cli import (
     import_command,
     init_command,
     plan_command,
+    quickstart_command,
     reference_commands,
     run_commands,
     serve_command,
@@ -35,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run_commands.add_to(app)
+quickstart_command.add_to(app)
 plan_command.add_to(app)
 chat_command.add_to(app)
 serve_command.add_to(app)

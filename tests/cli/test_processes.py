@@ -238,3 +238,5 @@ def test_a_wheel_has_all_that_the_commands_need(
     monkeypatch.setenv("QUICKSTART", str(tmp_path))
     assert "64 rows" in run(binaries / "strop", "check", "run.yaml")
     assert run(binaries / "strop", "help", "troubleshooting#out-of-memory").startswith("## Out of memory")
+    run(binaries / "strop", "quickstart", "--notebook")
+    assert (tmp_path / "first_run.ipynb").is_file()

@@ -22,13 +22,13 @@ from tests.learning.curves import HELD_OUT, column
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-QUICKSTART = ROOT / "examples" / "quickstart" / "quickstart.py"
+EXAMPLE = ROOT / "examples" / "quickstart"
 
 
-def run_script(script: Path, *arguments: object) -> str:
-    """Run a script, which must succeed, and return what it prints."""
+def run_python(*arguments: object) -> str:
+    """Run Python, which must succeed, and return what it prints."""
     done = subprocess.run(
-        [sys.executable, script, *map(str, arguments)],
+        [sys.executable, *map(str, arguments)],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -43,7 +43,7 @@ def test_the_quickstart_learns_two_digit_sums(
     tmp_path: Path, steps: int, rise: float, accuracy: float
 ) -> None:
     """In 15 steps, held-out accuracy was seen to rise from 0.43 to 0.69."""
-    shown = run_script(QUICKSTART, "--seed", 1, "--steps", steps, "--out", tmp_path / "quickstart")
+    shown = run_python("-m", "strop", "quickstart", "--steps", steps, "--out", tmp_path / "quickstart")
     folder = tmp_path / "quickstart" / "sums"
     measured = column(folder, HELD_OUT)
     assert measured[-1] >= max(accuracy, measured[0] + rise), measured
@@ -56,8 +56,8 @@ def test_the_quickstart_learns_two_digit_sums(
 @pytest.fixture
 def quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The quickstart's module, for a folder of its own."""
-    monkeypatch.syspath_prepend(QUICKSTART.parent)
-    monkeypatch.syspath_prepend(QUICKSTART.parents[1])
+    monkeypatch.syspath_prepend(EXAMPLE)
+    monkeypatch.syspath_prepend(EXAMPLE.parent)
     monkeypatch.setenv("QUICKSTART", str(tmp_path))
     return importlib.import_module("quickstart")
 
@@ -103,7 +103,7 @@ def test_rollouts_of_weights_two_steps_old_reach_the_accuracy(tmp_path: Path, qu
 @pytest.mark.parametrize("name", ["ppo", "dapo", "distillation"])
 def test_other_algorithms_lift_held_out_accuracy_by_a_fifth(name: str, tmp_path: Path) -> None:
     """A critic, DAPO's parts, and a teacher without a reward; docs/algorithms/learning.md has them all."""
-    run_script(ROOT / "benchmarks" / "learning.py", "--only", name, "--seeds", 1, "--out", tmp_path)
+    run_python(ROOT / "benchmarks" / "learning.py", "--only", name, "--seeds", 1, "--out", tmp_path)
     measured = json.loads((tmp_path / "measured" / f"{name}-1.json").read_text())
     accuracy = measured["values"][HELD_OUT]
     assert accuracy[0] < 0.5
