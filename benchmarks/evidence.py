@@ -43,7 +43,7 @@ TABLES = {
 """Scripts that print a table, with their arguments."""
 
 PAGES = {
-    "learning": DOCS / "algorithms" / "learning.md",
+    "learning": DOCS / "results.md",
     "distributed": DOCS / "modes.md",
     "sync": DOCS / "modes.md",
     "kills": DOCS / "reliability.md",

@@ -1,6 +1,6 @@
 """Held-out accuracy before and after training, for each algorithm's run file on the quickstart's task.
 
-    make evidence ARGS=learning                                             # updates docs/algorithms/learning.md
+    make evidence ARGS=learning                                             # updates docs/results.md
     .venv/bin/python benchmarks/learning.py --only ppo remax --seeds 1      # prints these only
 
 Algorithms that train on rollouts run with three seeds, and algorithms that train on demonstrations with the first
@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "algorithms"
-PLOT = ROOT / "docs" / "algorithms" / "learning.png"
+PLOT = ROOT / "docs" / "learning.png"
 SEEDS = (1, 2, 3)
 ACCURACY = "eval/held-out/reward"
 

@@ -91,7 +91,7 @@ def _check_signature(key: str, name: str, parameters: int) -> None:
     except TypeError as error:
         raise ConfigError(
             f"{key} {name!r} has the signature {signature}, which does not fit ({error}). Write "
-            f"{_SIGNATURES[key]}; see `strop help algorithms/custom`."
+            f"{_SIGNATURES[key]}; see `strop help algorithms#custom-algorithms`."
         ) from None
 
 
@@ -138,7 +138,7 @@ def _call(key: str, name: str, arguments: tuple[Any, ...], error_type: type[Stro
         where = inspect.trace()[-1]
         raise error_type(
             f"{key} {name!r} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno}). "
-            f"It is called as {_SIGNATURES[key]}; see `strop help algorithms/custom`."
+            f"It is called as {_SIGNATURES[key]}; see `strop help algorithms#custom-algorithms`."
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import strop
@@ -22,7 +23,8 @@ def topics() -> dict[str, Path]:
     if folder is None:
         return {}
     found = {
-        page.relative_to(folder).with_suffix("").as_posix(): page for page in sorted(folder.rglob("*.md"))
+        page.relative_to(folder).with_suffix("").as_posix().removesuffix("/README"): page
+        for page in sorted(folder.rglob("*.md"))
     }
     return {topic: page for topic, page in found.items() if topic not in _OTHERS}
 
@@ -35,7 +37,7 @@ def title(page: Path) -> str:
 
 def page_text(topic: str) -> str:
     """The text of a page, or of the section that `topic` names after a #. The page may be named by the last part of its
-    topic.
+    topic, and a section by a word of its heading.
 
     Raises ConfigError for another topic, with similar ones and with the pages that have the word.
     """
@@ -50,6 +52,15 @@ def page_text(topic: str) -> str:
         write = PAGES.get(name.removesuffix(".md").removeprefix("reference/"))
         if write is not None:
             return _section(write(), section) if section else write()
+        headed = [
+            (anchor != name, level, known, anchor)
+            for known, each in pages.items()
+            for _, level, anchor in _headings(each.read_text("utf-8").splitlines())
+            if name in (anchor, *anchor.split("-"))
+        ]
+        if headed and not section:
+            *_, known, anchor = min(headed)
+            return _section(pages[known].read_text("utf-8"), anchor)
         mentioned = [
             known for known, each in pages.items() if name.lower() in each.read_text("utf-8").lower()
         ]
@@ -62,20 +73,23 @@ def page_text(topic: str) -> str:
     return _section(text, section) if section else text
 
 
-def _section(text: str, anchor: str) -> str:
-    """The heading of an anchor and what follows up to the next heading of its level. Raises ConfigError."""
-    lines, start, level, anchors = text.splitlines(), None, 0, []
+def _headings(lines: list[str]) -> Iterator[tuple[int, int, str]]:
+    """Line number, level and anchor of each heading."""
     in_code = False
     for number, line in enumerate(lines):
         in_code ^= line.startswith("```")
-        found = None if in_code else _HEADING.match(line)
-        if found is None:
-            continue
-        if start is not None and len(found[1]) <= level:
-            return "\n".join(lines[start:number])
-        anchors.append(re.sub(r"[^\w\- ]", "", found[2].lower()).replace(" ", "-"))
-        if start is None and anchors[-1] == anchor:
-            start, level = number, len(found[1])
-    if start is None:
+        if not in_code and (found := _HEADING.match(line)):
+            yield number, len(found[1]), re.sub(r"[^\w\- ]", "", found[2].lower()).replace(" ", "-")
+
+
+def _section(text: str, anchor: str) -> str:
+    """The heading of an anchor and what follows up to the next heading of its level. Raises ConfigError."""
+    lines = text.splitlines()
+    headings = list(_headings(lines))
+    here = next((each for each in headings if each[2] == anchor), None)
+    if here is None:
+        anchors = [each[2] for each in headings]
         raise ConfigError(f"The page has no section {anchor!r}{did_you_mean(anchor, anchors) or '.'}")
-    return "\n".join(lines[start:])
+    start, level, _ = here
+    end = next((number for number, depth, _ in headings if number > start and depth <= level), None)
+    return "\n".join(lines[start:end])

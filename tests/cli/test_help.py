@@ -20,15 +20,19 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_pages_that_messages_name_are_there() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "strop").rglob("*.py"))
-    named = set(re.findall(r"`strop help ([a-z/-]+)`", sources))
-    assert {"data", "workflows", "algorithms/custom"} <= named <= set(topics())
+    named = set(re.findall(r"`strop help ([a-z/#-]+)`", sources))
+    assert {"data", "workflows", "algorithms#custom-algorithms"} <= named
+    assert all(page_text(topic) for topic in named) and {each.partition("#")[0] for each in named} <= set(
+        topics()
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "code", "shown"),
     [
         ("", 0, "  troubleshooting "),
-        ("dapo", 0, "# Components of DAPO"),
+        ("dapo", 0, "## Components of DAPO"),
+        ("optimizers", 0, "### Optimizers"),
         ("troubleshooting#out-of-memory", 0, "## Out of memory"),
         ("verl-sft#optim", 0, "| `optim.lr` |"),
         ("train", 0, "{RUN} [KEY=VALUE]"),

@@ -102,7 +102,7 @@ def test_rollouts_of_weights_two_steps_old_reach_the_accuracy(tmp_path: Path, qu
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["ppo", "dapo", "distillation"])
 def test_other_algorithms_lift_held_out_accuracy_by_a_fifth(name: str, tmp_path: Path) -> None:
-    """A critic, DAPO's parts, and a teacher without a reward; docs/algorithms/learning.md has them all."""
+    """A critic, DAPO's parts, and a teacher without a reward; docs/results.md has them all."""
     run_python(ROOT / "benchmarks" / "learning.py", "--only", name, "--seeds", 1, "--out", tmp_path)
     measured = json.loads((tmp_path / "measured" / f"{name}-1.json").read_text())
     accuracy = measured["values"][HELD_OUT]

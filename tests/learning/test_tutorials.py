@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from strop.cli.main import app
+from strop.cli.pages import page_text
 from strop.models.tiny import make_model
 from tests.cases import nightly
 from tests.learning.curves import HELD_OUT, column, run_python
@@ -22,18 +23,17 @@ from tests.models.gguf_files import write_gguf
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-TUTORIALS = ROOT / "docs" / "tutorials"
 FENCE = re.compile(r"(?:`([\w.]+)`:\n\n)?```(\w+)\n(.*?)```", re.DOTALL)
 """A block of code, and the name of its file if the text before it ends with that."""
 
 
-def follow(tutorial: str, folder: Path, monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, str]) -> None:
-    """Write the tutorial's files and run its commands in this process, in their order.
+def follow(topic: str, folder: Path, monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, str]) -> None:
+    """Write the files of a page or section and run its commands in this process, in their order.
 
     `changes` are parts of its text that are replaced, to shorten its runs.
     """
     monkeypatch.chdir(folder)
-    text = (TUTORIALS / f"{tutorial}.md").read_text(encoding="utf-8")
+    text = page_text(topic)
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
@@ -87,13 +87,13 @@ def test_own_data_and_reward(
 def test_many_processes_and_asynchronous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first to the last step, the mean reward was seen to rise by 0.28 in one process and in two ranks, and by
     0.25 in explorer and trainer at the same time."""
-    follow("many-processes", tmp_path, monkeypatch, {})
+    follow("ranks#two-training-processes", tmp_path, monkeypatch, {})
     runs = tmp_path / "runs" / "tutorial"
     one, two = (column(runs / name, "reward/mean") for name in ("one-process", "two-ranks"))
     assert one[-1] > one[0] + 0.15
     assert one == pytest.approx(two, abs=1e-4)
 
-    follow("asynchronous", tmp_path, monkeypatch, {})
+    follow("modes#sampling-and-training-at-the-same-time", tmp_path, monkeypatch, {})
     assert column(runs / "concurrent", "staleness/max") == [0] + 14 * [1]
     rewards = column(runs / "concurrent" / "explorer", "reward/mean")
     assert len(rewards) == 15
@@ -101,18 +101,28 @@ def test_many_processes_and_asynchronous(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("tool", "run", "rise", "converted"),
+    ("section", "run", "rise", "converted"),
     [
-        ("trl", "out", 0.12, "reward: rewards.py:vowels\n"),
-        ("verl", "checkpoints/tutorial/vowels", 0.1, "reward: rewards.py:compute_score\n"),
-        ("trinity", "runs/tutorial/sing", 0.1, "workflow: sing_workflow\n"),
+        ("trl#bring-a-grpoconfig-over", "out", 0.12, "reward: rewards.py:vowels\n"),
+        (
+            "verl#bring-a-launch-script-of-verl-over",
+            "checkpoints/tutorial/vowels",
+            0.1,
+            "reward: rewards.py:compute_score\n",
+        ),
+        (
+            "trinity#bring-a-trinity-rft-configuration-over",
+            "runs/tutorial/sing",
+            0.1,
+            "workflow: sing_workflow\n",
+        ),
     ],
 )
 def test_from_another_tool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, run: str, rise: float, converted: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str, run: str, rise: float, converted: str
 ) -> None:
     """The mean reward was seen to rise by 0.25 (TRL) and 0.2 (verl, Trinity-RFT)."""
-    follow(f"from-{tool}", tmp_path, monkeypatch, {})
+    follow(f"coming-from/{section}", tmp_path, monkeypatch, {})
     rewards = column(tmp_path / run, "reward/mean")
     assert len(rewards) == 15
     assert rewards[-1] > rewards[0] + rise
@@ -129,7 +139,7 @@ def test_agent_with_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     corpus = (examples / "real" / "tools.jinja").read_text().splitlines()
     folder = make_model(tmp_path / "m", 4 * corpus, vocab_size=700, hidden_size=32)
     write_gguf(folder, real / "SmolLM2-135M-Instruct.Q4_1.gguf")
-    follow("agent-with-tools", tmp_path, monkeypatch, {})
+    follow("workflows#an-agent-with-a-tool", tmp_path, monkeypatch, {})
     assert len(column(real / "calculator-warm-up", "loss")) == 16
     assert len(column(real / "calculator-grpo", "reward/mean")) == 10
     assert len(column(real / "calculator-grpo", HELD_OUT)) == 3

@@ -504,7 +504,7 @@ class PpoConfig(PolicyGradientConfig):
 
 
 class CustomConfig(PolicyGradientConfig):
-    """A user's own advantage function, loss function, or both; see docs/algorithms/custom.md."""
+    """A user's own advantage function, loss function, or both; see `strop help algorithms#custom-algorithms`."""
 
     type: Literal["custom"] = "custom"
     advantages: str | None = None

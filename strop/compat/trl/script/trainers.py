@@ -118,7 +118,8 @@ def _reference(function: Callable[..., Any]) -> str | None:
 
 _WORKFLOW = "write rollout.workflow in a run file (`strop help workflows`)"
 _OWN_LOSS = (
-    "write a run file with algorithm: {type: custom} and a loss of your own (`strop help algorithms/custom`)"
+    "write a run file with algorithm: {type: custom} and a loss of your own "
+    "(`strop help algorithms#custom-algorithms`)"
 )
 _REFUSED: Mapping[str, str] = {
     "reward_processing_classes": "a reward model's own tokenizer is used; leave it out",
