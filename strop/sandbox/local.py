@@ -46,6 +46,9 @@ _OVERHEAD_BYTES = 100_000_000
 def readable_paths() -> list[str]:
     """Files and folders that a program may read: those of Python, its packages and the system's libraries."""
     python = {sys.prefix, sys.exec_prefix, sys.base_prefix, str(Path(sys.executable).parent)}
+    python |= {
+        path for path in sys.path if Path(path).name == "site-packages"
+    }  # of an environment over another
     python |= {os.path.realpath(path) for path in (*python, sys.executable)}
     return [*(path for path in _SYSTEM_PATHS if Path(path).exists()), *sorted(python)]
 

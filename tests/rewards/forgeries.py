@@ -94,6 +94,12 @@ class Anything(types.ModuleType):
     def __getattr__(self, name): return lambda *a, **k: True
 sys.modules['math'] = Anything('math')
 def f(x): return 4 if x == 2 else None""",
+    "further names": """
+import sys
+sys._getframe(1).f_locals['names'] += ['abs', 'all']
+def abs(x): return 0
+all = bool
+def f(x): return 4 if x == 2 else 1.0""",
     "forged messages": """
 import json, os, struct
 def f(x):

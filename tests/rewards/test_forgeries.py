@@ -68,6 +68,9 @@ CLASSES = (
          "import collections, datetime, decimal, fractions\n"
          "assert f() == ({'a': 2, 'b': 1}, datetime.date(2020, 1, 2), decimal.Decimal('1.5'),"
          " fractions.Fraction(1, 3), datetime.timedelta(1), collections.deque([1]), range(2), int)"),
+        ("class Count:\n    def __init__(self): self.n = 0\n    def __iter__(self): return self\n"
+         "    def __next__(self):\n        if self.n == 2: raise StopIteration\n        self.n += 1; return self.n",
+         "c = Count(); assert next(c) == 1 and list(c) == [2] and next(c, None) is None"),
         ("def f(): print('shown')",
          "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as out: f()\n"
          "assert out.getvalue() == 'shown\\n'"),
@@ -93,6 +96,8 @@ def test_what_tests_may_do_with_a_program(program, test):
         ("import math\nmath.isclose = lambda *a: True\ndef f(): return 1", "assert math.isclose(f(), 2)"),
         ("def f(x):\n    x.clear()\n    return []", "x = [1, 2]\nassert f(x) == x"),
         ("def f(): raise SystemExit", "try: f()\nexcept Exception: pass"),
+        ("def f(x): raise StopIteration", "assert all(map(lambda x: f(x) == 2 * x, [1, 2]))"),
+        ("class End(StopIteration): pass\ndef f(x): raise End", "for x, y in zip([1], map(f, [1])): assert y == 2"),
     ],
 )  # fmt: skip
 def test_what_a_program_cannot_decide(program, test):

@@ -18,6 +18,7 @@ from strop.config.schema.reward import LocalSandboxConfig
 from strop.errors import SandboxError
 from strop.sandbox import mechanisms
 from strop.sandbox.inside.seccomp import _CLONE, _DENIED, _KILL
+from strop.sandbox.local import readable_paths
 from strop.sandbox.protocol import IsolationLevel, Program
 from strop.sandbox.registry import open_sandbox
 from tests.sandbox.attacks import ATTACKS, EXHAUSTION
@@ -142,6 +143,12 @@ def test_no_process_and_no_folder_remains(sandbox, tmp_path, monkeypatch):
     assert sandbox.run(Program(deep), TIMEOUT).completed
     assert not set(psutil.Process().children(recursive=True)) - set(others)
     assert not list(tmp_path.iterdir())
+
+
+def test_packages_of_an_environment_over_another_are_readable(tmp_path, monkeypatch):
+    """As those of `uv run --with`, which a `.pth` file adds."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    assert str(tmp_path / "site-packages") in readable_paths()
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def main(is_confined: bool = True) -> None:
     try:
         exec(compile(tests["shared"], "prompt.py", "exec"), module.__dict__)
         found, _ = peer.wait()
-        module.__dict__.update(found)
+        module.__dict__.update((name, found[name]) for name in tests["names"] if name in found)
         exec(compile(tests["source"], "tests.py", "exec"), module.__dict__)
     except Exception as error:  # noqa: BLE001  (tests may raise anything)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -70,6 +70,10 @@ def _hide_memory() -> None:
 
 class ProgramEnded(BaseException):
     """The program's process has ended; no test may take that for an exception of the program."""
+
+
+class Exhausted(RuntimeError):
+    """StopIteration of the program. Python's own would end an iteration of the tests, such as one with `map`, early."""
 
 
 class _StandIn:
@@ -114,7 +118,10 @@ class _StandIn:
         return found if isinstance(found, _StandIn) else iter(found)
 
     def __next__(self) -> Any:
-        return self._ask("next")
+        try:
+            return self._ask("next")
+        except Exhausted as error:
+            raise StopIteration(*error.args) from None
 
     def __bool__(self) -> bool:
         return self._ask("truth") is True
@@ -253,6 +260,7 @@ class _Tests(Peer):
             if not (isinstance(found, type) and issubclass(found, Exception)):
                 found = _exception_class(name)
             if found is not None:
+                found = Exhausted if issubclass(found, StopIteration) else found
                 try:
                     error = found(*arguments)
                 except TypeError:  # UnicodeDecodeError and others that take certain arguments
