@@ -5,15 +5,62 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from strop.buffer import json_codec
 from strop.errors import StoreError
-from strop.types import Experience, ExperienceGroup, RolloutStatus, SegmentRole
+from strop.types import Experience, ExperienceGroup, ImageReference, RolloutStatus, SegmentRole
+
+
+def dumps(value: Any) -> str:
+    """Encode a value as JSON; a type that JSON lacks becomes an object with one key that begins with `$`.
+
+    Raises `StoreError` for instances of other classes, because Strop never pickles experiences.
+    """
+    return json.dumps(_to_json(value))
+
+
+def loads(text: str) -> Any:
+    """Decode exactly the value that `dumps` encoded."""
+    return _from_json(json.loads(text))
+
+
+def _to_json(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is tuple:
+        return {"$tuple": [_to_json(item) for item in value]}
+    if type(value) is dict:
+        return {"$dict": [[_to_json(key), _to_json(item)] for key, item in value.items()]}
+    if type(value) is ImageReference:
+        return {"$image": [value.digest, str(value.path), value.width, value.height]}
+    raise StoreError(
+        f"An experience holds a {type(value).__module__}.{type(value).__qualname__}, which a buffer cannot "
+        "store: it stores reward parts, which are numbers by name, and references to images in the run's folder."
+    )
+
+
+def _from_json(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    [(kind, content)] = value.items()
+    match kind:
+        case "$tuple":
+            return tuple(_from_json(item) for item in content)
+        case "$dict":
+            return {_from_json(key): _from_json(item) for key, item in content}
+        case "$image":
+            digest, path, width, height = content
+            return ImageReference(digest, Path(path), width, height)
+    raise StoreError(
+        f"A stored experience holds {kind!r}, which this version of Strop cannot read. Read it with "
+        "the version that wrote it."
+    )
+
 
 FORMAT = 5
 """Version of the columns, increased whenever they change; other versions are refused."""
@@ -165,7 +212,7 @@ def from_batch(batch: pa.RecordBatch) -> list[ExperienceGroup]:
 def _column(field: pa.Field, rows: Sequence[Experience]) -> pa.Array:
     values = [getattr(row, field.name) for row in rows]
     if field.name in _JSON:
-        return pa.array([json_codec.dumps(value) for value in values], field.type)
+        return pa.array([dumps(value) for value in values], field.type)
     if field.name not in _TOKEN_ARRAYS:
         return pa.array(values, field.type)
     dtype = np.dtype(_TOKEN_ARRAYS[field.name])
@@ -197,7 +244,7 @@ def _values(field: pa.Field, column: pa.Array) -> list[Any]:
     if field.name in _TUPLES:
         return [None if value is None else tuple(value) for value in values]
     if field.name in _JSON:
-        return [json_codec.loads(value) for value in values]
+        return [loads(value) for value in values]
     known = {"status": get_args(RolloutStatus), "role": get_args(SegmentRole)}.get(field.name)
     if known and not set(values) <= set(known):
         raise StoreError(f"A stored experience has the {field.name} {(set(values) - set(known)).pop()!r}.")

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal, assert_never
 
 from strop.buffer.backup import Backup, NoBackup, delete_backup, open_backup
 from strop.buffer.file import FileBuffer, clear_folder
-from strop.buffer.priority import PriorityPolicy, PriorityRule
 from strop.buffer.queue import QueueBuffer
-from strop.buffer.queue_policy import FifoPolicy, QueuePolicy
+from strop.buffer.queue_policy import FifoPolicy, PriorityPolicy, PriorityRule, QueuePolicy
 from strop.buffer.remote.client import BufferClientRole, RemoteStore
 from strop.buffer.remote.server import BufferServer
 from strop.buffer.store import GroupStore, InMemoryStore
@@ -87,7 +86,7 @@ def require_buffer(section: schema.BufferConfig) -> None:
     if importlib.util.find_spec("sqlalchemy") is None:
         raise MissingExtraError("`buffer: sql` needs SQLAlchemy: pip install 'strop[sql]'")
     if section.url is not None:
-        from strop.buffer.sql.engine import parse_url
+        from strop.buffer.sql.database import parse_url
 
         parse_url(section.url)
 

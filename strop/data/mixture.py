@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strop.config.schema.run import Run
-from strop.data.epoch_order import EpochOrder, IndexArray, TaskOrder, TaskOutcome
+from strop.data.task_order import EpochOrder, IndexArray, TaskOrder, TaskOutcome
 from strop.errors import DataError
 from strop.types import RolloutGroup, Task
 

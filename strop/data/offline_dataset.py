@@ -17,8 +17,7 @@ import numpy as np
 
 from strop.config.schema.data import ColumnOrderConfig, DataConfig, EvalTasksetConfig, TasksetConfig
 from strop.config.schema.preference import RewardModelingConfig
-from strop.data.encoding.answer_truncation import fit_answers
-from strop.data.encoding.chat_template import require_encodable
+from strop.data.encoding.chat_template import encode_plain, require_encodable
 from strop.data.encoding.conversation_encoder import (
     ConversationEncoder,
     EncodedSequence,
@@ -26,22 +25,19 @@ from strop.data.encoding.conversation_encoder import (
     turn_ends,
 )
 from strop.data.encoding.model_tokens import ModelTokens
-from strop.data.encoding.plain_text import encode_plain
-from strop.data.encoding.turn_ends import TurnEnds
-from strop.data.epoch_order import TaskOrder
-from strop.data.images.prompt_images import RunImages
-from strop.data.images.row_images import read_row_images
+from strop.data.encoding.truncation import fit_answers
+from strop.data.encoding.turn_encoder import TurnEnds
+from strop.data.images.prompt_images import RunImages, read_row_images
 from strop.data.offline_rows import ConversationRow, conversation_rows
 from strop.data.progress_bar import with_progress_bar
 from strop.data.row_keys import RowKeys
-from strop.data.row_labels import contradictions, read_labels, step_labels, unpair
+from strop.data.row_labels import contradictions, read_labels, row_target, step_labels, unpair
 from strop.data.row_packing import pack_rows
-from strop.data.row_targets import row_target
 from strop.data.sources.columns import value_at
 from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows, Row
-from strop.data.task_order import make_task_order
+from strop.data.task_order import TaskOrder, make_task_order
 from strop.errors import DataError
 from strop.types import Experience, ExperienceGroup, SegmentRole
 

@@ -14,10 +14,10 @@ from typing import Any
 from strop.config.schema.data import DataConfig, TasksetConfig
 from strop.data.encoding.conversation_encoder import TrainingConversation
 from strop.data.encoding.messages import messages_in_text, to_messages, to_tools
-from strop.data.images.row_images import RowImages
-from strop.data.loss_marks import take_marks
+from strop.data.images.prompt_images import RowImages
 from strop.data.prompt_columns import prompt_value
 from strop.data.row_keys import RowKeys
+from strop.data.row_labels import take_marks
 from strop.data.sources.columns import (
     has_column,
     messages_at,

@@ -21,12 +21,11 @@ from strop.config.schema.data import DataConfig, TasksetConfig
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.messages import to_messages, to_tools
 from strop.data.encoding.model_tokens import ModelTokens
-from strop.data.encoding.parallel_encoding import encode_prompts
-from strop.data.encoding.prompt_store import PromptStore
-from strop.data.encoding.template_bound import plain_roles
+from strop.data.encoding.prompt_bounds import plain_roles
+from strop.data.encoding.prompt_store import PromptStore, encode_prompts
 from strop.data.encoding.truncation import KeptRows, kept_rows
 from strop.data.few_shot import read_examples, with_examples
-from strop.data.images.row_images import RowImages
+from strop.data.images.prompt_images import RowImages
 from strop.data.progress_bar import with_progress_bar
 from strop.data.prompt_columns import prompt_columns, prompt_value
 from strop.data.row_keys import RowKeys

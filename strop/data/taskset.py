@@ -14,10 +14,8 @@ from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.messages import messages_in_text
 from strop.data.encoding.model_tokens import ModelTokens
 from strop.data.encoding.prompt_store import PromptStore
-from strop.data.epoch_order import TaskOrder, TaskOutcome
 from strop.data.images.messages import media_of
-from strop.data.images.prompt_images import RunImages
-from strop.data.images.row_images import RowImages, read_row_images
+from strop.data.images.prompt_images import RowImages, RunImages, read_row_images
 from strop.data.prompt_check import (
     CheckedPrompts,
     answer_and_source,
@@ -30,7 +28,7 @@ from strop.data.sources.columns import value_at
 from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
-from strop.data.task_order import make_task_order
+from strop.data.task_order import TaskOrder, TaskOutcome, make_task_order
 from strop.printable import counted
 from strop.types import IntArray, RolloutGroup, Task
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import AuxiliaryEngineConfig, NativeEngineConfig
-from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.model_tokens import eos_token_ids
+from strop.data.encoding.reply import ChatReplyParser
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.data.images.messages import media_of
 from strop.data.images.prompt_images import RunImages

@@ -11,7 +11,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from strop.data.encoding.messages import Tools, listed, to_messages
-from strop.data.encoding.tool_calls import ParsedReply, ToolCallFormat
+from strop.data.encoding.reply import ParsedReply, ToolCallFormat
 from strop.inference.endpoint.request import ChatRequest
 from strop.inference.endpoint.server import EndpointAccess
 from strop.types import BoolArray, IntArray, Message, SamplingParams, Turn

@@ -7,8 +7,8 @@ import json
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.messages import Tools
+from strop.data.encoding.reply import ChatReplyParser
 from strop.data.images.messages import mentions_images
 from strop.errors import DataError, ModelError
 from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse

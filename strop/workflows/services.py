@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
-from strop.data.encoding.chat_reply import ChatReplyParser
+from strop.data.encoding.reply import ChatReplyParser
 from strop.errors import ConfigError
 from strop.inference.endpoint.server import EndpointAccess, EndpointModel, EndpointServer
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strop.data.encoding.chat_reply import ChatReply, ChatReplyParser
 from strop.data.encoding.messages import Tools
-from strop.data.encoding.tool_calls import ParsedReply, ToolCallFormat, parse_reply
+from strop.data.encoding.reply import ChatReply, ChatReplyParser, ParsedReply, ToolCallFormat, parse_reply
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.data.images.messages import media_of
 from strop.errors import EngineLostError

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.buffer.priority import PriorityPolicy, oldest_version
-from strop.buffer.queue_policy import TakenGroup
+from strop.buffer.queue_policy import PriorityPolicy, TakenGroup, oldest_version
 from strop.errors import BufferExhausted
 from strop.protocols import BufferCounts
 from tests.buffer.conftest import Place

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.data.encoding.chat_reply import ChatReplyParser
-from strop.data.encoding.reasoning import ReasoningParser, ends_in_reasoning, split_reasoning
-from strop.data.encoding.tool_calls import ToolCall, ToolCallFormat, parse_reply, tool_call_format
+from strop.data.encoding.reply import (
+    ChatReplyParser,
+    ReasoningParser,
+    ToolCall,
+    ToolCallFormat,
+    ends_in_reasoning,
+    parse_reply,
+    split_reasoning,
+    tool_call_format,
+)
 from tests.workflows.conftest import TOOLS_TEMPLATE
 
 TOOLS = ({"function": {"name": "add", "parameters": {"properties": {"a": {"type": "number"}}}}},)

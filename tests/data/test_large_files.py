@@ -21,12 +21,12 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from strop.config.schema.data import DataConfig, TasksetConfig
 from strop.data import prompt_check
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
-from strop.data.encoding.token_bound import TokenBound
+from strop.data.encoding.prompt_bounds import TokenBound
 from strop.data.encoding.truncation import fit_prompts
-from strop.data.epoch_order import EpochOrder
-from strop.data.sources import csv_file, file_conversion, files, mapped_rows
+from strop.data.sources import csv_file, files, mapped_rows
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
+from strop.data.task_order import EpochOrder
 from strop.data.taskset import TaskSet, load_taskset
 from strop.errors import DataError
 
@@ -39,7 +39,7 @@ def small_batches(tmp_path, monkeypatch):
     monkeypatch.setenv("STROP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(files, "MAPPED_FROM_BYTES", 1)
     monkeypatch.setattr(prompt_check, "CACHED_FROM_ROWS", 1)
-    for module in (mapped_rows, file_conversion):
+    for module in (mapped_rows, mapped_rows):
         monkeypatch.setattr(module, "ROWS_PER_BATCH", 3)
 
 
@@ -80,7 +80,7 @@ def test_the_types_of_csv_are_those_of_the_whole_file(first, last, tmp_path, mon
     path = tmp_path / "a.csv"
     path.write_text("a,b\n" + "".join(f"{value},{i}\n" for i, value in enumerate([first, first, last])))
     monkeypatch.setattr(csv_file, "ROWS_PER_CHUNK", 2)
-    monkeypatch.setattr(file_conversion, "ROWS_PER_CHUNK", 2)
+    monkeypatch.setattr(mapped_rows, "ROWS_PER_CHUNK", 2)
     mapped, plain = both(path, monkeypatch)
     assert [repr(mapped[i]) for i in range(3)] == [repr(plain[i]) for i in range(3)]
 
@@ -111,7 +111,7 @@ def test_a_file_is_converted_once_per_version(write_lines, entries, monkeypatch)
     first = read_rows(TasksetConfig(path=str(path)))
     assert len(entries()) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(file_conversion, "iterate_lines", None)
+        patch.setattr(mapped_rows, "iterate_lines", None)
         again = read_rows(TasksetConfig(path=str(path)))
     assert [again[i] for i in range(40)] == ROWS
     assert again.fingerprint == first.fingerprint
@@ -143,7 +143,7 @@ def test_a_remote_file_is_converted_once_per_version(monkeypatch):
     memory.pipe_file(url, b'{"a": 1}\n')
     assert read_rows(TasksetConfig(path=url))[0] == {"a": 1}
     with monkeypatch.context() as patch:
-        patch.setattr(file_conversion, "iterate_lines", None)
+        patch.setattr(mapped_rows, "iterate_lines", None)
         assert read_rows(TasksetConfig(path=url))[0] == {"a": 1}
     memory.pipe_file(url, b'{"a": 2}\n')
     assert read_rows(TasksetConfig(path=url))[0] == {"a": 2}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
-from strop.data.encoding.parallel_encoding import encode_prompts
+from strop.data.encoding.prompt_store import encode_prompts
 from strop.errors import DataError, PlacementError
 from strop.pipelines.tasks.part_stages import local_processes
 

@@ -25,9 +25,8 @@ from hypothesis import strategies as st
 
 from strop.config.schema.data import TasksetConfig
 from strop.data.sources import files
-from strop.data.sources.reader import read_rows
+from strop.data.sources.reader import read_rows, stream_rows
 from strop.data.sources.rows import DatasetRows, JsonLinesRows
-from strop.data.sources.stream import stream_rows
 from strop.errors import DataError, MissingExtraError
 from strop.types import Rollout, SamplingParams
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from strop.data.encoding.chat_template import PromptEncoder
-from strop.data.encoding.reply_text import ReplyDecoder
+from strop.data.encoding.reply import ReplyDecoder
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.models.tiny import CHAT_TEMPLATE, make_tokenizer
 

@@ -19,9 +19,7 @@ from strop.config.schema.data import (
     DifficultyOrderConfig,
     TasksetConfig,
 )
-from strop.data.curriculum import CurriculumOrder
-from strop.data.difficulty import DifficultyOrder
-from strop.data.epoch_order import EpochOrder, TaskOutcome, epoch_permutation
+from strop.data.task_order import CurriculumOrder, DifficultyOrder, EpochOrder, TaskOutcome, epoch_permutation
 from strop.data.taskset import load_taskset
 from strop.errors import DataError
 from strop.types import Rollout, RolloutGroup, SamplingParams

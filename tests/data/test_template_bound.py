@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strop.config.schema.data import DataConfig, TasksetConfig
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
-from strop.data.encoding.template_bound import TemplateBound
+from strop.data.encoding.prompt_bounds import TemplateBound
 from strop.data.taskset import load_taskset
 from strop.errors import DataError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strop.data.encoding.turn_ends import TurnEnds
+from strop.data.encoding.turn_encoder import TurnEnds
 
 EOS, IM_END, USER = "<|endoftext|>", "<|im_end|>", "<|user|>"
 

@@ -35,7 +35,7 @@ from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import NativeEngineConfig
 from strop.config.schema.trainer import DeepSpeedEngineConfig
 from strop.data.encoding.chat_template import PromptEncoder
-from strop.data.images.files import check_image
+from strop.data.images.store import check_image
 from strop.data.offline_dataset import load_offline_dataset
 from strop.data.taskset import load_taskset
 from strop.inference.native.engine import NativeEngine

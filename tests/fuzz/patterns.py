@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.launch.programs import _VERL
-from strop.data.encoding.reasoning import OPENING_MARK
+from strop.data.encoding.reply import OPENING_MARK
 from strop.pipelines.tasks.prompts import SCORE_PATTERN
 from strop.rewards.builtin import choice
 

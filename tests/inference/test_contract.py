@@ -26,8 +26,7 @@ from strop.inference.registry import running_engine
 from strop.inference.weight_transfer import buckets
 from strop.inference.weight_transfer.process_group import ProcessGroupBroken, WeightProcessGroup
 from strop.protocols import InferenceEngine
-from strop.sync.collective.sender import CollectiveSender
-from strop.sync.collective.server import TRAINER_ADDRESS_FILE
+from strop.sync.collective.sender import TRAINER_ADDRESS_FILE, CollectiveSender
 from strop.types import Completion, SampleRequest, SamplingParams
 from strop.workers.connection import Address
 from strop.workers.waiting import StopCheck

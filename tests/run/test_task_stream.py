@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import strop
-from strop.data.epoch_order import epoch_permutation
 from strop.data.sources.hub import stream_hub_dataset
+from strop.data.task_order import epoch_permutation
 from strop.errors import ConfigError, DataError
 from strop.models.loading import load_tokenizer
 from strop.run.rollout.tasks import TaskStream

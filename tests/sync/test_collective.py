@@ -26,9 +26,7 @@ from strop.models.loading import load_model
 from strop.models.lora import add_lora, merged_weights
 from strop.models.tiny import make_model
 from strop.sync.collective.receiver import CollectiveReceiver
-from strop.sync.collective.sender import CollectiveSender
-from strop.sync.collective.server import TRAINER_ADDRESS_FILE, WeightServer
-from strop.sync.collective.version_store import VersionStore
+from strop.sync.collective.sender import TRAINER_ADDRESS_FILE, CollectiveSender, VersionStore, WeightServer
 from strop.sync.folder_store import FolderVersionStore
 from strop.sync.publish import Publisher
 from strop.sync.staleness_policy import VersionWindow

@@ -21,8 +21,7 @@ from strop.buffer.remote.client import BufferClientRole, RemoteStore
 from strop.config.schema.buffer import CollectiveSyncConfig, QueueBufferConfig
 from strop.protocols import BufferCounts
 from strop.sync.collective.receiver import CollectiveReceiver
-from strop.sync.collective.sender import CollectiveSender
-from strop.sync.collective.server import TRAINER_ADDRESS_FILE
+from strop.sync.collective.sender import TRAINER_ADDRESS_FILE, CollectiveSender
 from strop.sync.transport import REQUESTED
 from strop.workers import connection
 from strop.workers.connection import Address, ConnectionLost, SocketConnection, authenticate_client, connect

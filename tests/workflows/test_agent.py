@@ -10,7 +10,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from strop.data.encoding.chat_reply import ChatReplyParser
+from strop.data.encoding.reply import ChatReplyParser
 from strop.inference.endpoint.server import EndpointServer
 from strop.types import SamplingParams
 from strop.workflows.experiences import rollout_to_experiences

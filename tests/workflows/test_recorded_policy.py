@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strop.data.encoding.chat_reply import ChatReplyParser
+from strop.data.encoding.reply import ChatReplyParser
 from strop.errors import DataError
 from strop.inference.endpoint.request import BadRequest, ChatRequest, parse_chat_request
 from strop.workflows.recorded_policy import RecordedConversations, RecordedPolicy

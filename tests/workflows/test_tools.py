@@ -7,7 +7,7 @@ import json
 import pytest
 
 from strop.config.schema.rollout import WorkflowConfig
-from strop.data.encoding.tool_calls import parse_reply
+from strop.data.encoding.reply import parse_reply
 from strop.errors import ConfigError
 from strop.workflows.builtin.calculator import calculator
 from strop.workflows.registry import load_workflow

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.buffer.codec import decode, encode
-from strop.buffer.leases import Leases
-from strop.buffer.store import PollResult
+from strop.buffer.store import Leases, PollResult
 from strop.errors import StoreError
 from strop.protocols import BufferCounts
 from strop.types import ExperienceGroup

@@ -15,10 +15,8 @@ from sqlalchemy.exc import DBAPIError
 
 from strop.buffer.codec import decode, encode
 from strop.buffer.queue import require_capacity, warn_if_incomplete
-from strop.buffer.sql.database import DAMAGED_HINT, Database
-from strop.buffer.sql.engine import make_engine
-from strop.buffer.sql.group_rows import GroupRows
-from strop.buffer.sql.members import BufferMember, WriterStates
+from strop.buffer.sql.database import DAMAGED_HINT, Database, make_engine
+from strop.buffer.sql.members import BufferMember, GroupRows, WriterStates
 from strop.config.schema import buffer as schema
 from strop.errors import BufferExhausted, StoreError, WritersLostError
 from strop.protocols import BufferCounts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,19 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strop.config.schema.data import DataConfig, is_template
-from strop.data.encoding.json_values import with_json_values
-from strop.data.encoding.messages import Tools
+from strop.data.encoding.messages import Tools, with_json_values
 from strop.data.encoding.model_tokens import ModelTokens
-from strop.data.encoding.plain_text import encode_plain
-from strop.data.encoding.rendered_text import RenderedText
-from strop.data.encoding.template_bound import TemplateBound, plain_roles
-from strop.data.encoding.template_limits import (
-    MAX_CHARACTERS,
-    MAX_SECONDS,
-    limited_rendering,
-    template_fault,
-)
-from strop.data.encoding.token_bound import TokenBound
+from strop.data.encoding.prompt_bounds import TemplateBound, TokenBound, plain_roles
+from strop.data.encoding.template_limits import MAX_CHARACTERS, MAX_SECONDS, limited_rendering, template_fault
 from strop.data.images.messages import media_of
 from strop.errors import ConfigError, DataError, ModelError
 from strop.printable import encodable, shorten
@@ -36,6 +27,60 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from strop.protocols import ImageProcessor
+
+
+"""Content around which a template shows what it writes."""
+_MARKUP = ("<s>", "</s>")
+"""Special tokens that are also markup of ordinary text."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedText:
+    """Text and tokens of a chat template around a user's message, by which a text that it rendered is known."""
+
+    tokens: tuple[str, ...]
+    """Special tokens that the template writes for every conversation, except at its beginning."""
+    first: str
+    """The tokenizer's token at the beginning of a text; empty for none."""
+    before: str
+    after: str
+    """Text of the template before and after the content, without `first` and white space at its ends."""
+
+    @classmethod
+    def of(cls, render: Callable[..., str], tokenizer: PreTrainedTokenizerBase) -> RenderedText:
+        """`render` renders messages, with `prompt` up to the start of the answer."""
+        whole = render(({"role": "user", "content": _PROBE},), prompt=True)
+        before, _, after = whole.partition(_PROBE)
+        first = tokenizer.bos_token or ""
+        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        written = sorted(token for token in special - {first, *_MARKUP} if token in whole)
+        return cls(tuple(written), first, before.removeprefix(first).strip(), after.strip())
+
+    def find(self, text: str) -> str | None:
+        """A token that only the template writes, or the end of a text that is rendered as a whole; None for others."""
+        found = next((token for token in self.tokens if token in text), None)
+        if found is not None or not (self.before and self.after and text.rstrip().endswith(self.after)):
+            return found
+        begun = text.lstrip().removeprefix(self.first).lstrip()
+        return self.after if begun.startswith(self.before) else None
+
+
+def encode_plain(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of texts that a response or nothing follows, with those that the tokenizer writes before a text.
+
+    A text that begins with these tokens itself, as one that a template has rendered, gets no second ones. Tokens that
+    the tokenizer writes after a text (an end token, for some) are left out: a text has its own end, or continues.
+    """
+    if not texts:
+        return []
+    first = tokenizer("a", return_attention_mask=False, return_special_tokens_mask=True, verbose=False)
+    own = first["special_tokens_mask"].index(0)
+    before: list[int] = first["input_ids"][:own]
+    encoded: list[list[int]] = tokenizer(
+        list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
+    )["input_ids"]
+    return [ids if ids[:own] == before else [*before, *ids] for ids in encoded]
+
 
 _PROBE = "strop-probe-51c8e0"
 """Content that shows whether a template renders contents that are text."""

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strop.data.encoding.chat_template import NO_TEMPLATE_ARGS, PromptEncoder, require_encodable
+from strop.data.encoding.chat_template import NO_TEMPLATE_ARGS, PromptEncoder, encode_plain, require_encodable
 from strop.data.encoding.messages import Tools
 from strop.data.encoding.model_tokens import ModelTokens
-from strop.data.encoding.plain_text import encode_plain
-from strop.data.encoding.turn_ends import TurnEnds
+from strop.data.encoding.turn_encoder import TurnEnds
 from strop.data.images.messages import media_of
 from strop.errors import DataError, ModelError
 from strop.printable import counted

@@ -1,4 +1,8 @@
-"""Conversion of a row's values to messages and tools."""
+"""Conversion of a row's values to messages and tools, also of ShareGPT (`from` and `value`) and of ms-swift.
+
+What the roles of ShareGPT and ms-swift (`tool_call`, `tool_response`) mean is that of LLaMA-Factory
+(src/llamafactory/data/converter.py) and of ms-swift (swift/llm/dataset/preprocessor/core.py).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,85 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strop.data.encoding.foreign_messages import standard_messages
 from strop.data.images.messages import IMAGE_PARTS
 from strop.errors import DataError
 from strop.types import Message
+
+_CALLS = ("function_call", "tool_call")
+"""Roles of messages that call tools, with the calls as the content's JSON text."""
+_ROLES = {"human": "user", "gpt": "assistant", "tool_response": "tool", "function_response": "tool"}
+"""Roles of other tools, next to `content` too."""
+_SHAREGPT_ROLES = {
+    **_ROLES,
+    **dict.fromkeys(("user", "system", "assistant", "tool", "developer"), None),
+    **dict.fromkeys(("chatgpt", "bing", "bard", "bot", "model"), "assistant"),
+    **dict.fromkeys(("observation", "function"), "tool"),
+}
+"""Values of `from`; None for a role that keeps its name."""
+
+
+def standard_messages(messages: Sequence[Any], where: str) -> list[Any]:
+    """Messages with `role` and `content`; those that are neither ShareGPT's nor ms-swift's are unchanged.
+
+    Consecutive messages that call tools become one. Raises `DataError` for a speaker or a call that is unknown.
+    """
+    found: list[Any] = []
+    last_calls = False
+    for number, message in enumerate(messages, start=1):
+        is_call = isinstance(message, Mapping) and message.get("role", message.get("from")) in _CALLS
+        standard = _standard(message, f"{where}, message {number}", is_call=is_call)
+        if (
+            is_call
+            and last_calls
+            and standard.keys() == found[-1].keys() == {"role", "content", "tool_calls"}
+        ):
+            found[-1]["tool_calls"] += standard["tool_calls"]
+        else:
+            found.append(standard)
+        last_calls = is_call
+    return found
+
+
+def _standard(message: Any, where: str, *, is_call: bool) -> Any:
+    if not isinstance(message, Mapping):
+        return message
+    if "from" in message and "value" in message and message.get("role") is None:
+        speaker = message["from"]
+        if not is_call and (not isinstance(speaker, str) or speaker not in _SHAREGPT_ROLES):
+            raise DataError(
+                f"{where} is from {speaker!r}. A message with `from` and `value` is from human, gpt, system, "
+                "function_call, observation or tool; write one of them, or `role` and `content`."
+            )
+        rest = {
+            key: value for key, value in message.items() if key not in ("from", "value", "role", "content")
+        }
+        message = {"role": _SHAREGPT_ROLES.get(speaker) or speaker, "content": message["value"], **rest}
+    elif isinstance(message.get("role"), str) and message["role"] in _ROLES:
+        message = {**message, "role": _ROLES[message["role"]]}
+    if not is_call:
+        return message
+    return {
+        **message,
+        "role": "assistant",
+        "content": "",
+        "tool_calls": _calls(message.get("content"), where),
+    }
+
+
+def _calls(content: Any, where: str) -> list[dict[str, Any]]:
+    """The calls of a message whose content is a call, or a list of calls, or its JSON text."""
+    try:
+        value = json.loads(content) if isinstance(content, str) else content
+        calls = [value] if isinstance(value, Mapping) else list(value)
+        named = [(call["name"], call.get("arguments", {})) for call in calls]
+        named = [(name, json.loads(args) if isinstance(args, str) else args) for name, args in named]
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        raise DataError(
+            f"{where} calls a tool, and its content is {content!r:.80}. Write JSON such as "
+            '{"name": "weather", "arguments": {"city": "Rome"}}.'
+        ) from None
+    return [{"type": "function", "function": {"name": name, "arguments": args}} for name, args in named]
+
 
 Tools = tuple[Mapping[str, Any], ...]
 """JSON schemas of tools, as chat templates take them."""
@@ -191,3 +270,36 @@ def _brief(value: Any) -> str:
         return "null"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class _PrintedAsJson:
+    """A value whose text is its JSON."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False, default=str)
+
+
+class _JsonObject(_PrintedAsJson, dict[str, Any]):
+    """An object; for a template that reads its keys, or filters it by `tojson`, a dict."""
+
+
+class _JsonList(_PrintedAsJson, list[Any]):
+    """A list."""
+
+
+def with_json_values(message: Message) -> dict[str, Any]:
+    """The message, whose content as an object (a tool's result) and whose calls' arguments print as JSON."""
+    shown = dict(message)
+    if isinstance(shown["content"], Mapping):
+        shown["content"] = _json_value(shown["content"])
+    if shown.get("tool_calls"):
+        shown["tool_calls"] = _json_value(shown["tool_calls"])
+    return shown
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _JsonObject((key, _json_value(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return _JsonList(map(_json_value, value))
+    return value

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.config.redact import redact_text
-from strop.data.images.files import encode_png
+from strop.data.images.store import encode_png
 from strop.data.sources.data_path import DataPath, first_line, resolve_path
 from strop.errors import DataError
 from strop.workers.files import read_regular

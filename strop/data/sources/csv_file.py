@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from strop.data.sources.streamed_file import open_bytes
+from strop.data.sources.data_path import open_bytes
 from strop.errors import DataError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from strop.config.redact import redact_text
 from strop.data.sources.columns import TableRow
+from strop.data.sources.files import choose_split_hint
 from strop.data.sources.rows import HfDatasetRows, Row
-from strop.data.sources.splits import choose_split_hint
 from strop.errors import DataError
 
 if TYPE_CHECKING:

@@ -1,20 +1,23 @@
-"""Reading of datasets: Parquet, JSON Lines, CSV or TSV files, directories, URLs, `datasets` folders, hub, databases."""
+"""Reading of datasets, at once or as a stream of rows.
+
+Parquet, JSON Lines, CSV or TSV files, directories, URLs, `datasets` folders, hub, databases.
+"""
 
 from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from strop.config.paths import DATA_FILE_PATTERNS, data_file_name
 from strop.config.redact import redact_text
 from strop.config.schema.data import GeneratorConfig, TasksetConfig
 from strop.data.sources.data_path import DataPath, first_line, resolve_path
-from strop.data.sources.files import read_file
+from strop.data.sources.files import files_of_split, read_file, stream_file
 from strop.data.sources.generators import generate_rows, is_generator
-from strop.data.sources.hub import read_hub_dataset, read_saved_dataset
-from strop.data.sources.rows import DatasetRows, RowSource
-from strop.data.sources.splits import files_of_split
+from strop.data.sources.hub import read_hub_dataset, read_saved_dataset, stream_hub_dataset
+from strop.data.sources.rows import DatasetRows, Row, RowSource
 from strop.data.sources.sql_table import is_database_url, read_table
 from strop.errors import DataError
 
@@ -134,3 +137,27 @@ def _hint(place: DataPath) -> str:
     while not missing.parent.exists():
         missing = missing.parent
     return "" if missing == Path(place.path) else f": there is no {missing}"
+
+
+def stream_rows(taskset: TasksetConfig) -> Iterator[tuple[str, Row]]:
+    """Location and values of each row of everything that `path` names, in order; at most `limit_tasks`.
+
+    Raises `DataError` for a source that is missing or malformed, when its rows are reached.
+    """
+    for number, row in enumerate(_rows(taskset)):
+        if taskset.limit_tasks is not None and number >= taskset.limit_tasks:
+            return
+        yield row
+
+
+def _rows(taskset: TasksetConfig) -> Iterator[tuple[str, Row]]:
+    for path in (taskset.path,) if isinstance(taskset.path, str) else taskset.path:
+        places = find_files(path, taskset)
+        try:
+            if places is None:
+                yield from stream_hub_dataset(path, taskset.split, taskset.subset)
+            else:
+                for place in places:
+                    yield from stream_file(place, taskset.text_columns)
+        except OSError as error:
+            raise DataError(f"{redact_text(path)} cannot be read: {first_line(error)}.") from None

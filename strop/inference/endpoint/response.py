@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from strop.data.encoding.tool_calls import ToolCall
+from strop.data.encoding.reply import ToolCall
 from strop.inference.endpoint.request import ChatRequest
 from strop.types import FinishReason
 

@@ -21,7 +21,7 @@ from strop.config.schema.task_pipeline import (
     TemplateConfig,
 )
 from strop.config.user_code import code_digest
-from strop.data.sources.content import content_digest, file_digest, files_digest
+from strop.data.sources.cache import content_digest, file_digest, files_digest
 from strop.data.sources.rows import DatasetRows
 from strop.pipelines.tasks.language_model import endpoint_url
 from strop.pipelines.tasks.protocol import PipelineServices

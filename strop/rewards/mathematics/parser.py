@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from strop.rewards.limits import SizeLimitError
-from strop.rewards.mathematics import commands
+from strop.rewards.mathematics import tokens
 from strop.rewards.mathematics.cleaning import clean
 from strop.rewards.mathematics.nodes import (
     Collection,
@@ -113,7 +113,7 @@ class _Parser:
             while self._kind() == "joint":
                 if self._next().text == "or":
                     joint = "or"
-            if self._position >= len(self._tokens) or self._is(*commands.CLOSINGS):
+            if self._position >= len(self._tokens) or self._is(*tokens.CLOSINGS):
                 break
             items.append(self._relation())
         return items[0] if len(items) == 1 else Collection("", tuple(items), joint)
@@ -123,8 +123,8 @@ class _Parser:
             self._next()
         sides = [self._ratio()]
         operators: list[str] = []
-        while self._kind() in ("other", "command") and self._text() in commands.RELATIONS:
-            operator = commands.RELATIONS[self._next().text]
+        while self._kind() in ("other", "command") and self._text() in tokens.RELATIONS:
+            operator = tokens.RELATIONS[self._next().text]
             if operator in "<>" and self._is("="):
                 self._next()
                 operator += "="
@@ -154,8 +154,8 @@ class _Parser:
             )
             if is_union and self._text(1) in ("(", "[", r"\{"):
                 operator = "union"
-            elif self._kind() == "command" and self._text() in commands.SET_OPERATORS:
-                operator = commands.SET_OPERATORS[self._text()]
+            elif self._kind() == "command" and self._text() in tokens.SET_OPERATORS:
+                operator = tokens.SET_OPERATORS[self._text()]
             else:
                 return node
             self._next()
@@ -197,8 +197,8 @@ class _Parser:
             if self._is("*", r"\cdot", r"\times", r"\ast"):
                 self._next()
                 factors.append(self._signed_factor())
-            elif self._text() in commands.CURRENCIES and self._kind(1) != "number":
-                factors = [Quantity(_product(factors), UNITS[commands.CURRENCIES[self._next().text]])]
+            elif self._text() in tokens.CURRENCIES and self._kind(1) != "number":
+                factors = [Quantity(_product(factors), UNITS[tokens.CURRENCIES[self._next().text]])]
             elif self._is("/", r"\div"):
                 self._next()
                 if self._kind() == "words":
@@ -230,9 +230,9 @@ class _Parser:
             return self._bars == 0
         if kind == "command":
             return not (
-                text in commands.RELATIONS
-                or text in commands.SET_OPERATORS
-                or text in commands.CLOSINGS
+                text in tokens.RELATIONS
+                or text in tokens.SET_OPERATORS
+                or text in tokens.CLOSINGS
                 or text
                 in (
                     r"\pm",
@@ -248,7 +248,7 @@ class _Parser:
                     r"\choose",
                 )
             )
-        return text in ("(", "{") or (text == "[" and not self._is_reversed) or text in commands.CURRENCIES
+        return text in ("(", "{") or (text == "[" and not self._is_reversed) or text in tokens.CURRENCIES
 
     def _quantity(self, value: Node) -> Node:
         """A value with the unit that follows it."""
@@ -263,7 +263,7 @@ class _Parser:
             else:
                 break
         text = re.sub(r"\s*\^", "^", " ".join(words))
-        if text.lower().strip() in commands.PERCENT_WORDS:
+        if text.lower().strip() in tokens.PERCENT_WORDS:
             return Operation("percent", (value,))
         if isinstance(value, Words):
             return Words(f"{value.text} {text}")
@@ -429,15 +429,15 @@ class _Parser:
             return Words(text)
         if kind == "begin":
             return self._environment(text)
-        if text in commands.CURRENCIES:
+        if text in tokens.CURRENCIES:
             value = self._nested(self._primary)
-            return Quantity(value, UNITS[commands.CURRENCIES[text]])
+            return Quantity(value, UNITS[tokens.CURRENCIES[text]])
         if text in ("|", r"\lvert", r"\vert"):
             return self._absolute("|" if text == "|" else {r"\lvert": r"\rvert", r"\vert": r"\vert"}[text])
         if text == "{":
             return self._group()
-        if text in commands.OPENINGS:
-            return self._nested(lambda: self._brackets(commands.OPENINGS[text]))
+        if text in tokens.OPENINGS:
+            return self._nested(lambda: self._brackets(tokens.OPENINGS[text]))
         if kind == "command":
             return self._command(text)
         raise ParseError(f"unexpected {text!r}")
@@ -459,7 +459,7 @@ class _Parser:
             if above.isdigit() and below.isdigit() and int(below):
                 part = Fraction(int(above), int(below))
                 self._position += 3
-        elif self._is(*commands.FRACTIONS):
+        elif self._is(*tokens.FRACTIONS):
             self._next()
             try:
                 above_node, below_node = self._digit_argument(), self._digit_argument()
@@ -494,8 +494,8 @@ class _Parser:
 
     def _brackets(self, opening: str) -> Node:
         bars, self._bars = self._bars, 0
-        if self._text() in commands.CLOSINGS:
-            closing = commands.CLOSINGS[self._next().text]
+        if self._text() in tokens.CLOSINGS:
+            closing = tokens.CLOSINGS[self._next().text]
             if opening + closing != "{}":
                 raise ParseError("empty brackets")
             self._bars = bars
@@ -505,10 +505,10 @@ class _Parser:
             return found
         is_reversed, self._is_reversed = self._is_reversed, opening == "]"
         inside = self._list()
-        closing = commands.CLOSINGS.get(self._next().text, "")
+        closing = tokens.CLOSINGS.get(self._next().text, "")
         self._bars, self._is_reversed = bars, is_reversed
         pair = opening + closing
-        if pair not in commands.PAIRS:
+        if pair not in tokens.PAIRS:
             raise ParseError(f"brackets {pair}")
         is_list = isinstance(inside, Collection) and not inside.brackets
         items = inside.items if is_list and isinstance(inside, Collection) else (inside,)
@@ -566,7 +566,7 @@ class _Parser:
         return Matrix(tuple(rows))
 
     def _function(self, name: str) -> Node:
-        if name not in commands.FUNCTIONS:
+        if name not in tokens.FUNCTIONS:
             raise UnsupportedError(f"the function {name}")
         exponent: Node | None = None
         base: Node | None = None
@@ -589,11 +589,9 @@ class _Parser:
             raise ParseError(f"an argument of {name}")
         if base is not None and name not in ("log",):
             raise ParseError(f"a subscript of {name}")
-        if exponent == Operation("-", (Number(Fraction(1)),)) and name in commands.WITH_INVERSE:
+        if exponent == Operation("-", (Number(Fraction(1)),)) and name in tokens.WITH_INVERSE:
             return Operation(f"arc{name}", operands)
-        node = Operation(
-            commands.ALIASES.get(name, name), (*operands, base) if base is not None else operands
-        )
+        node = Operation(tokens.ALIASES.get(name, name), (*operands, base) if base is not None else operands)
         return node if exponent is None else Operation("^", (node, exponent))
 
     def _bare_argument(self) -> Node:
@@ -603,7 +601,7 @@ class _Parser:
         while (
             self._starts_factor()
             and self._kind() not in ("function", "number", "begin")
-            and not (self._kind() == "command" and self._text()[1:] in commands.FUNCTIONS)
+            and not (self._kind() == "command" and self._text()[1:] in tokens.FUNCTIONS)
             and not self._is("(", "{")
         ):
             factors.append(self._power())
@@ -615,10 +613,10 @@ class _Parser:
 
     def _command(self, text: str) -> Node:
         name = text[1:]
-        if text in commands.FRACTIONS:
+        if text in tokens.FRACTIONS:
             above = self._digit_argument()
             return Operation("/", (above, self._digit_argument()))
-        if text in commands.BINOMIALS:
+        if text in tokens.BINOMIALS:
             above = self._digit_argument()
             return Operation("binomial", (above, self._digit_argument()))
         if text == r"\sqrt":
@@ -628,7 +626,7 @@ class _Parser:
                 index = self._nested(self._sum)
                 self._expect("]")
             return Operation("root", (self._digit_argument(), index))
-        if name in commands.FUNCTIONS:
+        if name in tokens.FUNCTIONS:
             return self._function(name)
         if text in (r"\lfloor", r"\lceil"):
             node = self._nested(self._sum)
@@ -636,10 +634,10 @@ class _Parser:
             return Operation("floor" if text == r"\lfloor" else "ceil", (node,))
         if text == r"\mathbb":
             raw = self._raw_argument()
-            if raw not in commands.NAMED_SETS:
+            if raw not in tokens.NAMED_SETS:
                 raise ParseError("a set")
-            return Constant(commands.NAMED_SETS[raw])
-        if text in commands.DOTS:
+            return Constant(tokens.NAMED_SETS[raw])
+        if text in tokens.DOTS:
             return Constant("ellipsis")
         if text in (r"\pi", r"\infty"):
             return Constant("pi" if text == r"\pi" else "infinity")
@@ -649,22 +647,22 @@ class _Parser:
             return Constant("i")
         if text in (r"\angle", r"\triangle", r"\square"):
             return Symbol(name)
-        if text in commands.VECTORS:
+        if text in tokens.VECTORS:
             return Symbol(f"vector {self._raw_argument()}")
-        if text in commands.BOLD | commands.TRANSPARENT | commands.ACCENTS:
+        if text in tokens.BOLD | tokens.TRANSPARENT | tokens.ACCENTS:
             return self._accented(text)
-        if name in commands.SYMBOLS:
+        if name in tokens.SYMBOLS:
             return Symbol(name)
-        if text in commands.UNSUPPORTED:
+        if text in tokens.UNSUPPORTED:
             raise UnsupportedError(f"the operator {text}")
         raise ParseError(f"the command {text}")
 
     def _accented(self, text: str) -> Node:
         start = self._position
         raw = self._raw_argument()
-        if text in commands.BOLD and raw in ("i", "j", "k", "e"):
+        if text in tokens.BOLD and raw in ("i", "j", "k", "e"):
             return Symbol(f"vector {raw}")
-        if text in commands.BOLD | commands.TRANSPARENT:
+        if text in tokens.BOLD | tokens.TRANSPARENT:
             self._position = start
             return self._nested(self._primary)
         return Symbol(f"{text[1:].replace('overline', 'bar')} {raw}")
@@ -690,7 +688,7 @@ def _number(text: str) -> Number:
 
 
 def _numeral(digits: str, base: str) -> Numeral:
-    number = commands.NAMED_BASES.get(base, int(base) if base.isdigit() and len(base) < 3 else 0)
+    number = tokens.NAMED_BASES.get(base, int(base) if base.isdigit() and len(base) < 3 else 0)
     if not 2 <= number <= 36 or any(int(each, 36) >= number for each in digits):
         raise ParseError("digits in a base")
     return Numeral(digits.lstrip("0") or "0", number)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from strop.buffer.priority import oldest_version
+from strop.buffer.queue_policy import oldest_version
 from strop.config.schema.buffer import FixedStyleConfig, MemorySyncConfig, PriorityBufferConfig
 from strop.config.schema.run import Run
 from strop.config.schema.trainer import StalenessSelectionConfig

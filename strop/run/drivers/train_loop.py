@@ -23,8 +23,7 @@ from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.run.state.tracked_metric import BestCheckpointRule, EarlyStopRule
 from strop.runs.training_examples import TrainingExample
-from strop.sync.local import LocalSynchronizer
-from strop.sync.publish import Publisher
+from strop.sync.publish import LocalSynchronizer, Publisher
 from strop.workers.cleanup import cleanup
 from strop.workers.signals import StopSignal
 

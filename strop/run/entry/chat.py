@@ -13,9 +13,8 @@ from strop.config.paths import existing_path, is_local
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import NativeEngineConfig
-from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.chat_template import PromptEncoder
-from strop.data.encoding.reply_text import ReplyDecoder
+from strop.data.encoding.reply import ChatReplyParser, ReplyDecoder
 from strop.errors import RunFolderError
 from strop.inference.registry import load_engine, running_engine
 from strop.models.loading import load_tokenizer

@@ -17,7 +17,7 @@ from strop.config.schema.data import TasksetConfig
 from strop.config.schema.generation import GenerationConfig
 from strop.config.schema.run import Run
 from strop.data.encoding.chat_template import PromptEncoder
-from strop.data.encoding.reply_text import ReplyDecoder
+from strop.data.encoding.reply import ReplyDecoder
 from strop.data.images.messages import content_text
 from strop.data.sources.data_path import resolve_path
 from strop.data.taskset import load_taskset

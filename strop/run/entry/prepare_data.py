@@ -23,7 +23,7 @@ from strop.config.schema.run import RayClusterConfig, Run, effective_reward
 from strop.config.schema.task_pipeline import EngineModelConfig, PassRateConfig
 from strop.config.user_code import callable_digest, code_digest
 from strop.data.encoding.chat_template import PromptEncoder
-from strop.data.encoding.reply_text import ReplyDecoder
+from strop.data.encoding.reply import ReplyDecoder
 from strop.pipelines.tasks.difference import preview
 from strop.pipelines.tasks.execution import Tick
 from strop.pipelines.tasks.part_stages import OpenExecutor, local_processes

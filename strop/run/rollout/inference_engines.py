@@ -54,7 +54,7 @@ from strop.run.rollout.rollout_services import (
 )
 from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_run_tokenizer
-from strop.sync.local import AdapterLoad, InPlaceLoad, LocalSynchronizer, TensorLoad
+from strop.sync.publish import AdapterLoad, InPlaceLoad, LocalSynchronizer, TensorLoad
 from strop.training.backends.registry import TrainingBackend
 from strop.training.device import find_device
 from strop.workers.event_loop_thread import EventLoopThread

@@ -16,7 +16,7 @@ from strop.config.redact import safe_text, set_environment
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.rollout import EnginePoolConfig, SamplingConfig, WorkflowConfig
 from strop.config.schema.run import Run, effective_reward
-from strop.data.encoding.chat_reply import ChatReplyParser
+from strop.data.encoding.reply import ChatReplyParser
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.inference.endpoint.server import EndpointAccess, EndpointOptions, EndpointServer
 from strop.inference.served_model import ServedModel

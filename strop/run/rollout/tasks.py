@@ -21,16 +21,15 @@ from strop.config.schema.run import Run
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.model_tokens import ModelTokens
 from strop.data.encoding.truncation import fit_prompts
-from strop.data.epoch_order import epoch_permutation
-from strop.data.images.prompt_images import RunImages
-from strop.data.images.row_images import read_row_images
+from strop.data.images.prompt_images import RunImages, read_row_images
 from strop.data.mixture import MixedTaskSet, run_mixture_order
 from strop.data.offline_dataset import OfflineDataset, load_offline_dataset
 from strop.data.prompt_check import to_prompt
 from strop.data.sources.columns import TableRow
+from strop.data.sources.reader import stream_rows
 from strop.data.sources.rows import DatasetRows, InMemoryRows, LocatedRows, Row, RowSource
 from strop.data.sources.sql_table import read_table_slice, require_queue_url
-from strop.data.sources.stream import stream_rows
+from strop.data.task_order import epoch_permutation
 from strop.data.taskset import TaskSet, load_taskset, to_task
 from strop.errors import DataError
 from strop.pipelines.tasks.columns import to_table, with_column

@@ -19,7 +19,7 @@ from strop.config.schema.data import TasksetConfig
 from strop.config.schema.run import Run, leaves
 from strop.config.semantic_diff import is_learning_field, recorded_differences
 from strop.config.user_code import callable_digest, code_digest
-from strop.data.sources.content import content_digest, file_digest, files_digest
+from strop.data.sources.cache import content_digest, file_digest, files_digest
 from strop.data.sources.generators import is_generator
 from strop.data.sources.reader import read_rows
 from strop.errors import RunFolderError

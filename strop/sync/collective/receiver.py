@@ -21,7 +21,7 @@ from strop.inference.weight_transfer.process_group import (
     Rendezvous,
     gpu_uuid,
 )
-from strop.sync.collective.server import TRAINER_ADDRESS_FILE
+from strop.sync.collective.sender import TRAINER_ADDRESS_FILE
 from strop.sync.folder_store import FolderVersionStore
 from strop.sync.transport import PublishedVersion, SignalName, VersionGone
 from strop.workers.connection import (

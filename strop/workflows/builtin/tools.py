@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Literal, get_args
 
-from strop.data.encoding.tool_calls import ToolCall, ToolCallFormat, tool_call_format
+from strop.data.encoding.reply import ToolCall, ToolCallFormat, tool_call_format
 from strop.errors import ConfigError
 from strop.extensions import extension
 from strop.types import Message, Task

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from strop.data.encoding.tool_calls import ToolCall
+from strop.data.encoding.reply import ToolCall
 from strop.types import Message
 from strop.workflows.result import InvalidWorkflowResult
 from strop.workflows.tools.tool import AgentData, Tool, ToolInstance, ToolResult

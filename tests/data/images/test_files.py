@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from strop.data.images import files
-from strop.data.images.files import check_image
+from strop.data.images import store
+from strop.data.images.store import check_image
 from strop.errors import DataError
 from tests.data.images.pictures import encoded
 
@@ -73,7 +73,7 @@ def test_damaged_data_are_named_by_their_place(data: bytes, message: str) -> Non
 @pytest.mark.parametrize(
     ("module", "limit", "message"),
     [
-        (files, "MAX_PIXELS", r"row 3 has 8 x 4 pixels, more than Strop decodes \(10\)"),
+        (store, "MAX_PIXELS", r"row 3 has 8 x 4 pixels, more than Strop decodes \(10\)"),
         (Image, "MAX_IMAGE_PIXELS", "row 3 has more pixels than Strop decodes"),  # Pillow does not open it
     ],
 )

@@ -1,18 +1,186 @@
-"""Parsing of tool calls in a model's reply, in the format of its chat template.
+"""A reply's parts: the text of its tokens, its reasoning, its tool calls, and the reply that a client receives.
 
-A call in the reply's reasoning is none, and neither is a mention of one: a call in a block or span of code or in
-quotation marks, or a mark in a sentence without what the format writes after it.
+Special tokens that belong to an answer are text, those that end a turn are not.
+
+A tokenizer may hold the tags of an answer, such as <think>, <answer> and <tool_call>, as special tokens. Rewards,
+parsers of tool calls, tables and pages read them, so `skip_special_tokens`, with which other tools decode, is not used.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
-from strop.data.encoding.reasoning import OPENING_MARK, first_content, reasoning_end
+import numpy as np
+
+from strop.data.encoding.chat_template import PromptEncoder
+from strop.errors import DataError
+from strop.types import BoolArray, IntArray, Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+REASONING_MARKS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("◁think▷", "◁/think▷"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Opening and closing mark: DeepSeek-R1, Qwen3 and most other models; Magistral; Seed-OSS; Kimi-VL; Command A."""
+
+ReasoningParser = Literal["none", "deepseek_r1", "qwen3"]
+"""`deepseek_r1`: everything before </think>, whose opening tag may be in the prompt; without </think> the whole reply.
+`qwen3`: the text between <think> and </think>, whose opening tag may be in the prompt; a reply without tags has no
+reasoning. `none`: reasoning stays in the content."""
+
+_CLOSING = dict(REASONING_MARKS)
+OPENING_MARK = "|".join(re.escape(mark) for mark in _CLOSING)
+"""Regular expression of the opening marks."""
+_BEGINNING = re.compile(rf"\s*({OPENING_MARK})")
+_ANY_CLOSING = re.compile("|".join(re.escape(mark) for mark in _CLOSING.values()))
+_LAST_OPENING = re.compile(rf"(?:{OPENING_MARK})(?!.*(?:{OPENING_MARK}))", re.DOTALL)
+
+
+def first_content(text: str, *, is_open: bool) -> int:
+    """Position after the reasoning with which a reply begins; the end of the text where it is not closed.
+
+    `is_open` says that the prompt opens it. A closing mark without its opening mark closes reasoning, too.
+    """
+    position = 0
+    if (found := _ANY_CLOSING.search(text)) is not None:
+        opening = next(mark for mark, closing in REASONING_MARKS if closing == found[0])
+        if is_open or opening not in text[: found.start()]:
+            position = found.end()
+    elif is_open:
+        return len(text)
+    while (mark := _BEGINNING.match(text, position)) is not None:
+        position = reasoning_end(text, mark.start(1), mark[1]) or len(text)
+    return position
+
+
+def reasoning_end(text: str, start: int, mark: str) -> int | None:
+    """Position after the reasoning that a mark opens at `start`; None for a mention of the mark.
+
+    Reasoning that is not closed extends to the end of the text. Its mark stands at the beginning of a line, or the text
+    ends with it; in the middle of a sentence it is a mention.
+    """
+    inside = start + len(mark)
+    end = text.find(_CLOSING[mark], inside)
+    if end >= 0:
+        return end + len(_CLOSING[mark])
+    line = text[text.rfind("\n", 0, start) + 1 : start]
+    return len(text) if not line.strip() or not text[inside:].strip() else None
+
+
+def ends_in_reasoning(reply_start: str) -> bool:
+    """Whether the text with which a prompt begins a reply leaves reasoning open."""
+    found = _LAST_OPENING.search(reply_start)
+    if found is None or _CLOSING[found[0]] in reply_start[found.end() :]:
+        return False
+    return reasoning_end(reply_start, found.start(), found[0]) is not None
+
+
+def split_reasoning(text: str, parser: ReasoningParser, *, is_open: bool = False) -> tuple[str | None, str]:
+    """Reasoning and content of a reply. A reply that ends within its reasoning has no content.
+
+    `is_open` says that the prompt opens the reasoning.
+    """
+    if parser == "none":
+        return None, text
+    opening, tag, opened = text.partition("<think>")
+    has_tag = bool(tag) and not opening.strip()
+    inside = opened if has_tag else text
+    reasoning, end, content = inside.partition("</think>")
+    if parser == "qwen3" and not (is_open or has_tag or end):
+        return None, text
+    return reasoning.strip("\n") or None, content.lstrip("\n") if end else ""
+
+
+_TEXT = "strop-text-7be320"
+"""Placeholder of the contents in a rendering, to find what the template writes around them."""
+_USER: Message = {"role": "user", "content": _TEXT}
+_ASSISTANT: Message = {"role": "assistant", "content": _TEXT}
+
+
+class ReplyDecoder:
+    """Decodes the replies of one model."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompts: PromptEncoder, eos_ids: Iterable[int] = ()
+    ) -> None:
+        """`prompts` has the chat template of the replies; `eos_ids` are the end tokens of the model's files."""
+        self._tokenizer = tokenizer
+        self._eos_ids = frozenset(eos_ids)
+        self._prompts = prompts
+        if prompts.template is None and tokenizer.chat_template:
+            # Without a template in the prompts, a model that was trained with one still ends its turns by its mark.
+            self._prompts = PromptEncoder(tokenizer, "tokenizer")
+
+    def decode(self, ids: IntArray, sampled: BoolArray | None = None) -> str:
+        """The text of the tokens of a reply.
+
+        Without its end tokens: those of the model, the mark with which the chat template ends a turn, the
+        tokenizer's own end, beginning and padding tokens. All others are text, also a token that begins another turn.
+
+        `sampled` [L] marks the replies in the tokens after a prompt; what the template writes between them comes
+        without the special tokens of its headers.
+        """
+        kept = ~np.isin(ids, self._ends)
+        if sampled is not None:
+            kept &= sampled | ~np.isin(ids, self._headers)
+        return str(self._tokenizer.decode(ids[kept].tolist(), skip_special_tokens=False))
+
+    def decode_content(self, ids: IntArray) -> str:
+        """The text of a reply as the content of a message that the template renders again.
+
+        Without the special tokens of its headers, which would begin another turn there, and which gpt-oss's template
+        refuses.
+        """
+        return self.decode(ids, np.zeros(len(ids), bool))
+
+    def reply_start(self, prompt_ids: IntArray) -> str:
+        """The text with which a prompt begins the reply after it: what follows its last end token or header."""
+        marks = np.flatnonzero(np.isin(prompt_ids, [*self._ends, *self._headers]))
+        return self.decode(prompt_ids[marks[-1] + 1 :] if len(marks) else prompt_ids)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        tokenizer = self._tokenizer
+        own = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        _, found, after = self._render(_USER, _ASSISTANT).rpartition(_TEXT)
+        mark = self._added_tokens(after) if found else []
+        return [*self._eos_ids, *(token for token in own if token is not None), *mark]
+
+    @cached_property
+    def _headers(self) -> list[int]:
+        """Special tokens that the template writes before and after messages, without the marks of reasoning."""
+        special = {token for token, added in self._tokenizer.added_tokens_decoder.items() if added.special}
+        written = self._added_tokens(self._render(_USER, _ASSISTANT, _USER))
+        reasoning = {self._tokenizer.convert_tokens_to_ids(mark) for pair in REASONING_MARKS for mark in pair}
+        return sorted(special & {*written} - reasoning)
+
+    def _added_tokens(self, text: str) -> list[int]:
+        """Tokens of a text that the tokenizer holds as added tokens."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        added = self._tokenizer.added_tokens_decoder
+        return [token for token in ids if token in added]
+
+    def _render(self, *messages: Message) -> str:
+        """Rendered messages; empty without a template, and for one that takes no such conversation, whose ends are
+        those of the model."""
+        if self._prompts.template is None:
+            return ""
+        try:
+            return self._prompts.render("The chat template", messages, (), prompt=False)
+        except DataError:
+            return ""
+
 
 ToolCallFormat = Literal["hermes", "json", "llama3_json", "qwen3_coder", "mistral", "deepseek", "gpt_oss"]
 """`hermes`: JSON inside <tool_call> tags, the format of Hermes, Qwen2.5 and Qwen3; `llama3_json` or `json`: only
@@ -370,3 +538,38 @@ def _typed(text: str, json_type: Any) -> Any:
 def _quoted(text: str) -> str:
     text = text.strip()
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """A reply, split into its parts."""
+
+    reasoning: str | None
+    """Reasoning before the content; None if the parser found none."""
+    content: str
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReplyParser:
+    """The parsers of `rollout.endpoint`."""
+
+    tool_calls: Literal["auto"] | ToolCallFormat = "auto"
+    """Format of tool calls; `auto` is that of the chat template."""
+    reasoning: ReasoningParser = "none"
+
+    def parse(
+        self, text: str, tools: Sequence[Any], template: str | None, *, in_reasoning: bool = False
+    ) -> ChatReply:
+        """Parse a reply. Without tools, or if a call cannot be parsed, calls stay in the content.
+
+        `in_reasoning` says that the prompt opens the reply's reasoning.
+        """
+        reasoning, content = split_reasoning(text, self.reasoning, is_open=in_reasoning)
+        if tools:
+            form = tool_call_format(template) if self.tool_calls == "auto" else self.tool_calls
+            is_open = in_reasoning and self.reasoning == "none"
+            reply = parse_reply(content, form, tools, in_reasoning=is_open)
+            if all(call.parse_error is None for call in reply.calls):
+                return ChatReply(reasoning, reply.content, reply.calls)
+        return ChatReply(reasoning, content, ())

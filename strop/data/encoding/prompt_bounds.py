@@ -1,4 +1,4 @@
-"""Upper bound on the length of a rendered chat prompt, without rendering it, for templates where it can be proved.
+"""Upper bounds on the length of a chat prompt, without rendering or encoding it, where they can be proved.
 
 The template is rendered once per sequence of roles, with contents that cannot be read: any operation whose result
 depends on a content's text raises. A rendering that succeeds shows that all contents with these roles are rendered
@@ -7,6 +7,7 @@ along the same path, with the same text around them and each content as often.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -17,6 +18,8 @@ from strop.types import Message
 
 if TYPE_CHECKING:
     import jinja2
+    from transformers import PreTrainedTokenizerBase
+
 
 _TRUE_TESTS = frozenset({"defined", "iterable", "sequence", "string"})
 _FALSE_TESTS = frozenset(
@@ -181,3 +184,55 @@ def _type_only(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return name in _TRUE_TESTS
 
     return checked
+
+
+_NFC_GROWTH = 3
+"""Largest factor by which NFC lengthens a text in UTF-8 (Unicode Standard Annex 15, section 12.1)."""
+
+
+class TokenBound:
+    """Bound for byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM): at most one token per byte of UTF-8.
+
+    Byte-level BPE begins with one symbol per byte, and merges symbols; a special token in the text replaces at least
+    one byte. Only the normalizer, a prefix space and the tokens that are added around the text can add to that.
+    """
+
+    def __init__(self, growth: int, added: int) -> None:
+        self._growth = growth
+        self._added = added
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, *, adds_special_tokens: bool) -> TokenBound | None:
+        """The bound of a tokenizer; None where there is no proof."""
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return None
+        facts = json.loads(backend.to_str())
+        normalizer, model = facts.get("normalizer"), facts.get("model") or {}
+        if normalizer is not None and normalizer.get("type") != "NFC":
+            return None
+        if model.get("type") != "BPE" or not _is_byte_level(facts.get("pre_tokenizer")):
+            return None
+        # Templates write special tokens themselves; a post-processor adds tokens only where it is asked to.
+        added = tokenizer.num_special_tokens_to_add() if adds_special_tokens else 0
+        return cls(1 if normalizer is None else _NFC_GROWTH, added)
+
+    def __call__(self, text: str) -> int:
+        """A number of tokens that the text does not exceed."""
+        if text.isascii():
+            return self.of_length(len(text), is_ascii=True)
+        return self.of_length(len(text.encode("utf-8", "surrogatepass")), is_ascii=False)
+
+    def of_length(self, num_bytes: int, *, is_ascii: bool) -> int:
+        """A number of tokens that no text of at most `num_bytes` bytes of UTF-8 exceeds; NFC keeps ASCII as it is."""
+        return num_bytes * (1 if is_ascii else self._growth) + self._added
+
+
+def _is_byte_level(pre_tokenizer: Mapping[str, Any] | None) -> bool:
+    """Whether the text is split into pieces and these are written as bytes, without a prefix space."""
+    steps = [] if pre_tokenizer is None else pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    kinds = [step.get("type") for step in steps]
+    prefixed = any(step.get("add_prefix_space") for step in steps)
+    return (
+        "ByteLevel" in kinds and {*kinds} <= {"ByteLevel", "Split", "Digits", "Punctuation"} and not prefixed
+    )
