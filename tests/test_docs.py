@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sqlite3
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -11,10 +13,12 @@ import pytest
 import typer
 import yaml
 
+import strop
 from strop.cli.main import app
 from strop.compat.reference.pages import pages as generated_pages
 from strop.config.load.loader import load_values
 from strop.errors import TroubleshootingSection
+from strop.models.tiny import make_model
 
 ROOT = Path(__file__).parents[1]
 GENERATED = {ROOT / page: text for page, text in generated_pages().items()}
@@ -60,6 +64,47 @@ def test_every_command_in_the_pages_is_one(page: Path, line: str) -> None:
     if command.name not in _FREE:
         used = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert used <= {*known, "--help"}
+
+
+RUN_ELSEWHERE = {
+    "library.md": "tests/library/test_page.py",
+    "service.md": "tests/run/test_serve.py, against a server",
+    "workflows.md": "tests/workflows/test_docs.py, tests/learning/test_tutorials.py",
+    **dict.fromkeys(("own-data-and-reward.md", "ranks.md"), "tests/learning/test_tutorials.py"),
+    **dict.fromkeys(("verl.md", "trl.md", "trinity.md"), "tests/learning/test_tutorials.py"),
+}
+CODE = [
+    (page, block)
+    for page, text in TEXTS.items()
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    if page.name not in RUN_ELSEWHERE
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("page", "code"), CODE, ids=lambda it: getattr(it, "name", ""))
+def test_code_in_the_pages_runs(
+    page: Path, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder with a small model, the README's run file on small data, and a buffer of no groups."""
+    monkeypatch.chdir(tmp_path)
+    make_model(Path("model"), ["12+34=46"], vocab_size=300, hidden_size=16)
+    rows = "".join(json.dumps({"prompt": f"{a}+1=", "answer": str(a + 1)}) + "\n" for a in range(8))
+    Path("rows.jsonl").write_text(rows)
+    trainer = {"duration": "2 steps", "tasks_per_step": 2}
+    data = {"train": {"path": "rows.jsonl"}, "max_prompt_tokens": 16, "max_response_tokens": 4}
+    run = {"name": "page", "model": {"path": "model"}, "data": data, "trainer": trainer}
+    Path("run.yaml").write_text(yaml.safe_dump(run))
+    Path("runs/p/n").mkdir(parents=True)
+    with sqlite3.connect("runs/p/n/buffer.db") as database:
+        database.execute("CREATE TABLE strop_groups (content BLOB, state TEXT)")
+    for shown, small in (
+        ("Qwen/Qwen2.5-0.5B-Instruct", "model"),
+        ("20 steps", "1 steps"),
+        ('20, "steps"', '1, "steps"'),
+    ):
+        code = code.replace(shown, small)
+    exec(compile(code, str(page), "exec"), {"strop": strop, "__name__": "page"})
 
 
 @cache

@@ -12,8 +12,8 @@ from strop.printable import did_you_mean
 
 _PACKAGE = Path(strop.__file__).parent
 _FOLDERS = (_PACKAGE / "pages", _PACKAGE.parent / "docs")
-_OTHERS = ("README", "index", "changelog", "contributing")
-"""Pages that only list others, or are files of the repository."""
+_OTHERS = re.compile(r"README|index|changelog|contributing|reference/.*")
+"""Pages that only list others, are files of the repository, or are written by `make docs`, as `page_text` does."""
 _HEADING = re.compile(r"^(#+) (.*)$")
 
 
@@ -26,7 +26,7 @@ def topics() -> dict[str, Path]:
         page.relative_to(folder).with_suffix("").as_posix().removesuffix("/README"): page
         for page in sorted(folder.rglob("*.md"))
     }
-    return {topic: page for topic, page in found.items() if topic not in _OTHERS}
+    return {topic: page for topic, page in found.items() if not _OTHERS.fullmatch(topic)}
 
 
 def title(page: Path) -> str:

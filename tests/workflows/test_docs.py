@@ -15,7 +15,7 @@ from strop.config.schema import Run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "workflows"
-PAGE = (ROOT / "docs" / "workflows.md").read_text()
+PAGE, _, _ = (ROOT / "docs" / "workflows.md").read_text().partition("\n## An agent with a tool")
 SMALL = ("trainer.duration=1 steps", "trainer.tasks_per_step=2", "algorithm.rollouts_per_task=2")
 
 
