@@ -9,7 +9,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Empty: Python keeps compiled modules. The tests start hundreds of interpreters, which would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart real test ci nightly check package engines contract juicer verifiers evidence docs house clean
+.PHONY: quickstart real test ci nightly check package engines contract juicer verifiers environments evidence docs house clean
 
 quickstart: .venv/base
 	$(BIN)/strop quickstart $(ARGS)
@@ -27,11 +27,11 @@ ci: .venv/dev  ## what CI runs: the fast tests and the slow ones, in one session
 	$(BIN)/python $(PYTEST) -m "not (nightly or engines or juicer)" $(ARGS)
 
 # Every combination, kills at random moments and long learning runs, with line coverage and its minimum; then the
-# environments of the serving engines, of Data-Juicer and of verifiers, the package, and the documentation site. Hours on two cores.
+# environments of the serving engines, of Data-Juicer, verifiers and OpenEnv, the package, and the documentation site. Hours on two cores.
 nightly: .venv/dev docs
 	$(BIN)/python -m slipcover --source strop --json --out .coverage.json $(PYTEST) -m "not (engines or juicer)"
 	$(BIN)/python tools/check_coverage.py .coverage.json
-	$(MAKE) package engines juicer verifiers
+	$(MAKE) package engines juicer verifiers environments
 
 engines: .venv-vllm/ready .venv-sglang/ready  ## tests on vLLM's CPU build and on SGLang, in environments of their own
 	.venv-vllm/bin/pytest -m engines tests/inference tests/run $(ARGS)
@@ -45,6 +45,9 @@ juicer: .venv/dev .venv-datajuicer/ready  ## tests on Data-Juicer, whose service
 
 verifiers: .venv-verifiers/ready  ## tests on verifiers, whose requirements exclude those of strop[mcp]
 	.venv-verifiers/bin/python -m pytest tests/workflows/test_verifiers.py $(ARGS)
+
+environments: .venv-environments/ready  ## tests on OpenEnv, whose package needs a web interface's
+	.venv-environments/bin/python -m pytest tests/workflows/test_openenv.py $(ARGS)
 
 check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages
 	$(BIN)/ruff check .
@@ -75,7 +78,7 @@ house: .venv/dev  ## size and grain of the package
 	$(BIN)/python tools/house.py
 
 clean:
-	rm -rf .venv .venv-vllm .venv-sglang .venv-datajuicer .venv-verifiers .venv-cuda build dist runs site
+	rm -rf .venv .venv-vllm .venv-sglang .venv-datajuicer .venv-verifiers .venv-environments .venv-cuda build dist runs site
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Strop needs Python 3.11 or newer; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
@@ -123,6 +126,12 @@ clean:
 	$(BIN)/python -m venv .venv-verifiers
 	.venv-verifiers/bin/python tools/layer_environment.py .venv
 	.venv-verifiers/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-verifiers.txt
+	touch $@
+
+.venv-environments/ready: constraints-environments.txt | .venv/dev
+	$(BIN)/python -m venv .venv-environments
+	.venv-environments/bin/python tools/layer_environment.py .venv
+	.venv-environments/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-environments.txt
 	touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python

@@ -91,6 +91,12 @@ class Chat:
         return self._session.decode_response(found.token_ids[prompt:], found.sampled[prompt:])
 
     @property
+    def content(self) -> str:
+        """Text of the last reply after its reasoning."""
+        assert self.turn is not None, "reply() comes first"
+        return self._session.content(self.turn)
+
+    @property
     def sampling(self) -> SamplingParams:
         """Sampling of the rollout, from the run file."""
         return self._session.sampling

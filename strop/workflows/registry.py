@@ -15,6 +15,7 @@ from strop.extensions import all_extensions, extension_of, provide_tool_modules,
 from strop.workflows.builtin.agent import AgentWorkflow
 from strop.workflows.builtin.environment import EnvironmentWorkflow
 from strop.workflows.builtin.math import MathWorkflow
+from strop.workflows.builtin.openenv import OpenEnvWorkflow
 from strop.workflows.builtin.single_turn import SingleTurnWorkflow
 from strop.workflows.builtin.tools import ToolCallingWorkflow
 from strop.workflows.builtin.verifiers import VerifiersWorkflow
@@ -26,6 +27,7 @@ BUILTIN_WORKFLOWS: dict[str, Callable[..., Any]] = {
     "environment": EnvironmentWorkflow,
     "tools": ToolCallingWorkflow,
     "agent": AgentWorkflow,
+    "openenv": OpenEnvWorkflow,
     "verifiers": VerifiersWorkflow,
 }
 

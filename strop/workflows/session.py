@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strop.data.encoding.messages import Tools
-from strop.data.encoding.reply import ChatReply, ChatReplyParser, ParsedReply, ToolCallFormat, parse_reply
+from strop.data.encoding.reply import (
+    ChatReply,
+    ChatReplyParser,
+    ParsedReply,
+    ToolCallFormat,
+    first_content,
+    parse_reply,
+)
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.data.images.messages import media_of
 from strop.errors import EngineLostError
@@ -100,6 +107,11 @@ class RolloutSession:
     def decode(self, turn: Turn) -> str:
         """Text of a turn's completion: see `ReplyDecoder.decode`."""
         return self._encoder.replies.decode(turn.completion_ids)
+
+    def content(self, turn: Turn) -> str:
+        """Text of a turn's completion after its reasoning."""
+        text = self.decode(turn)
+        return text[first_content(text, is_open=self._encoder.opens_reasoning(turn.prompt_ids)) :].strip()
 
     def decode_token(self, token: int) -> str:
         """Text of one token."""

@@ -29,7 +29,7 @@ def alone():
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in BUILTIN_WORKFLOWS if name not in ("environment", "agent", "trinity", "verifiers")],
+    [n for n in BUILTIN_WORKFLOWS if n not in ("environment", "agent", "openenv", "trinity", "verifiers")],
 )
 def test_builtin_workflows_run_in_the_event_loop(name):
     assert load_workflow(WorkflowConfig(name=name)).is_async

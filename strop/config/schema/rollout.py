@@ -250,8 +250,8 @@ class WorkflowConfig(Section):
     """Procedure that turns a task into a rollout. A name alone is short for `{name: ...}`."""
 
     name: str = "single_turn"
-    """Built-in name (single_turn, math, environment, tools, agent, verl_agents, trinity, verifiers), a dotted path,
-    or `file.py:name`."""
+    """Built-in name (single_turn, math, environment, tools, agent, openenv, verifiers, verl_agents, trinity), a
+    dotted path, or `file.py:name`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the workflow's class, or of its function after `task` and `chat`."""
 

@@ -146,8 +146,8 @@ def _check_rewards(run: Run, rewards: PythonRewards | None) -> Findings:
 def _load_workflow(run: Run, field: str, workflow: WorkflowConfig) -> Findings:
     from strop.workflows.registry import load_workflow
 
-    if workflow.name == "verifiers":
-        return Findings(unchecked=[f"{field} verifiers: the environment was not loaded"])
+    if workflow.name in ("verifiers", "openenv"):
+        return Findings(unchecked=[f"{field} {workflow.name}: the environment was not loaded"])
     if (args := workflow.tool_args) is not None:
         files = import_module(extension("verl").tool_files)
         files.check_classes(args.get("tool_config"), args.get("interaction_config"))

@@ -1,0 +1,1 @@
+"""Environments of OpenEnv: sessions with a server, and sessions of a Python factory."""
