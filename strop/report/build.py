@@ -11,6 +11,7 @@ from typing import Any
 
 from strop.report.charts import make_charts
 from strop.report.page import render_page, write_page
+from strop.report.plotting import clocks
 from strop.report.task_section import read_task_section
 from strop.report.thumbnails import make_thumbnails
 from strop.runs.folder import RunFolder
@@ -66,6 +67,7 @@ def write_report(folder: Path) -> Path:
         faults=learning_faults(data.rows),
         headline=headline_values(data, status),
         charts=make_charts(data),
+        clocks=clocks([data]),
         tasks=read_task_section(data.folder),
         samples=samples,
         thumbnails=make_thumbnails(data.folder.images, images),
@@ -88,7 +90,8 @@ def write_bench(folder: Path) -> Path:
     measured = [{name: row.get(name) for name in ("step", *names)} for row in rows]
     data = RunData(RunFolder(folder), sorted(measured, key=lambda row: row["step"] or 0), [], "")
     title, path = _title(data), folder / "bench.html"
-    page = render_page("bench", title=title, rows=rows, names=names, charts=make_charts(data))
+    charts = make_charts(data)
+    page = render_page("bench", title=title, rows=rows, names=names, charts=charts, clocks=clocks([data]))
     write_page(path, page)
     return path
 

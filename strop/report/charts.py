@@ -1,4 +1,4 @@
-"""Charts of a report. The colors of text and grid lines come from the page's style sheet."""
+"""Charts of a report and of Studio's pages: which metrics each has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import cycle
 
-from strop.report.plotting import COLORS, Chart, Series, bar_chart, line_chart
+from strop.report.plotting import COLORS, Chart, Series
 from strop.runs.metrics import metric_of
 from strop.runs.reader import RunData
 
@@ -34,7 +34,7 @@ class ChartPanel:
     metrics: tuple[str, ...]
     """Names of metrics, or patterns with wildcards."""
     smooth: bool = False
-    """Whether the first metric gets a running mean, drawn over its values."""
+    """Whether the first metric is drawn smoothed, over its values."""
     only_if_above_0: bool = False
     """Whether the chart is omitted if all its values are 0, such as the staleness of a synchronous run."""
 
@@ -107,36 +107,22 @@ def make_charts(data: RunData) -> list[Chart]:
 
 
 def _curves(data: RunData, panel: ChartPanel, names: Sequence[str]) -> Chart:
-    lines = []
-    for name, color in zip(names, cycle(COLORS), strict=False):
-        steps, values = data.series(name)
-        label = _label(name, names)
-        if panel.smooth and name == names[0] and len(values) >= 20:
-            window = max(2, len(values) // 15)
-            lines.append(Series(label, color, steps, values, opacity=0.4, width=1))
-            label = f"{label}, mean of {window} steps"
-            values = _running_mean(values, window)
-        lines.append(Series(label, color, steps, values))
+    lines = (
+        Series(_label(name, names), color, *data.series(name))
+        for name, color in zip(names, cycle(COLORS), strict=False)
+    )
     metric = metric_of(names[0])
-    legend = [(line.label, line.color) for line in lines if line.opacity == 1]
-    shown = tuple(legend) if len(lines) > 1 else ()
-    return Chart(panel.title, metric.unit, metric.definition, shown, line_chart(lines))
+    return Chart(panel.title, metric.unit, metric.definition, tuple(lines), is_smoothed=panel.smooth)
 
 
 def _time(data: RunData) -> Chart:
-    series = [
-        (phase, color, *data.series(_phase(phase))) for phase, color in zip(_PHASES, COLORS, strict=True)
-    ]
-    parts = [Series(phase, color, steps, seconds) for phase, color, steps, seconds in series if any(seconds)]
-    legend = tuple((part.label, part.color) for part in parts)
+    parts = (
+        Series(phase, color, *data.series(_phase(phase)))
+        for phase, color in zip(_PHASES, COLORS, strict=True)
+    )
     caption = "Seconds of each step by phase; evaluation and saving are not part of the step's own time."
-    return Chart("Time by phase", "seconds", caption, legend, bar_chart(parts))
-
-
-def _running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Compute the mean of the last `window` values at each point, or of fewer at the beginning."""
-    windows = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
-    return [sum(one) / len(one) for one in windows]
+    shown = tuple(part for part in parts if any(part.values))
+    return Chart("Time by phase", "seconds", caption, shown, is_stacked=True)
 
 
 def _phase(phase: str) -> str:

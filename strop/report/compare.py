@@ -9,7 +9,7 @@ from pathlib import Path
 
 from strop.report.charts import PANELS
 from strop.report.page import render_page, write_page
-from strop.report.plotting import COLORS, Chart, Series, line_chart
+from strop.report.plotting import COLORS, Chart, Series, clocks
 from strop.runs.comparison import compare_metrics, differing_settings, run_labels, shared_samples
 from strop.runs.metrics import metric_of
 from strop.runs.reader import RunData
@@ -24,6 +24,7 @@ def write_comparison(runs: Sequence[RunData], path: Path) -> None:
         "compare",
         labels=list(zip(labels, cycle(COLORS), strict=False)),
         charts=overlaid_charts(runs, labels),
+        clocks=clocks(runs),
         metrics=compare_metrics(runs),
         settings=differing_settings(runs),
         samples=shared_samples(runs, labels, _SAMPLES),
@@ -42,11 +43,13 @@ def overlaid_charts(runs: Sequence[RunData], labels: Sequence[str]) -> list[Char
         series = [run.series(name) for run in runs]
         if not any(any(values) for _, values in series):
             continue
-        lines = [
-            Series(label, color, steps, values)
-            for (steps, values), label, color in zip(series, labels, cycle(COLORS), strict=False)
+        lines = tuple(
+            Series(label, color, steps, values, run)
+            for run, ((steps, values), label, color) in enumerate(
+                zip(series, labels, cycle(COLORS), strict=False)
+            )
             if values
-        ]
+        )
         metric = metric_of(name)
-        charts.append(Chart(name, metric.unit, metric.definition, (), line_chart(lines)))
+        charts.append(Chart(name, metric.unit, metric.definition, lines))
     return charts

@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from strop.errors import RunFolderError
 from strop.printable import encodable
+from strop.report.plotting import static_text
 from strop.runs.formatting import format_number, format_time
 from strop.workers.files import atomic_write
 
@@ -22,6 +23,7 @@ def render_page(name: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals |= {"static_text": static_text}
     environment.filters |= {"number": format_number, "day": format_time}
     return environment.get_template(f"{name}.html.j2").render(**values)
 

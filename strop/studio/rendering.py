@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 
 from strop.config.paths import existing_path
 from strop.printable import encodable, printable
+from strop.report.plotting import STATIC, static_text
 from strop.runs.formatting import format_duration, format_number
 from strop.studio.access import base_path
 
@@ -63,10 +64,12 @@ def url(path: str, **query: object) -> str:
 def static_file(name: str) -> Response:
     """Response with a file of the folder `static`; the style sheet begins with the report's."""
     if name == "studio.css":
-        source = _environment().get_template("style.css").render() + (_STATIC / name).read_text("utf-8")
+        source = static_text("uPlot.min.css") + _environment().get_template("style.css").render()
+        source += (_STATIC / name).read_text("utf-8")
         return Response(source, media_type="text/css")
-    path = existing_path(_STATIC / Path(name).name)
-    if path is None or not path.is_file():
+    paths = (existing_path(folder / Path(name).name) for folder in (_STATIC, STATIC))
+    path = next((path for path in paths if path is not None and path.is_file()), None)
+    if path is None:
         return Response("There is no such file.", 404)
     return Response(path.read_bytes(), media_type=_TYPES[path.suffix])
 

@@ -106,7 +106,7 @@ def test_compose_check_start_watch_stop_and_resume(page: Page) -> None:
     steps = page.locator("#curves").get_by_text(re.compile(r"Step [1-9]\d* of 3000"))
     expect(steps).to_be_visible()
     first = steps.inner_text()
-    expect(page.locator("#curves svg").first).to_be_visible()
+    expect(page.locator("#curves canvas").first).to_be_visible()
     expect(page.locator("#curves").get_by_text(first)).to_have_count(0)  # the curves move
     page.get_by_role("button", name="Stop").click()
     expect(page.locator("#state")).to_have_text("interrupted")

@@ -35,7 +35,7 @@ FIRST = "run=sums/first"
     ("url", "status", "parts", "absent"),
     [
         ("/runs", 200, ["sums/first", "interrupted", "0.300", "<polyline", "3<span"], []),
-        (f"/run?{FIRST}", 200, ["Training reward", "<svg", "Stopped by SIGTERM."], []),
+        (f"/run?{FIRST}", 200, ["Training reward", "data-chart=", "Stopped by SIGTERM."], []),
         (
             f"/run/rollouts?{FIRST}",
             200,

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from strop.errors import RunFolderError
 from strop.report.compare import overlaid_charts
-from strop.report.plotting import COLORS
+from strop.report.plotting import COLORS, clocks
 from strop.runs.comparison import compare_metrics, differing_settings, run_labels, shared_samples
 from strop.studio.rendering import html
 from strop.studio.requests import cache_of, folder_named
@@ -32,6 +32,7 @@ def page(request: Request) -> Response:
         names=names,
         labels=list(zip(labels, cycle(COLORS), strict=False)),
         charts=overlaid_charts(runs, labels),
+        clocks=clocks(runs),
         metrics=compare_metrics(runs),
         settings=differing_settings(runs),
         samples=shared_samples(runs, labels, _SAMPLES),

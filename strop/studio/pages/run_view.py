@@ -14,6 +14,7 @@ from strop.config.redact import safe_text
 from strop.errors import RunFolderError
 from strop.report.build import headline_values, subject_of
 from strop.report.charts import make_charts
+from strop.report.plotting import clocks
 from strop.runs.control import request_stop, resume_arguments
 from strop.runs.folder import RunFolder
 from strop.runs.overview import run_state
@@ -139,6 +140,7 @@ def _curves(request: Request, path: Path) -> dict[str, Any]:
         "faults": learning_faults(data.rows),
         "headline": headline_values(data, status) if data.rows else [],
         "charts": make_charts(data),
+        "clocks": clocks([data]),
     }
 
 
