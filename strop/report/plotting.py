@@ -46,7 +46,7 @@ class Chart:
 
     @property
     def json(self) -> str:
-        """What the script draws."""
+        """The chart for the script, as JSON."""
         series = []
         for one in self.series:
             points = thin(one.steps, one.values)
