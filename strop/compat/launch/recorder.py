@@ -139,11 +139,12 @@ def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
         tempfile.TemporaryFile() as errors,
         _silent_pipe() as silent,
     ):
-        scratch = os.path.realpath(folder)
-        programs = _link_text_programs(Path(scratch, "bin"))
+        scratch, programs_folder = Path(folder, "files").resolve(), Path(folder, "bin").resolve()
+        scratch.mkdir()
+        programs = _link_text_programs(programs_folder)
         source = redirect_outputs(_SCRIPT_PATH.sub("$0", text), _OUTPUT_FUNCTION)
         named = sorted(set(_NAMED_PROGRAM.findall(text)))
-        functions = _preamble(scratch, named, silent)
+        functions = _preamble(str(scratch), named, silent)
         try:
             process = subprocess.Popen(
                 [bash, "--noprofile", "--norc", "-c", f"{functions}{source}\n", str(script), *arguments],
@@ -151,20 +152,20 @@ def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
                 stdout=output,
                 stderr=errors,
                 pass_fds=(silent,),
-                env={**os.environ, "PATH": str(Path(scratch, "bin"))},
+                env={**os.environ, "PATH": str(programs_folder)},
                 start_new_session=True,
-                preexec_fn=lambda: _confine(scratch, [bash, *programs]),
+                preexec_fn=lambda: _confine(str(scratch), [bash, *programs]),
             )
         except subprocess.SubprocessError:
             raise ConfigError(
                 f"{script}: the script is not run, because this machine cannot confine it: strop import needs "
                 "Linux with Landlock (5.13 or newer) and seccomp."
             ) from None
-        stopped = run_to_end(process, Path(scratch), TIMEOUT_SECONDS)
-        records = sorted(Path(scratch).glob(f"{_RECORD_PREFIX}*"))[:_MAX_COMMANDS]
+        stopped = run_to_end(process, scratch, TIMEOUT_SECONDS)
+        records = sorted(scratch.glob(f"{_RECORD_PREFIX}*"))[:_MAX_COMMANDS]
         return Recording(
             tuple(command for command in map(_parse, records) if command is not None),
-            _written_files(Path(scratch)),
+            _written_files(scratch),
             None if stopped else process.returncode,
             _without_trace(_beginning(errors, _MAX_ERRORS)),
             _beginning(output, _MAX_OUTPUT),
@@ -220,13 +221,16 @@ def _confine(scratch: str, executable: Sequence[str]) -> None:
 def _parse(file: Path) -> RecordedCommand | None:
     """A record: the folder, the number of words, the words, the variables, and "end".
 
-    None without the end: the process was killed at a limit, or as a background job, while it wrote.
+    None for another file: the process was killed at a limit, or as a background job, while it wrote, or the script
+    wrote it itself.
     """
     folder, *texts = file.read_bytes().decode("utf-8", "replace").split("\0")
-    if texts[-2:] != ["end", ""]:
+    if texts[-2:] != ["end", ""] or not re.fullmatch(r"[1-9]\d{0,6}", texts[0]):
         return None
-    count, *texts = texts[:-2]
-    words, variables = texts[: int(count)], texts[int(count) :]
+    count, texts = int(texts[0]), texts[1:-2]
+    words, variables = texts[:count], texts[count:]
+    if len(words) < count:
+        return None
     environment = dict(variable.partition("=")[::2] for variable in variables)
     return RecordedCommand(tuple(words), Path(folder), environment)
 

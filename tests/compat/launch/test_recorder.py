@@ -75,6 +75,27 @@ def test_nothing_outside_the_temporary_folder_changes(tmp_path: Path) -> None:
     assert found.files[kept] == "after\n"
 
 
+def test_the_script_writes_only_where_its_files_are_counted(tmp_path: Path) -> None:
+    found = recorded(
+        tmp_path,
+        'printf x | sed -n "w $__strop_scratch/bin/made" || train 1; cat < "$__strop_scratch/../bin/made" || train 2\n'
+        'printf x | sed -n "w $__strop_scratch/../bin/made" || train 3; printf x | sort -o "$(dirname $PATH)/made"\n'
+        "train",
+    )
+    assert [each.words for each in found.commands] == [
+        ("train", "1"),
+        ("train", "2"),
+        ("train", "3"),
+        ("train",),
+    ]
+
+
+def test_a_record_that_the_script_writes_itself_is_left_out(tmp_path: Path) -> None:
+    for content in (r"a\0b\0end\0", r"end\0", r"a\0end\0", r"/\09\0end\0"):
+        found = recorded(tmp_path, f"printf '{content}' | sed -zn \"w $__strop_scratch/record-0\"; train")
+        assert ("train",) in [each.words for each in found.commands]
+
+
 def test_sockets_are_denied(tmp_path: Path) -> None:
     found = recorded(tmp_path, "eval 'exec 3<>/dev/udp/127.0.0.1/9' && train")
     assert found.commands == () and "Operation not permitted" in found.errors
