@@ -16,13 +16,18 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from strop.config.schema.rollout import NativeEngineConfig
+from strop.errors import InferenceError
+from strop.inference.native import NativeEngine
 from strop.inference.native.token_sampling import (
     argmax_tokens,
     build_sampling_metadata,
     invert_cdf,
     sample_tokens,
 )
+from strop.models.shared_weights import named_weights
 from strop.types import SamplingParams
+from tests.inference.helpers import random_prompts, requests_for, sample
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0])
@@ -171,3 +176,20 @@ def test_invert_cdf_equals_a_plain_cumulative_sum(vocab, seed, uniform, kept):
 def test_argmax_is_the_first_of_the_highest(vocab, seed):
     scores = torch.from_numpy(np.random.default_rng(seed).integers(0, 9, size=(3, vocab)).astype(np.float32))
     assert argmax_tokens(scores).tolist() == scores.numpy().argmax(1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_log_probs_that_are_not_finite_are_an_error(tiny, temperature):
+    """As those of a policy that has diverged, or of a damaged config.json; no index may be past the end."""
+    weights = [(name, weight * torch.nan) for name, weight in named_weights(tiny().model)]
+    engine = NativeEngine(
+        tiny().model.config,
+        weights,
+        NativeEngineConfig(),
+        tiny().tokenizer,
+        device="cpu",
+        dtype=torch.float32,
+    )
+    sampling = SamplingParams(max_tokens=2, temperature=temperature)
+    with pytest.raises(InferenceError, match="log-probs that are NaN or infinite"):
+        sample(engine, requests_for(random_prompts(4), sampling))

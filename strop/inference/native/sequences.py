@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from strop.errors import InferenceError
 from strop.inference.native.model.runner import Compaction
 from strop.inference.native.pending_request import PendingRequest, StopStringMatcher, TokenSetTable
 from strop.inference.native.token_sampling import (
@@ -168,15 +169,22 @@ class SequenceBatch:
         return torch.stack((stopped | (length >= state.max_tokens[selected]), stopped))
 
     def completion(self, row: int, finish_reason: FinishReason) -> Completion:
-        """Tokens and log-probs that a row has sampled."""
+        """Tokens and log-probs that a row has sampled. Raises `InferenceError` for log-probs that are not finite."""
         state = self._state
         length = int(state.length[row])
+        sampler_logprobs = state.sampler_logprobs[row, :length].cpu().numpy().copy()
+        policy_logprobs = state.policy_logprobs[row, :length].cpu().numpy().copy()
+        if not (np.isfinite(sampler_logprobs).all() and np.isfinite(policy_logprobs).all()):
+            raise InferenceError(
+                "The model computes log-probs that are NaN or infinite. Its training has diverged, its config.json is "
+                "damaged, or its numbers are too large for rollout.engine.dtype."
+            )
         versions = state.versions[row, :length].to("cpu", torch.int32).numpy().copy()
         version, token_versions = split_versions(versions, current=0)
         return Completion(
             token_ids=state.tokens[row, :length].to("cpu", torch.int32).numpy().copy(),
-            sampler_logprobs=state.sampler_logprobs[row, :length].cpu().numpy().copy(),
-            policy_logprobs=state.policy_logprobs[row, :length].cpu().numpy().copy(),
+            sampler_logprobs=sampler_logprobs,
+            policy_logprobs=policy_logprobs,
             finish_reason=finish_reason,
             version=version,
             token_versions=token_versions,

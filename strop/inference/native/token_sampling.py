@@ -221,10 +221,12 @@ def _apply_to_rows(
 def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """[R, 1] Index of the first value in rising `cumulative` [R, n] above the target.
 
-    The target is capped just below the last value, so that rounding never gives an index past the end.
+    The target is capped just below the last value, so that rounding never gives an index past the end; the index is
+    capped too, for values that are NaN.
     """
     below_end = cumulative[:, -1:] * (1 - 2.0**-20)
-    return torch.searchsorted(cumulative, torch.minimum(target, below_end), right=True)
+    found = torch.searchsorted(cumulative, torch.minimum(target, below_end), right=True)
+    return found.clamp_(max=cumulative.shape[1] - 1)
 
 
 class SeenTokenMask:
