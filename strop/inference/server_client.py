@@ -14,9 +14,10 @@ from strop.errors import EngineLostError, InferenceError, MissingExtraError
 from strop.workers.http_retries import FATAL_STATUSES, RETRYABLE_STATUSES, retry_wait_seconds
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
+    from aiohttp import ClientResponse, ClientSession
 
 _MAX_QUOTE_CHARS = 300
+_MAX_REPLY_BYTES = 256_000_000
 
 
 class ServerRejectionError(InferenceError):
@@ -91,7 +92,7 @@ class ServerClient:
         aiohttp = _aiohttp()
         try:
             async with self._session.request(method, url, json=body) as reply:
-                content = await reply.read()
+                content = await self._read(reply)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _RetryableError(str(error) or type(error).__name__) from error
         if reply.status == 200:
@@ -103,10 +104,18 @@ class ServerClient:
             raise _RetryableError(cause, reply.headers.get("Retry-After"))
         raise ServerRejectionError(f"the server rejects the request: {cause}")
 
+    async def _read(self, reply: ClientResponse) -> bytes:
+        content = bytearray()
+        async for part in reply.content.iter_any():
+            content += part
+            if len(content) > _MAX_REPLY_BYTES:
+                raise self._lost(f"sends more than {_MAX_REPLY_BYTES // 1_000_000} MB in one reply")
+        return bytes(content)
+
     def _parse(self, content: bytes) -> Any:
         try:
             return json.loads(content) if content else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._lost(f"does not reply with JSON: {_quote(content)}") from error
 
     def _lost(self, what: str) -> EngineLostError:
@@ -140,7 +149,7 @@ def _error_message(content: bytes) -> str:
     """Message of an error response in OpenAI's format; any other response is quoted."""
     try:
         return str(json.loads(content)["error"]["message"])[:_MAX_QUOTE_CHARS]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return _quote(content)
 
 

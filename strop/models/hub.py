@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ssl
 from functools import cache
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from huggingface_hub import constants, try_to_load_from_cache
 
 from strop.config.paths import is_local
 from strop.errors import ModelError
+from strop.printable import printable
+from strop.workers.http_fetch import fetch
 
 _TIMEOUT_SECONDS = 5.0
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
@@ -66,11 +69,11 @@ def _connection_fault(url: str) -> str | None:
     if not url.startswith(("http://", "https://")):
         return "it is not an http URL"
     try:
-        with urlopen(Request(url, method="HEAD"), timeout=_TIMEOUT_SECONDS):
-            return None
+        fetch(Request(url, method="HEAD"), timeout_seconds=_TIMEOUT_SECONDS, max_bytes=1)
+        return None
     except HTTPError:
         return None
     except URLError as error:
         return None if isinstance(error.reason, ssl.SSLError) else str(error.reason)
-    except OSError as error:
-        return str(error) or type(error).__name__
+    except (OSError, HTTPException) as error:
+        return printable(str(error)) or type(error).__name__

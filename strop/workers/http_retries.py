@@ -14,7 +14,7 @@ _MAX_WAIT_SECONDS = 60.0
 def retry_wait_seconds(attempt: int, backoff_seconds: float, retry_after: str | None = None) -> float:
     """Wait after a failed attempt, counted from 0: `backoff_seconds`, doubled with each attempt.
 
-    The server's header `Retry-After` takes precedence if it is a number. The wait is up to 20 % longer at
+    The server's header `Retry-After` takes precedence if it is a positive number. The wait is up to 20 % longer at
     random, so that concurrent requests do not all come again at the same moment.
     """
     wait = _seconds(retry_after) or backoff_seconds * 2**attempt
@@ -23,6 +23,7 @@ def retry_wait_seconds(attempt: int, backoff_seconds: float, retry_after: str | 
 
 def _seconds(retry_after: str | None) -> float | None:
     try:
-        return float(retry_after or "")
+        seconds = float(retry_after or "")
     except ValueError:  # missing, or a date
         return None
+    return seconds if seconds > 0 else None  # neither negative nor NaN

@@ -20,6 +20,7 @@ pytest.importorskip("aiohttp")
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import NativeEngineConfig, OpenAiEngineConfig
 from strop.errors import EngineLostError, InferenceError
+from strop.inference import server_client
 from strop.inference.native import NativeEngine
 from strop.inference.openai import OpenAiEngine
 from strop.inference.openai.requests import chat_body, completion_body, parse_reply
@@ -137,6 +138,21 @@ def test_a_chat_server_is_asked_for_special_tokens(connect, caplog, rejects):
 )
 def test_a_server_that_cannot_be_used_is_reported_at_the_start(connect, changes, fault):
     with closing(connect(**changes)) as engine, pytest.raises(EngineLostError, match=fault):
+        engine.start()
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [(b"[" * 100_000, "does not reply with JSON"), (b" " * 2_000_000, "sends more than 1 MB in one reply")],
+    ids=["depth", "size"],
+)
+def test_an_answer_that_is_too_deep_or_too_long_is_reported(connect, monkeypatch, body, fault):
+    monkeypatch.setattr(server_client, "_MAX_REPLY_BYTES", 1_000_000)
+    with (
+        http_server(lambda *_: (200, body)) as port,
+        closing(connect(base_url=f"http://127.0.0.1:{port}/v1")) as engine,
+        pytest.raises(EngineLostError, match=fault),
+    ):
         engine.start()
 
 

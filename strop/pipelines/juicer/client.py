@@ -21,6 +21,7 @@ from strop.workers.waiting import TimedWait
 
 log = logging.getLogger("strop.pipelines")
 _RETRY_SECONDS = 1.0
+_MAX_REPLY_BYTES = 1_000_000
 _NO_SESSION = (404, 409)
 
 
@@ -114,13 +115,13 @@ class JuicerClient:
         answer = self._request("create", json.dumps(request).encode(), "application/json")
         try:
             self._session = str(json.loads(answer)["session_id"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ServiceError(f"it answers {answer[:200]!r}") from None
 
     def _request(self, path: str, body: bytes, content_type: str) -> bytes:
         connection, response = self._open(path, body, content_type)
         with connection:
-            return response.read()
+            return response.read(_MAX_REPLY_BYTES)
 
     def _post(self, path: str, body: Any, content_type: str, answer: IO[bytes]) -> None:
         connection, response = self._open(path, body, content_type)
@@ -176,5 +177,5 @@ class _Closing:
 def _reason(content: bytes) -> str:
     try:
         return str(json.loads(content)["error"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return content[:500].decode(errors="replace")

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.errors import RewardError
+from strop.workers.http_fetch import fetch
 from strop.workers.http_retries import FATAL_STATUSES, RETRYABLE_STATUSES, retry_wait_seconds
 
 _MAX_QUOTE_CHARS = 300
+_MAX_REPLY_BYTES = 16_000_000
 
 
 class RequestRejectedError(RewardError):
@@ -50,11 +52,10 @@ class ChatCompletionsClient:
     def check(self) -> None:
         """Raises RewardError if the endpoint does not respond or rejects the key. Free of charge."""
         try:
-            self._open("/models", None).close()
+            self._fetch("/models", None, max_bytes=1)
         except urllib.error.HTTPError as error:
-            with error:
-                if error.code in (401, 403):
-                    raise self._fatal_error(f"does not accept the key ({_describe(error)})") from error
+            if error.code in (401, 403):
+                raise self._fatal_error(f"does not accept the key ({_describe(error)})") from error
         except (OSError, http.client.HTTPException) as error:
             raise self._fatal_error(f"does not respond ({_reason(error)})") from error
 
@@ -67,16 +68,15 @@ class ChatCompletionsClient:
         for attempt in range(self.retries + 1):
             retry_after = None
             try:
-                with self._open("/chat/completions", json.dumps(body).encode()) as response:
-                    return self._parse_reply(response.read())
+                content = self._fetch("/chat/completions", json.dumps(body).encode(), _MAX_REPLY_BYTES)
+                return self._parse_reply(content)
             except urllib.error.HTTPError as error:
-                with error:
-                    cause = _describe(error)
-                    if error.code in FATAL_STATUSES:
-                        raise self._fatal_error(f"responds {cause}") from error
-                    if error.code not in RETRYABLE_STATUSES:
-                        raise RequestRejectedError(f"was rejected by the endpoint: {cause}") from error
-                    retry_after = error.headers.get("Retry-After")
+                cause = _describe(error)
+                if error.code in FATAL_STATUSES:
+                    raise self._fatal_error(f"responds {cause}") from error
+                if error.code not in RETRYABLE_STATUSES:
+                    raise RequestRejectedError(f"was rejected by the endpoint: {cause}") from error
+                retry_after = error.headers.get("Retry-After")
             except (OSError, http.client.HTTPException) as error:
                 cause = _reason(error)
             if attempt < self.retries:
@@ -89,24 +89,25 @@ class ChatCompletionsClient:
                 time.sleep(seconds)
         raise self._fatal_error(f"did not respond in {self.retries + 1} attempts; the last one: {cause}")
 
-    def _open(self, path: str, data: bytes | None) -> http.client.HTTPResponse:
+    def _fetch(self, path: str, data: bytes | None, max_bytes: int) -> bytes:
         headers = {"Content-Type": "application/json"}
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
         request = urllib.request.Request(self.url.rstrip("/") + path, data=data, headers=headers)
-        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self.timeout_seconds)
-        return response
+        return fetch(request, timeout_seconds=self.timeout_seconds, max_bytes=max_bytes)
 
     def _parse_reply(self, content: bytes) -> JudgeReply:
         try:
             reply = json.loads(content)
-            text = reply["choices"][0]["message"]["content"]
+            text = reply["choices"][0]["message"]["content"] or ""
             tokens = (reply.get("usage") or {}).get("total_tokens")
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            if not isinstance(text, str):
+                raise TypeError(f"a content of {type(text).__name__}")
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
             raise RewardError(
                 f"{self.owner}'s endpoint does not speak OpenAI's protocol: its reply was {_quoted(content)}."
             ) from error
-        return JudgeReply(text or "", tokens)
+        return JudgeReply(text, tokens if isinstance(tokens, int) else None)
 
     def _fatal_error(self, what: str) -> RewardError:
         return RewardError(
