@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -213,6 +216,35 @@ def test_endpoint_that_dies_is_waited_for_and_the_command_continues(tmp_path):
         alive[0], before = True, len(server.requests)
         assert [row["other"] for row in rows_of(run(tmp_path, file, mapped))] == ["variant"] * 4
         assert len(server.requests) - before == 2
+
+
+def test_a_kill_loses_the_replies_of_requests_in_flight_and_no_others(tmp_path):
+    file = write(tmp_path, [{"q": f"task {n}"} for n in range(12)])
+    answered, concurrency = 5, 3
+    in_flight, is_killed = threading.Semaphore(0), threading.Event()
+
+    def answer(body: dict[str, Any], number: int) -> Any:
+        if number >= answered:
+            in_flight.release()
+            assert is_killed.wait(60)
+        return says("variant")
+
+    with judge_server(answer) as server:
+        model = {"url": server.url, "model": "m", "retries": 0, "concurrency": concurrency}
+        mapped = {"type": "llm_map", "model": model, "prompt": "Rephrase: {{ q }}", "output": "other"}
+        start = "import json, sys; from pathlib import Path; from tests.pipelines.test_task_pipeline import run; "
+        start += "folder, file, operator = sys.argv[1:]; run(Path(folder), Path(file), json.loads(operator))"
+        command = [sys.executable, "-c", start, str(tmp_path), str(file), json.dumps(mapped)]
+        with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as process:
+            for _ in range(concurrency):  # each thread has stored the reply before its last request
+                assert in_flight.acquire(timeout=60)
+            process.kill()
+        is_killed.set()
+        assert len(server.requests) == answered + concurrency
+        assert [row["other"] for row in rows_of(run(tmp_path, file, mapped))] == ["variant"] * 12
+        sent = [json.dumps(body) for body in server.requests]
+        assert len(sent) == 12 + concurrency
+        assert set(sent[answered : answered + concurrency]) <= set(sent[answered + concurrency :])
 
 
 def test_synthesized_rows_follow_their_row(tmp_path):
