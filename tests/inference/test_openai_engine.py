@@ -248,6 +248,7 @@ def test_token_ids_are_a_field_or_the_names_of_the_tokens():
         assert completion.sampler_logprobs.tolist() == [-1, -2, -3]
     text = parse_reply(request(), reply(logprobs={**logprobs, "tokens": ["x", "y", "z"]}), encode, 0)
     assert text.token_ids.tolist() == [97, 98] and np.isnan(text.sampler_logprobs).all()
+    assert parse_reply(request(), reply(text="\ud800"), encode, 0).token_ids.tolist() == [ord("?")]
 
 
 @pytest.mark.parametrize(
@@ -258,6 +259,13 @@ def test_token_ids_are_a_field_or_the_names_of_the_tokens():
         ([], "not in OpenAI's format"),
         ({"choices": [{"finish_reason": "stop"}]}, "not in OpenAI's format"),
         (reply(logprobs={"tokens": ["token_id:x"]}), "not in OpenAI's format"),
+        (reply(text=5), "not in OpenAI's format"),
+        (reply(token_ids=["a"]), "not in OpenAI's format"),
+        (reply(token_ids=[2**40]), "not in OpenAI's format"),
+        (reply(token_ids=[-1]), "not in OpenAI's format"),
+        (reply(token_ids=[[1]]), "not in OpenAI's format"),
+        (reply(token_ids=[1], logprobs={"token_logprobs": ["x"]}), "not in OpenAI's format"),
+        (reply(token_ids=[1], logprobs={"token_logprobs": [[1.0]]}), "not in OpenAI's format"),
         (reply(finish_reason="abort"), r"ended it early \(abort\)"),
     ],
 )

@@ -232,7 +232,9 @@ def test_a_kill_loses_the_replies_of_requests_in_flight_and_no_others(tmp_path):
     with judge_server(answer) as server:
         model = {"url": server.url, "model": "m", "retries": 0, "concurrency": concurrency}
         mapped = {"type": "llm_map", "model": model, "prompt": "Rephrase: {{ q }}", "output": "other"}
-        start = "import json, sys; from pathlib import Path; from tests.pipelines.test_task_pipeline import run; "
+        start = (
+            "import json, sys; from pathlib import Path; from tests.pipelines.test_task_pipeline import run; "
+        )
         start += "folder, file, operator = sys.argv[1:]; run(Path(folder), Path(file), json.loads(operator))"
         command = [sys.executable, "-c", start, str(tmp_path), str(file), json.dumps(mapped)]
         with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as process:

@@ -73,6 +73,11 @@ def test_scores_are_scaled_to_0_and_1(tmp_path):
         assert score(part, answers("ant")) == [0.75]
 
 
+def test_a_reply_with_half_a_surrogate_pair_and_an_impossible_count_is_stored(tmp_path):
+    with judged(tmp_path, says("\ud800 Score: 5", 2**70)) as (_, part):
+        assert score(part, answers("\ud800")) == [0.5]
+
+
 def test_request_body(tmp_path):
     with judged(tmp_path, "Score: 5", temperature=0.5, max_tokens=7) as (server, part):
         score(part, answers("my answer", answer="42"))

@@ -71,19 +71,25 @@ def parse_reply(
     """
     try:
         (choice,) = reply["choices"]
-        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        text = (choice["message"]["content"] if "message" in choice else choice["text"]) or ""
         finish, token_ids, logprobs = choice["finish_reason"], _token_ids(choice), _logprobs(choice)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        if token_ids is None:
+            ids = encode(text.encode("utf-8", "replace").decode())
+        else:
+            ids = np.array(token_ids, dtype=np.int32)
+        known = token_ids is not None and logprobs is not None and len(logprobs) == len(ids)
+        sampler_logprobs = _float_array(logprobs if known else [np.nan] * len(ids))
+        if ids.ndim != 1 or (ids < 0).any() or sampler_logprobs.shape != ids.shape:
+            raise ValueError("token ids and log-probs are two lists of numbers")
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise InferenceError(
             f"request {request.id!r}: the server's reply is not in OpenAI's format ({error!r})"
         ) from error
     if finish not in ("stop", "length"):
         raise InferenceError(f"request {request.id!r}: the server ended it early ({finish})")
-    ids = encode(text or "") if token_ids is None else np.array(token_ids, dtype=np.int32)
-    known = token_ids is not None and logprobs is not None and len(logprobs) == len(ids)
     return Completion(
         token_ids=ids,
-        sampler_logprobs=_float_array(logprobs if known else [np.nan] * len(ids)),
+        sampler_logprobs=sampler_logprobs,
         policy_logprobs=None,
         finish_reason=finish,
         version=version,

@@ -107,7 +107,8 @@ class ChatCompletionsClient:
             raise RewardError(
                 f"{self.owner}'s endpoint does not speak OpenAI's protocol: its reply was {_quoted(content)}."
             ) from error
-        return JudgeReply(text, tokens if isinstance(tokens, int) else None)
+        is_count = isinstance(tokens, int) and 0 <= tokens < _MAX_REPLY_BYTES
+        return JudgeReply(text.encode("utf-8", "replace").decode(), tokens if is_count else None)
 
     def _fatal_error(self, what: str) -> RewardError:
         return RewardError(

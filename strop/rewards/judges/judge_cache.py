@@ -19,7 +19,7 @@ _FILE = "replies.sqlite3"
 def cache_key(url: str, body: Mapping[str, Any]) -> str:
     """Hash of a judge's address and a request body."""
     content = json.dumps([url, body], sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(content.encode()).hexdigest()
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class JudgeCache:
