@@ -27,7 +27,7 @@ ci: .venv/dev  ## what CI runs: the fast tests and the slow ones, in one session
 	$(BIN)/python $(PYTEST) -m "not (nightly or engines or juicer)" $(ARGS)
 
 # Every combination, kills at random moments and long learning runs, with line coverage and its minimum; then the
-# environments of the serving engines, of Data-Juicer, verifiers and OpenEnv, the package, and the documentation site. Hours on two cores.
+# environments of the serving engines, of Data-Juicer, verifiers, OpenEnv and smolagents, the package, and the documentation site. Hours on two cores.
 nightly: .venv/dev docs
 	$(BIN)/python -m slipcover --source strop --json --out .coverage.json $(PYTEST) -m "not (engines or juicer)"
 	$(BIN)/python tools/check_coverage.py .coverage.json
@@ -46,8 +46,8 @@ juicer: .venv/dev .venv-datajuicer/ready  ## tests on Data-Juicer, whose service
 verifiers: .venv-verifiers/ready  ## tests on verifiers, whose requirements exclude those of strop[mcp]
 	.venv-verifiers/bin/python -m pytest tests/workflows/test_verifiers.py $(ARGS)
 
-environments: .venv-environments/ready  ## tests on OpenEnv, whose package needs a web interface's
-	.venv-environments/bin/python -m pytest tests/workflows/test_openenv.py $(ARGS)
+environments: .venv-environments/ready  ## tests on OpenEnv and smolagents
+	.venv-environments/bin/python -m pytest tests/workflows/test_openenv.py tests/workflows/test_agent.py $(ARGS)
 
 check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages
 	$(BIN)/ruff check .

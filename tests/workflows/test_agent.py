@@ -6,14 +6,19 @@ import asyncio
 import sys
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import openai
 import pytest
 
+from strop.config.schema.rollout import WorkflowConfig
 from strop.data.encoding.reply import ChatReplyParser
+from strop.errors import ConfigError
 from strop.inference.endpoint.server import EndpointServer
 from strop.types import SamplingParams
+from strop.workflows.agent_command import AgentCommand, Ended
 from strop.workflows.experiences import rollout_to_experiences
+from strop.workflows.registry import load_workflow
 from strop.workflows.services import WorkflowServices
 from tests.workflows.conftest import call, trained_texts
 
@@ -257,39 +262,134 @@ def test_unsupported_parameters_are_rejected_by_name(world, run):
 
 
 SCRIPT = """
-import json, os, sys
+import json, os, subprocess, sys, time
+from urllib.request import Request, urlopen
 
 task = json.load(sys.stdin)
-if task["answer"] == "crash":
+assert task == json.load(open(os.environ["STROP_TASK_FILE"]))
+
+def ask():
+    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": task["messages"]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    with urlopen(Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+mode = task["answer"]
+if mode == "crash":
     sys.exit("no such answer")
-if task["answer"] == "hang":
-    import time
-    time.sleep(60)
+elif mode == "hang":
+    time.sleep(600)
+elif mode == "endless":
+    while True:
+        print("x" * 1000)
+elif mode == "silent":
+    print(4)
+elif mode == "child":  # which holds the pipes open
+    print(ask(), flush=True)
+    subprocess.Popen(["sleep", "600"])
+elif mode == "asks and hangs":
+    print(ask(), flush=True)
+    time.sleep(600)
+elif mode == "on and on":
+    while True:
+        task["messages"] += [{"role": "assistant", "content": ask()}, {"role": "user", "content": "more"}]
+elif mode == "fails":
+    ask()
+    sys.exit(3)
+elif mode == "args":
+    from openai import OpenAI
 
-from openai import OpenAI
-
-client = OpenAI()
-answer = client.chat.completions.create(model="gpt-x", messages=task["messages"])
-print(answer.choices[0].message.content, os.environ.get("MOOD"))
+    asked = OpenAI().chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=task["messages"])
+    print(asked.choices[0].message.content, sys.argv[1:])
+elif mode == "noise":
+    ask()
+    sys.stderr.write("noise " * 1000000)
+    print("done")
+else:
+    print(ask())
+    print(mode)
 """
 
 
 @pytest.mark.parametrize(
-    ("answer", "outcome"),
+    ("mode", "args", "outcome"),
     [
-        ("4", "four None"),
-        ("crash", "ended with exit code 1: no such answer"),
-        ("hang", "took longer than 2 s"),
+        ("4", {}, ("four\n4", None)),
+        ("args", {}, ("four ['two and two {model}', 'openai/gpt-x']", None)),
+        ("child", {}, ("four", None)),
+        ("noise", {}, ("done", None)),
+        pytest.param("asks and hangs", {"time_limit": 8}, ("four", None), marks=pytest.mark.slow),
+        ("0.5", {"result": "reward"}, ("four", 0.5)),
+        ('{"reward": 2}', {"result": "reward"}, ("four", 2.0)),
+        ("4", {"result": "exit_code"}, ("four\n4", 1.0)),
+        ("fails", {"result": "exit_code"}, ("", 0.0)),
+        ("crash", {}, "ended with exit code 1: no such answer"),
+        ("fails", {}, "ended with exit code 3"),
+        ("hang", {}, "took longer than 2 s"),
+        ("endless", {}, "wrote more than 1,048,576 bytes to its standard output"),
+        ("silent", {}, "it did not call the model"),
+        ("NaN", {"result": "reward"}, "the last line of the agent's standard output is 'NaN'"),
+        ("much", {"result": "reward"}, "the last line of the agent's standard output is 'much'"),
     ],
 )
-def test_script_that_does_not_use_strop(world, user_file, monkeypatch, answer, outcome):
+def test_command_that_does_not_use_strop(world, user_file, monkeypatch, mode, args, outcome):
     monkeypatch.setattr(world.services, "_policy", "gpt-x")
-    command = {"command": [sys.executable, str(user_file(SCRIPT))]}
-    limit = 2 if answer == "hang" else 100
-    task = world.task(answer=answer)
-    rollout = world.run(world.says("four"), "agent", command, task=task, timeout_seconds=limit)
-    assert outcome in (rollout.error or rollout.text)
-    assert (rollout.failure_cause == "timeout") == (answer == "hang")
+    command = [sys.executable, str(user_file(SCRIPT))]
+    command += ["{prompt}", "openai/{model}"] if mode == "args" else []
+    task = world.task("two and two {model}" if mode == "args" else "two and two", answer=mode)
+    limit = 2 if mode == "hang" else 100
+    rollout = world.run(
+        world.says("four"), "agent", {"command": command, **args}, task=task, timeout_seconds=limit
+    )
+    if isinstance(outcome, str):
+        assert outcome in rollout.error
+        assert (rollout.failure_cause == "timeout") == (mode == "hang")
+    else:
+        assert (rollout.error, rollout.text, rollout.reward) == (None, *outcome)
+        assert trained_texts(world, rollout) == ["four<|end|>"]
+
+
+def test_a_command_that_ends_with_the_context_is_truncated(world, user_file):
+    command = [sys.executable, str(user_file(SCRIPT))]
+    task = world.task(answer="on and on")
+    rollout = world.run(world.says("four"), "agent", {"command": command}, task=task, max_sequence_tokens=60)
+    assert (rollout.error, rollout.status, rollout.text) == (None, "truncated", "four")
+
+
+def test_an_agent_of_smolagents_is_trained(tool_world):
+    pytest.importorskip("smolagents", reason="smolagents is not installed: make environments")
+    agent = Path(__file__).parents[2] / "examples" / "workflows" / "smol_agent.py"
+    says = tool_world.says(
+        "Thought: I count.\n<code>\nnumber = 2 + 2\nprint(number)\n</code>",
+        "<code>\nfinal_answer(number)\n</code>",
+    )
+    args = {"command": [sys.executable, str(agent), "{prompt}"]}
+    rollout = tool_world.run(says, "agent", args, max_sequence_tokens=40_000)
+    assert (rollout.error, rollout.text, len(rollout.turns)) == (None, "4", 2)
+    observed = tool_world.tokenizer.decode(rollout.turns[1].prompt_ids)
+    assert "Execution logs:" in observed and trained_texts(tool_world, rollout)
+
+
+def test_the_time_limit_of_an_agent_that_prints_its_reward_is_reward_0():
+    command = AgentCommand([sys.executable], 1.0, "reward")
+    assert command._read(Ended(None, "0.7", "")).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"command": ["none-such-agent"]}, "there is no program 'none-such-agent'"),
+        ({"command": []}, "the command is empty"),
+        ({"command": "python agent.py"}, r"write the command as a list: \['python', 'agent.py'\]"),
+        ({"command": ["python"], "time_limit": 0}, "write seconds above 0"),
+        ({"command": ["python"], "result": "score"}, "write text, reward or exit_code"),
+        ({"function": "json.dumps", "result": "reward"}, "apply to a command"),
+        ({}, "exactly one of"),
+    ],
+)
+def test_refusals(args, message):
+    with pytest.raises(ConfigError, match=message):
+        load_workflow(WorkflowConfig(name="agent", args=args))
 
 
 def test_concurrent_rollouts_are_separate(world, user_file):

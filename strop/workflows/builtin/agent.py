@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from strop.config.user_code import ImportPath
 from strop.errors import ConfigError, MissingExtraError
 from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED
 from strop.inference.endpoint.server import EndpointAccess
 from strop.types import Task
+from strop.workflows.agent_command import AgentCommand, AgentFailedError, CommandResult
 from strop.workflows.chat import Chat
 from strop.workflows.result import ContextLengthExceeded
 from strop.workflows.threads import is_async, run_in_thread
-
-_STDERR_TAIL_CHARS = 500
 
 
 class AgentWorkflow:
     """Runs a function or a command that calls the model through the endpoint; its calls become the turns.
 
     The function is called as `function(task, client, **args)` with an `openai.OpenAI` client or, if it is
-    `async`, an `openai.AsyncOpenAI`; it may return whatever a workflow may return. The command gets the task as
-    JSON on standard input, and the address and the key as OPENAI_BASE_URL and OPENAI_API_KEY; its standard
-    output is the response, which the run's reward scores.
+    `async`, an `openai.AsyncOpenAI`; it may return whatever a workflow may return. `AgentCommand` describes what a
+    command gets.
     """
 
     def __init__(
@@ -36,8 +29,18 @@ class AgentWorkflow:
         function: str | None = None,
         command: Sequence[str] | None = None,
         args: Mapping[str, Any] | None = None,
+        time_limit: float | None = None,
+        result: CommandResult = "text",
     ) -> None:
-        """Exactly one of `function`, a dotted path or `file.py:name`, and `command`, a program with arguments."""
+        """Exactly one of `function` and `command`.
+
+        Args:
+        function: dotted path or `file.py:name`, with `args`.
+        command: a program with arguments.
+        time_limit: seconds after which the command is ended; its calls until then are trained on. null for none.
+        result: `text` if the command's standard output is the response, `reward` if its last line is the reward,
+            `exit_code` if exit code 0 has reward 1, and any other 0.
+        """
         if (function is None) == (command is None):
             raise ConfigError(
                 "rollout.workflow agent: write exactly one of `function: file.py:name` and "
@@ -49,7 +52,19 @@ class AgentWorkflow:
             raise ConfigError(
                 "rollout.workflow agent: `args` applies to a function; write them into the command."
             )
-        self._command = None if command is None else tuple(map(str, command))
+        if command is None and (time_limit is not None or result != "text"):
+            raise ConfigError("rollout.workflow agent: `time_limit` and `result` apply to a command.")
+        if command is not None and not command:
+            raise ConfigError(
+                "rollout.workflow agent: the command is empty; write a program and its arguments."
+            )
+        if time_limit is not None and time_limit <= 0:
+            raise ConfigError(f"rollout.workflow agent: time_limit is {time_limit}; write seconds above 0.")
+        if result not in get_args(CommandResult):
+            raise ConfigError(
+                f"rollout.workflow agent: result is {result!r}; write text, reward or exit_code."
+            )
+        self._command = None if command is None else AgentCommand(command, time_limit, result)
         self._args = dict(args or {})
         self._clients: dict[bool, Any] = {}
         """Clients, async or not, whose connections all rollouts share: creating one takes 20 ms."""
@@ -62,7 +77,12 @@ class AgentWorkflow:
         """One run of the agent."""
         with chat.serve() as access:
             if self._command is not None:
-                return await _run_command(self._command, access, _task_as_json(task))
+                try:
+                    return await self._command.run(access, chat.policy_name, task)
+                except AgentFailedError as error:
+                    if chat.is_truncated:
+                        raise ContextLengthExceeded(str(error)) from error
+                    raise
             assert self._function is not None
             return await self._call(self._function, access, task)
 
@@ -84,39 +104,6 @@ class AgentWorkflow:
             make = openai.AsyncOpenAI if asynchronous else openai.OpenAI
             self._clients[asynchronous] = make(base_url=access.url, api_key=access.api_key, timeout=None)
         return self._clients[asynchronous].with_options(base_url=access.url, api_key=access.api_key)
-
-
-async def _run_command(command: Sequence[str], access: EndpointAccess, task: bytes) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "OPENAI_BASE_URL": access.url, "OPENAI_API_KEY": access.api_key},
-        start_new_session=True,  # so that its own child processes end with it
-    )
-    try:
-        output, errors = await process.communicate(task)
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    if process.returncode:
-        last = " ".join(errors.decode(errors="replace").split())[-_STDERR_TAIL_CHARS:]
-        raise RuntimeError(f"{command[0]} ended with exit code {process.returncode}: {last}")
-    return output.decode(errors="replace").strip()
-
-
-def _task_as_json(task: Task) -> bytes:
-    """Id, messages, answer, source and other columns of a task."""
-    columns = {
-        "id": task.id,
-        "messages": list(task.messages),
-        "answer": task.answer,
-        "source": task.source,
-        "extra": dict(task.extra),
-    }
-    return json.dumps(columns, ensure_ascii=False, default=str).encode()
 
 
 def _openai() -> Any:
