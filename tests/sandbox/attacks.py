@@ -57,6 +57,20 @@ socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 10**6); p
 import socket
 a, b = socket.socketpair()
 socket.send_fds(a, [b'x'], [b.fileno()]); print('escaped')""",
+    "requests that the kernel counts for the machine": """
+import ctypes, platform
+number = 0 if platform.machine() == 'aarch64' else 206
+if ctypes.CDLL(None).syscall(number, 1, ctypes.byref(ctypes.c_ulong())) == 0: print('escaped')
+raise OSError""",
+    "watches that the kernel counts for the user": """
+import ctypes
+if ctypes.CDLL(None).inotify_init1(0) >= 0: print('escaped')
+raise OSError""",
+    "timers that the kernel counts for the user": """
+import ctypes
+library = ctypes.CDLL(None)
+if all(library.timer_create(1, None, ctypes.byref(ctypes.c_void_p())) == 0 for _ in range(1000)): print('escaped')
+raise OSError""",
     "memory outside of the limit": "import os; os.memfd_create('x'); print('escaped')",
 }
 

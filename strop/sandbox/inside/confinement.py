@@ -16,6 +16,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 _MAX_OPEN_FILES = 64
+_MAX_SIGNALS = 64
 
 
 def confine(settings: dict[str, Any]) -> str:
@@ -45,6 +46,11 @@ def _limit_resources(settings: dict[str, Any]) -> None:
         resource.RLIMIT_NOFILE: _MAX_OPEN_FILES,
         resource.RLIMIT_CPU: settings["cpu_seconds"],
     }
+    if sys.platform == "linux":
+        wanted[resource.RLIMIT_SIGPENDING] = (
+            _MAX_SIGNALS  # of the user, with timers; another process may need them
+        )
+        wanted[resource.RLIMIT_MEMLOCK] = 0
     if settings["max_threads"] is not None:
         wanted[resource.RLIMIT_NPROC] = settings["max_threads"]
     if sys.platform != "linux":

@@ -62,6 +62,11 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
+    # what the kernel counts for all processes of the machine or of the user
+    "io_setup": (206, 0),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
     # attributes of files, which Landlock does not restrict
     "chmod": (90, None),
     "fchmod": (91, 52),
