@@ -199,6 +199,10 @@ def test_answers_without_tests(answer):
         score("```python\nx = 1\n```", answer)
 
 
+def test_an_answer_that_is_nested_too_deep_for_json_is_code_that_fails():
+    assert score("```python\nx = 1\n```", "[" * 100_000) == 0.0
+
+
 @pytest.mark.parametrize(
     ("text", "program"),
     [

@@ -522,7 +522,7 @@ def _model_result(model: BaseModel) -> Result:
 def _json(body: bytes) -> Any:
     try:
         value = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"the request is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise DataError("the request is no JSON object")

@@ -74,7 +74,7 @@ def _parsed(answer: Any) -> Any:
     if isinstance(answer, str) and answer.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(answer)
-        except ValueError:
+        except (ValueError, RecursionError):
             return answer
     return answer
 
@@ -140,7 +140,7 @@ def _arguments(given: Any) -> list[Any]:
 def _value(wanted: Any) -> Any:
     try:
         return json.loads(wanted) if isinstance(wanted, str) else wanted
-    except ValueError:
+    except (ValueError, RecursionError):
         return wanted
 
 

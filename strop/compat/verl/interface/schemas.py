@@ -62,7 +62,7 @@ class OpenAIFunctionCallSchema(BaseModel):
         """The call, and whether its arguments are not a JSON object (then it has none)."""
         try:
             arguments = json.loads(parsed_schema.arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = None
         is_object = isinstance(arguments, dict)
         call = OpenAIFunctionCallSchema(name=parsed_schema.name, arguments=arguments if is_object else {})
