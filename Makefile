@@ -9,7 +9,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Empty: Python keeps compiled modules. The tests start hundreds of interpreters, which would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart real test ci nightly check package engines contract juicer verifiers environments evidence docs house clean
+.PHONY: quickstart real test ci nightly check package engines contract juicer verifiers environments quantization evidence docs house clean
 
 quickstart: .venv/base
 	$(BIN)/strop quickstart $(ARGS)
@@ -31,7 +31,7 @@ ci: .venv/dev  ## what CI runs: the fast tests and the slow ones, in one session
 nightly: .venv/dev docs
 	$(BIN)/python -m slipcover --source strop --json --out .coverage.json $(PYTEST) -m "not (engines or juicer)"
 	$(BIN)/python tools/check_coverage.py .coverage.json
-	$(MAKE) package engines juicer verifiers environments
+	$(MAKE) package engines juicer verifiers environments quantization
 
 engines: .venv-vllm/ready .venv-sglang/ready  ## tests on vLLM's CPU build and on SGLang, in environments of their own
 	.venv-vllm/bin/pytest -m engines tests/inference tests/run $(ARGS)
@@ -48,6 +48,10 @@ verifiers: .venv-verifiers/ready  ## tests on verifiers, whose requirements excl
 
 environments: .venv-environments/ready  ## tests on OpenEnv and smolagents
 	.venv-environments/bin/python -m pytest tests/workflows/test_openenv.py tests/workflows/test_agent.py $(ARGS)
+
+quantization: .venv-bitsandbytes/ready  ## tests on bitsandbytes, which PEFT would import in every process of the others
+	.venv-bitsandbytes/bin/python -m pytest tests/models/test_quantization.py tests/training/test_optimizers.py $(ARGS)
+	.venv-bitsandbytes/bin/python -m pytest tests/training/test_local_engine.py -k quantized $(ARGS)
 
 check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages
 	$(BIN)/ruff check .
@@ -78,7 +82,7 @@ house: .venv/dev  ## size and grain of the package
 	$(BIN)/python tools/house.py
 
 clean:
-	rm -rf .venv .venv-vllm .venv-sglang .venv-datajuicer .venv-verifiers .venv-environments .venv-cuda build dist runs site
+	rm -rf .venv .venv-vllm .venv-sglang .venv-datajuicer .venv-verifiers .venv-environments .venv-bitsandbytes .venv-cuda build dist runs site
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Strop needs Python 3.11 or newer; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
@@ -132,6 +136,12 @@ clean:
 	$(BIN)/python -m venv .venv-environments
 	.venv-environments/bin/python tools/layer_environment.py .venv
 	.venv-environments/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-environments.txt
+	touch $@
+
+.venv-bitsandbytes/ready: constraints.txt | .venv/dev
+	$(BIN)/python -m venv .venv-bitsandbytes
+	.venv-bitsandbytes/bin/python tools/layer_environment.py .venv
+	.venv-bitsandbytes/bin/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt bitsandbytes
 	touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from strop.config.model_files import is_quantized
 from strop.config.schema import Run
 from strop.config.schema.run import LocalClusterConfig, in_process_functions
 from strop.config.schema.trainer import LocalEngineConfig
@@ -54,6 +55,8 @@ def workers_obstacle(run: Run) -> str | None:
     """Reason why a run cannot have several local workers; None if it can."""
     others = run.algorithm.trained_models
     optimizers = {run.trainer.optimizer.type, *(each.optimizer.type for each in others.values())}
+    if is_quantized(run.model) or any(each.model and is_quantized(each.model) for each in others.values()):
+        return "quantized weights are not in memory that workers share"
     if not sys.platform.startswith("linux"):
         return "workers share memory as Linux does (memfd_create)"
     if whole := optimizers & _WHOLE_OPTIMIZERS:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from strop.config.paths import existing_path
 from strop.config.redact import redacted_repr
+from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
 
 _GENERATION_CONFIG = "generation_config.json"
@@ -136,7 +137,7 @@ def _value_faults(file: Path, error: ValidationError) -> Iterator[str]:
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _QUANTIZED = ("bitsandbytes", "gptq", "awq")
-"""Methods of quantization whose weights transformers keeps as integers."""
+"""Methods of quantization whose weights transformers keeps as integers; Strop reads those of bitsandbytes."""
 _LENGTH_BYTES = 8
 """Bytes at the beginning of a safetensors file that hold the length of its header."""
 
@@ -174,16 +175,33 @@ def encoder_decoder_fault(path: str, model_type: str) -> str:
     )
 
 
-def quantization_fault(path: str) -> str | None:
-    """The fault of a model with quantized weights, of which no gradient is computed; None for a name on the Hub."""
-    quantization = read_model_file(path, "config.json").get("quantization_config")
-    if not isinstance(quantization, dict) or quantization.get("quant_method") not in _QUANTIZED:
+def is_quantized(section: ModelConfig) -> bool:
+    """Whether the frozen weights of a model are in few bits, as far as that is known on this machine."""
+    return section.quantization is not None or _quant_method(section.path) == "bitsandbytes"
+
+
+def _quant_method(path: str) -> str | None:
+    found = read_model_file(path, "config.json").get("quantization_config")
+    method = found.get("quant_method") if isinstance(found, dict) else None
+    return method if method in _QUANTIZED else None
+
+
+def quantization_fault(section: ModelConfig) -> str | None:
+    """The fault of a trained model whose files have quantized weights; None for a name on the Hub."""
+    if (method := _quant_method(section.path)) is None:
         return None
-    return (
-        f"{path} has quantized weights ({quantization['quant_method']}), and Strop trains weights that are not, also "
-        "under an adapter. Write the folder of the model that they were made from, or convert them once: "
+    instead = (
+        "Write the folder of the model that they were made from, or convert them once: "
         "AutoModelForCausalLM.from_pretrained(old).dequantize().save_pretrained(new, save_original_format=False)."
     )
+    has = f"{section.path} has quantized weights ({method})"
+    if method != "bitsandbytes":
+        return f"{has}, and of those Strop trains adapters of bitsandbytes' only. {instead}"
+    if section.lora is None:
+        return f"{has}, of which no gradient is computed. Add model.lora, which trains an adapter. {instead}"
+    if section.quantization is not None:
+        return f"{has}, which stay as they are. Remove model.quantization."
+    return None
 
 
 def labels_fault(folder: Path, path: str) -> str | None:

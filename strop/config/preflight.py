@@ -15,7 +15,7 @@ from strop.config.checks.topology import fixed_weights_fault
 from strop.config.load.config_tree import Source
 from strop.config.load.loader import LoadedRun
 from strop.config.machine import described_machine
-from strop.config.model_files import labels_fault, model_file_faults, quantization_fault
+from strop.config.model_files import is_quantized, labels_fault, model_file_faults, quantization_fault
 from strop.config.paths import data_file_name, existing_path, gguf_file, is_local
 from strop.config.peft_adapter import adapter_in_model_folder, adapter_options
 from strop.config.schema import Run
@@ -43,6 +43,7 @@ _OPTIMIZER_PACKAGES = {
     **dict.fromkeys(("ademamix", "galore_adamw", "schedule_free_sgd"), ("pytorch_optimizer", "optimizers")),
 }
 """Optimizers that are classes of a package, with the package and the extra that installs it."""
+_QUANTIZATION_PACKAGES = {"a quantized model": ("bitsandbytes", "bitsandbytes")}
 _WORKFLOW_FILES = ("tool_config", "function_file", "interaction_config", "agent_loops")
 """Arguments of the workflows `tools` and `verl_agents` that name a file."""
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -59,6 +60,7 @@ def missing_files(loaded: LoadedRun, written_before: Collection[Path] = ()) -> l
     model_faults = partial(_model_faults, written_before=written_before)
     faults = [
         *model_faults(run.model.path, "model.path", sources, tokenizer=run.model.tokenizer),
+        *_quantization(run.model, sources),
         *_adapter(run.model.lora),
         *(
             fault
@@ -120,6 +122,12 @@ def second_model(run: Run) -> tuple[str, ModelConfig] | None:
     return next(((f"algorithm.{name}", model) for name, model in own.items() if model is not None), None)
 
 
+def _quantization(model: ModelConfig, sources: Mapping[str, Source]) -> list[str]:
+    """The fault of a trained model with quantized weights."""
+    fault = quantization_fault(model)
+    return [] if fault is None else [f"{_at('model.path', sources)}: {fault}"]
+
+
 def _adapter(lora: LoraConfig | None) -> list[str]:
     """The fault of a local adapter that the run starts with."""
     if lora is None or lora.adapter is None or not is_local(lora.adapter):
@@ -153,11 +161,12 @@ def _engine_library(run: Run, sources: Mapping[str, Source]) -> list[str]:
 def _missing_packages(run: Run, sources: Mapping[str, Source]) -> list[str]:
     """Return an error for each package that a value needs and this machine lacks; another machine is not known."""
     engine, optimizer = run.trainer.engine.type, run.trainer.optimizer.type
-    needed = [
+    needed: list[tuple[str, str, Mapping[str, tuple[str, str]]]] = [
         ("trainer.engine.type", engine, {"deepspeed": ("deepspeed", "deepspeed")}),
         ("trainer.optimizer.type", optimizer, _OPTIMIZER_PACKAGES),
         ("cluster.type", run.cluster.type, {"ray": ("ray", "ray")}),
         ("rollout.engine.type", run.rollout.engine.type, {"openai": ("aiohttp", "agents")}),
+        ("model.path", "a quantized model" if is_quantized(run.model) else "", _QUANTIZATION_PACKAGES),
     ]
     found = [(field, value, packages[value]) for field, value, packages in needed if value in packages]
     return [
@@ -301,8 +310,6 @@ def _model_faults(
     missing = [what for what, names in needed.items() if not any(next(folder.glob(n), None) for n in names)]
     if missing:
         return [f"{_at(field, sources)}: the model folder {path} has {', '.join(missing)}."]
-    if field == "model.path" and (fault := quantization_fault(path)) is not None:
-        return [f"{_at(field, sources)}: {fault}"]
     return [f"{_at(field, sources)}: {fault}" for fault in model_file_faults(folder, path)]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from strop.config.model_files import is_quantized
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import (
@@ -165,6 +166,10 @@ def choose_engine(section: InferenceEngineConfig, model: ModelConfig) -> EngineC
         return EngineChoice(
             section.native,
             "rollout.engine: auto uses the native sampler: vLLM is not installed (pip install 'strop[vllm]')",
+        )
+    if is_quantized(model):
+        return EngineChoice(
+            section.native, "rollout.engine: auto uses the native sampler: the model's weights are quantized"
         )
     config = load_config(model)
     if takes_images(config) and not serves_images(config):

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from strop.models.quantization import QuantizedWeight
+
 FUSED_PROJECTIONS: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of sibling linear layers that read the same input."""
 
@@ -53,6 +55,8 @@ def _linear(module: object) -> nn.Linear | None:
 def _fuse(parameters: Sequence[nn.Parameter | None]) -> None:
     present = [parameter for parameter in parameters if parameter is not None]
     kinds = {(p.dtype, p.device, p.shape[1:]) for p in present}
+    if any(isinstance(parameter, QuantizedWeight) for parameter in present):
+        return  # the engine stacks their codes
     if len(present) != len(parameters) or len(kinds) != 1 or concatenated_view(present) is not None:
         return
     joined = torch.cat([parameter.detach() for parameter in present])

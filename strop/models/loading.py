@@ -46,6 +46,12 @@ from strop.models.fused_layers import fuse_layers
 from strop.models.hub import check_hub
 from strop.models.logprobs import check_logits
 from strop.models.packed_attention.forward import enable_packed_attention
+from strop.models.quantization import (
+    QuantizedWeight,
+    adopt_quantized_layers,
+    is_bitsandbytes,
+    quantize_linear_layers,
+)
 from strop.models.routers import router_modules
 from strop.models.selective_recompute import selective_contexts
 from strop.models.silence import one_line, silence_transformers
@@ -160,7 +166,7 @@ def _read(
 ) -> PreTrainedModel:
     """Load with `kind`, an auto class of transformers; a classifier with a new `head` may lack that in its files."""
     limit_cpu_memory()
-    if trainable and (fault := quantization_fault(section.path)) is not None:
+    if trainable and (fault := quantization_fault(section)) is not None:
         raise ModelError(f"model.path: {fault}")
     frozen = section.lora is not None or not trainable
     dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype
@@ -193,10 +199,15 @@ def _read(
             f"model.path: the weights in {section.path} do not fit its config.json: {len(wrong)} tensors are "
             f"missing or of another shape, such as {sorted(wrong)[0]}. Is the folder complete?"
         )
+    if is_bitsandbytes(config):
+        adopt_quantized_layers(model)
     for name, parameter in model.named_parameters():
         require_finite(parameter.data, name, section.path)
+    if section.quantization is not None:
+        quantize_linear_layers(model, section.quantization, device)
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
+        if not isinstance(tensor, QuantizedWeight):
+            tensor.data = tensor.data.clone()
     model.to(device).eval()
     set_trained_parameters(model, section, trainable=trainable)
     return cast(PreTrainedModel, model)

@@ -37,6 +37,7 @@ from strop.errors import ModelError
 from strop.models.dtensor import full_tensor
 from strop.models.fused_layers import fuse_layers
 from strop.models.packed_attention.forward import base_model
+from strop.models.quantization import full_precision
 from strop.models.shared_weights import plain_name
 from strop.models.value_head import SCORE, head_of, is_classifier
 from strop.models.vision.embedding import takes_images, vision_modules
@@ -189,7 +190,7 @@ def merged_weights(
         if ".lora_" in name or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        weight = full_tensor(tensor)
+        weight = full_precision(full_tensor(tensor))
         plain = plain_name(name)
         if originals is not None:
             weight = originals[plain]

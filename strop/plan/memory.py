@@ -249,7 +249,7 @@ def trained_model(
     trained = size.parameters if model.lora is None else _adapter_parameters(size, model.lora)
     weights = trained * of_value
     copy = 0 if in_compute == of_value else trained * in_compute
-    frozen = 0 if model.lora is None else size.parameters * in_compute
+    frozen = 0 if model.lora is None else _frozen_bytes(size, model, in_compute)
     state = int(trained * of_value * STATES_PER_PARAMETER[optimizer])
     on_device = 0 if layout.offloads_trained else 1
     gradient_parts = layout.tensor if layout.keeps_gradients else layout.parts
@@ -401,6 +401,19 @@ def _of_parts(parts: tuple[MemoryPart, ...]) -> MemoryNeed:
     """The need of a trained model: its first two parts, parameters and optimizer, are resident."""
     resident, working = parts[:2], parts[2:]
     return MemoryNeed(sum(part.bytes for part in resident), sum(part.bytes for part in working), parts=parts)
+
+
+def _frozen_bytes(size: ModelSize, model: ModelConfig, in_compute: int) -> int:
+    """Weights under an adapter; those of the linear layers quantized as the section says."""
+    section = model.quantization
+    if section is None:
+        return size.parameters * in_compute
+    attention = 2 * (size.heads + size.kv_heads) * size.head_dim
+    linear = min(size.parameters, size.layers * size.hidden * (attention + 3 * size.mlp_width))
+    if section.bits == 8:
+        return linear + (size.parameters - linear) * in_compute
+    scales = (1 if section.double else DTYPE_BYTES["float32"]) / section.block_size
+    return int(linear * (section.bits / 8 + scales)) + (size.parameters - linear) * in_compute
 
 
 def _adapter_parameters(size: ModelSize, lora: LoraConfig) -> int:

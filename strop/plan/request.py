@@ -15,7 +15,7 @@ from typing import Literal
 from strop.config.deepspeed import read_config, zero_settings
 from strop.config.local_workers import local_workers, worker_cache_tokens
 from strop.config.machine import Machine, described_machine
-from strop.config.model_files import folder_takes_images
+from strop.config.model_files import folder_takes_images, is_quantized
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import (
     AutoEngineConfig,
@@ -192,6 +192,7 @@ def _engine(run: Run, machine: Machine) -> _PlannedEngine:
         return section
     has_vllm = described_machine() is not None or find_spec("vllm") is not None
     uses_vllm = machine.gpus and has_vllm and not folder_takes_images(run.model.path)
+    uses_vllm = uses_vllm and not is_quantized(run.model)
     return section.vllm if uses_vllm else section.native
 
 

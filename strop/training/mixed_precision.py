@@ -33,7 +33,8 @@ class ComputeCopy:
         shared = {id(p): p for p in master.parameters() if not p.requires_grad and p.dtype == dtype}
         self.model = copy.deepcopy(master, shared)
         for parameter in self.model.parameters():
-            parameter.data = parameter.data.to(dtype)
+            if parameter.dtype != dtype:
+                parameter.data = parameter.data.to(dtype)
         masters, copies = trainable_parameters(master), trainable_parameters(self.model)
         self._pairs = [(masters[name], copies[name]) for name in masters]
 

@@ -29,6 +29,7 @@ from strop.compat.trl.script.configurations import (
 )
 from strop.compat.trl.script.run import read_trl_script, run_trl_script
 from strop.config.load.loader import Job, LoadedRun
+from strop.config.schema.model import QuantizationConfig
 from strop.errors import ConfigError
 from strop.reading import read_any
 from strop.run.entry.start import RunResult
@@ -514,6 +515,12 @@ GRPOTrainer(model, right, GRPOConfig("out"), data, processing_class=tokenizer{la
 """
 
 
+ADAPTED = (
+    "from peft import LoraConfig, get_peft_model\n"
+    "model = get_peft_model(model, LoraConfig(target_modules='all-linear'))"
+)
+
+
 def loaded_model(options: str = "", more: str = "", last: str = "") -> LoadedRun:
     saved_model("saved")
     return run_of(LOADED.format(options=options, more=more, last=last))
@@ -541,6 +548,16 @@ def loaded_model(options: str = "", more: str = "", last: str = "") -> LoadedRun
             "model = get_peft_model(model, LoraConfig(use_rslora=True, target_modules='all-linear', **more))",
             {"model.lora.use_rslora": True, "model.lora.targets": "all-linear"},
         ),
+        (
+            ", quantization_config={'load_in_4bit': True, 'bnb_4bit_use_double_quant': True}",
+            ADAPTED,
+            {
+                "model.quantization.bits": 4,
+                "model.quantization.type": "fp4",
+                "model.quantization.double": True,
+            },
+        ),
+        (", load_in_8bit=True", ADAPTED, {"model.quantization.bits": 8}),
     ],
 )
 def test_a_loaded_model_is_its_name_and_arguments(options: str, more: str, expected: dict[str, Any]) -> None:
@@ -553,8 +570,13 @@ def test_a_loaded_model_is_its_name_and_arguments(options: str, more: str, expec
 @pytest.mark.parametrize(
     ("options", "more", "last", "said"),
     [
-        (", load_in_4bit=True", "", "", "load_in_4bit=True is not supported"),
-        (", quantization_config={'load_in_4bit': True}", "", "", "load_in_4bit=True is not supported"),
+        (", quantization_config={'quant_method': 'gptq'}", "", "", "in the formats of bitsandbytes"),
+        (
+            ", quantization_config={'load_in_8bit': True, 'llm_int8_skip_modules': ['q']}",
+            "",
+            "",
+            "llm_int8_skip_modules=['q']: Strop quantizes all linear layers",
+        ),
         (", revision='abc'", "", "", "model_revision='abc' is not supported"),
         (", subfolder='x'", "", "", "from_pretrained has subfolder='x'"),
         ("", "model.resize_token_embeddings(10)", "", "model.resize_token_embeddings is not available"),
@@ -770,12 +792,10 @@ def test_cells_of_an_unsloth_notebook() -> None:
     assert {key: value_of(loaded, key) for key in expected} == expected
     assert len(value_of(loaded, "model.lora.targets")) == 7
     assert any("fast_inference is unsloth's, and has no effect" in note for note in loaded.notes)
-    for options, said in (
-        ("", "load_in_4bit=True, unsloth's default, trains on quantized weights"),
-        (", load_in_4bit=False, zzz=1", "zzz=1 is an option of unsloth that Strop does not read"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            run_of(UNSLOTH.format(options=options) + CELLS)
+    by_default = run_of(UNSLOTH.format(options="") + CELLS)
+    assert value_of(by_default, "model.quantization") == QuantizationConfig(bits=4, type="nf4", double=True)
+    with pytest.raises(ConfigError, match="zzz=1 is an option of unsloth that Strop does not read"):
+        run_of(UNSLOTH.format(options=", load_in_4bit=False, zzz=1") + CELLS)
 
 
 def notebook_of(*cells: str | list[str], language: str = "python") -> Path:

@@ -121,6 +121,10 @@ def test_an_engine_that_is_not_installed(
         ({"trainer": {"engine": {"type": "deepspeed", "ranks": 2}}}, "deepspeed needs the package deepspeed"),
         ({"trainer": {"optimizer": {"type": "adamw_bnb", "lr": 1e-3}}}, "needs the package bitsandbytes"),
         ({"trainer": {"optimizer": {"type": "ademamix", "lr": 1e-3}}}, "pip install 'strop[optimizers]'"),
+        (
+            {"model": {"path": "owner/model", "lora": {"rank": 4}, "quantization": {"bits": 8}}},
+            "a quantized model needs the package bitsandbytes, which is not installed: pip install",
+        ),
         ({"cluster": "ray", "synchronizer": "checkpoint"}, "cluster.type: ray needs the package ray"),
     ],
 )

@@ -195,8 +195,19 @@ algorithm=reward_model & data.train.chosen=a & data.train.rejected=b & data.over
 algorithm=dpo & data.train.chosen=a & data.train.rejected=b & data.train.margin=c
     => data.train.margin has no effect under algorithm dpo
 trainer.gradient_accumulation_steps=4 => write trainer.microbatch='8 sequences' or '16384 tokens'
-model.quantization={bits: 4} => write nothing: weights that are trained are not quantized
-model.load_in_4bit=true => write nothing: weights that are trained are not quantized
+model.lora=null & model.quantization={bits: 4}
+    => without lora all weights are trained, of which a quantized one has no gradient; add lora
+model={lora: {rank: 4}, quantization: {bits: 3}} => model.quantization.bits: must be 4 or 8, got 3
+model={lora: {rank: 4}, quantization: {bits: 8, type: nf4}} => type nf4 has 4 bits and bits is 8
+model={lora: {rank: 4}, quantization: {bits: 8, double: true}} => double and block_size are settings of 4 bits
+model={lora: {rank: 4}, quantization: {}, compile: true} => torch.compile does not compile products with quantized
+model={lora: {rank: 4}, quantization: {}} & trainer.engine={type: fsdp2, ranks: 2}
+    => trainer.engine is fsdp2, which divides weights over ranks
+model={lora: {rank: 4}, quantization: {}} & trainer.engine={workers: 2}
+    => trainer.engine.workers is 2, and quantized weights are not in memory that workers share; write workers: 1
+model={lora: {rank: 4}, quantization: {}} & rollout.engine=vllm
+    => rollout.engine is vllm, and only the native engine samples from quantized weights
+model.load_in_4bit=true => write model.quantization='{bits: 4}' with model.lora
 per_device_train_batch_size=4 => write trainer.microbatch='4 sequences', the size of one forward
 rollout.engine={type: vllm, data_parallel: 4} => unknown key. In a run file write rollout.pool.engines=4.
 trainer.learning_rate=1e-5 => write trainer.optimizer.lr=1e-05

@@ -140,7 +140,7 @@ def with_own_code(folder: Path) -> None:
         (pickled, "safetensors only"),
         (
             lambda folder: change_config(folder, quantization_config={"quant_method": "bitsandbytes"}),
-            r"has quantized weights \(bitsandbytes\), and Strop trains weights that are not",
+            r"has quantized weights \(bitsandbytes\), of which no gradient is computed. Add model.lora",
         ),
         (cut, "no model could be loaded"),
         (lambda folder: change_config(folder, intermediate_size=40), "down_proj"),

@@ -64,6 +64,23 @@ def test_frozen_weights_exist_once_and_in_the_compute_dtype() -> None:
     assert parts["optimizer"] == adapter * 8
 
 
+@pytest.mark.parametrize(
+    ("quantization", "bytes_per_value"),
+    [({}, 0.5 + 4 / 64), ({"double": True, "block_size": 128}, 0.5 + 1 / 128), ({"bits": 8}, 1)],
+)
+def test_quantized_weights_are_counted_with_their_scales(
+    quantization: dict[str, Any], bytes_per_value: float
+) -> None:
+    """What is not in linear layers keeps the compute dtype."""
+    size = ModelSize(2 * PARAMETERS, 16, 2048, 16, 16, 128, 32768)
+    model = ModelConfig.model_validate({"path": "m", "lora": {"rank": 8}, "quantization": quantization})
+    need = memory.trained_model(size, model, "adamw", memory.RankLayout(), Amount(1024, "tokens"), 512)
+    adapter = 16 * 8 * (4 * 2 * 2048 + 3 * 5 * 2048)
+    in_layers = 16 * 2048 * (2 * 32 * 128 + 3 * 4 * 2048)
+    expected = in_layers * bytes_per_value + (2 * PARAMETERS - in_layers) * 4 + adapter * 4
+    assert parts_of(need)["parameters"] == pytest.approx(expected)
+
+
 def test_the_layout_of_the_ranks_divides_the_parts() -> None:
     values = {"ranks": 8, "replicate": 2, "sequence_parallel": 2, "tensor_parallel": 2}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +189,8 @@ SETTINGS = {
     "mixed lora": {"compute_dtype": "bfloat16", "lora": {"rank": 4, "dropout": 0.2}},
     "checkpointing": {"gradient_checkpointing": True},
 }
+if find_spec("bitsandbytes"):
+    SETTINGS["quantized lora"] = {"lora": {"rank": 4}, "quantization": {}}
 
 
 @pytest.mark.slow

@@ -73,6 +73,42 @@ def lora(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
+def write_quantization(run: Run) -> Mapping[str, Any]:
+    """Write the quantization of the frozen weights."""
+    section = run.model.quantization
+    if section is None:
+        return {}
+    if section.bits == 8:
+        return {"load_in_8bit": True}
+    return {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": section.code,
+        "use_bnb_nested_quant": section.double,
+    }
+
+
+@written_by(write_quantization)
+def quantization(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the quantization of the frozen weights."""
+    if foreign["load_in_4bit"] and foreign["load_in_8bit"]:
+        raise foreign.error_for(
+            "load_in_8bit", "load_in_8bit and load_in_4bit are both True; leave one of them out."
+        )
+    if foreign["load_in_8bit"]:
+        return {"model.quantization.bits": 8}
+    if not foreign["load_in_4bit"]:
+        return {}
+    return {
+        "model.quantization.bits": 4,
+        "model.quantization.type": foreign["bnb_4bit_quant_type"],
+        "model.quantization.double": foreign["use_bnb_nested_quant"],
+    }
+
+
+def _without_4_bits(foreign: ForeignValues) -> str | None:
+    return None if foreign["load_in_4bit"] else "load_in_4bit is False"
+
+
 def without_peft(foreign: ForeignValues) -> str | None:
     """The adapter's options have no effect without the adapter."""
     return None if foreign["use_peft"] else "use_peft is False"
@@ -145,16 +181,30 @@ MODEL_ROWS = (
     ),
     placement("attn_implementation", None, OWN_KERNELS, supported=always, value_type=ANY),
     *_ADAPTER_ROWS,
-    refused("load_in_8bit", False, "Strop trains on weights that are not quantized; leave it False"),
-    refused("load_in_4bit", False, "Strop trains on weights that are not quantized; leave it False"),
-    *(
-        no_effect(key, default, "it is an option of load_in_4bit", value_type=ANY)
-        for key, default in (
-            ("bnb_4bit_quant_type", "nf4"),
-            ("use_bnb_nested_quant", False),
-            ("bnb_4bit_quant_storage", None),
-        )
+    mapped(
+        "load_in_8bit",
+        False,
+        "model.quantization",
+        read=quantization,
+        note="products are those with the dequantized weights; activations are not rounded",
     ),
+    mapped("load_in_4bit", False, "model.quantization.bits", read=quantization),
+    mapped(
+        "bnb_4bit_quant_type",
+        "nf4",
+        "model.quantization.type",
+        read=quantization,
+        inactive=_without_4_bits,
+        value_type=one_of("nf4", "fp4"),
+    ),
+    mapped(
+        "use_bnb_nested_quant",
+        False,
+        "model.quantization.double",
+        read=quantization,
+        inactive=_without_4_bits,
+    ),
+    no_effect("bnb_4bit_quant_storage", None, "codes are stored as uint8", value_type=ANY),
     mapped("trust_remote_code", False, "model.trust_remote_code"),
     refused("model_init_kwargs", None, "write the keys of ModelConfig, such as dtype"),
     mapped(

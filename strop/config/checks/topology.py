@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strop.config.local_workers import workers_obstacle
+from strop.config.model_files import is_quantized
 from strop.config.schema.buffer import (
     BoundedStyleConfig,
     CheckpointSyncConfig,
@@ -76,6 +77,21 @@ def _worker_faults(run: Run) -> Iterator[str]:
         obstacle = workers_obstacle(run)
         if obstacle is not None:
             yield f"trainer.engine.workers is {engine.workers}, and {obstacle}; write workers: 1"
+    if not is_quantized(run.model):
+        return
+    if not isinstance(engine, LocalEngineConfig):
+        yield (
+            f"trainer.engine is {engine.type}, which divides weights over ranks, and quantized ones "
+            "(model.quantization, or of the folder in model.path) stay whole; write trainer.engine: local, or a model "
+            "that is not quantized"
+        )
+    if not run.algorithm.is_offline and not isinstance(
+        run.rollout.engine, NativeEngineConfig | AutoEngineConfig
+    ):
+        yield (
+            f"rollout.engine is {run.rollout.engine.type}, and only the native engine samples from quantized weights "
+            "(model.quantization, or of the folder in model.path); write rollout.engine: native"
+        )
 
 
 def _offline_faults(run: Run) -> Iterator[str]:

@@ -89,9 +89,9 @@ FAMILIAR_NAMES: Mapping[str, str] = {
     "eval_steps": _TEST,
     "reward_funcs": "reward",
     **dict.fromkeys(
-        ("quantization", "quantization_config", "load_in_4bit", "load_in_8bit"),
-        "nothing: weights that are trained are not quantized; model.lora with model.dtype=bfloat16 saves memory",
+        ("quantization_config", "load_in_4bit"), "model.quantization='{bits: 4}' with model.lora"
     ),
+    "load_in_8bit": "model.quantization='{bits: 8}' with model.lora",
     "bf16": "model.compute_dtype=bfloat16",
     "image_key": "data.train.images=images",
     "videos": _NO_VIDEO,

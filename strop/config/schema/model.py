@@ -51,6 +51,33 @@ class LoraConfig(Section):
                     yield f"{name} has {pattern!r}, which is no regular expression ({error}); write a module's name"
 
 
+class QuantizationConfig(Section):
+    """Storage of the weights of the linear layers under an adapter in 4 or 8 bits, in the formats of bitsandbytes
+    (QLoRA, arXiv 2305.14314); each product is one with the dequantized weight."""
+
+    bits: Literal[4, 8] = 4
+    """Bits of a value."""
+    type: Literal["nf4", "fp4", "int8"] | None = None
+    """Values that a code stands for: `nf4`, quantiles of a normal distribution, or `fp4`, of 4 bits; `int8`, of 8 bits,
+    with one scale per output feature. If omitted, `nf4` or `int8`."""
+    double: bool = False
+    """Store the scales of the blocks in 8 bits too, which saves 0.4 bits per value of 4 bits."""
+    block_size: Literal[64, 128, 256, 512, 1024, 2048, 4096] = 64
+    """Number of 4-bit values with one scale."""
+
+    @property
+    def code(self) -> Literal["nf4", "fp4", "int8"]:
+        """`type` or its default."""
+        return self.type or ("nf4" if self.bits == 4 else "int8")
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if (self.code == "int8") != (self.bits == 8):
+            yield f"type {self.code} has {12 - self.bits} bits and bits is {self.bits}; remove one of the two"
+        elif self.bits == 8 and (self.double or self.block_size != 64):
+            yield "double and block_size are settings of 4 bits; remove them, or write bits: 4"
+
+
 class ModelConfig(Section):
     """Model that is trained."""
 
@@ -71,6 +98,9 @@ class ModelConfig(Section):
     register its class."""
     lora: LoraConfig | None = None
     """Low-rank adapter that is trained; null trains all weights."""
+    quantization: QuantizationConfig | None = None
+    """Storage of the frozen weights under `lora` in 4 or 8 bits; null keeps them in `compute_dtype`, and those of a
+    quantized folder as they are."""
     freeze_vision: bool = False
     """Keep the weights of the vision tower of a model with images, including its projection to the decoder's width
     in the Qwen-VL families. With `lora` they are frozen anyway."""
@@ -91,6 +121,13 @@ class ModelConfig(Section):
 
     def faults(self) -> Iterator[str]:
         """Faults between the fields."""
+        if self.quantization is not None and self.lora is None:
+            yield (
+                "quantization is of frozen weights, and without lora all weights are trained, of which a quantized one "
+                "has no gradient; add lora, such as `lora: {rank: 16}`, or remove quantization"
+            )
+        if self.quantization is not None and self.compile:
+            yield "torch.compile does not compile products with quantized weights; write compile: false"
         if self.compile and self.gradient_checkpointing == "selective":
             yield (
                 "torch.compile decides itself what a compiled layer keeps; write gradient_checkpointing: true or "

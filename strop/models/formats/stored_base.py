@@ -45,14 +45,15 @@ class StoredBase:
 def read_stored_base(section: ModelConfig, *, loaded: torch.dtype) -> StoredBase:
     """Read the data types of a model's files, and its weights if those in memory, of the type `loaded`, are shorter.
 
-    Quantized weights stay as they are in memory. Raises ModelError where the files cannot be read any more.
+    Quantized weights stay as they are in memory: an adapter was trained on them. Raises ModelError where the files
+    cannot be read any more.
     """
     if getattr(load_config(section), "quantization_config", None) is not None:
         return StoredBase(default=loaded)
     dtypes = {} if gguf_file(section.path) is not None else _stored_dtypes(section.path)
     widest = reduce(torch.promote_types, dtypes.values()) if dtypes else getattr(torch, section.dtype)
     weights = None
-    if torch.promote_types(loaded, widest) != loaded:
+    if section.quantization is None and torch.promote_types(loaded, widest) != loaded:
         exact = section.model_copy(
             update={"dtype": str(widest).removeprefix("torch."), "compute_dtype": None, "lora": None}
         )

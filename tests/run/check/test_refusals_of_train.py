@@ -40,7 +40,7 @@ ROLLOUTS: list[tuple[dict[str, Any], str]] = [
     ({"model__path": "{own}/cut"}, r"model\.path: .*model\.safetensors is damaged or incomplete: it has \d+ bytes"),
     ({"model__path": "{own}/unfinished"}, r"model\.path: .* lacks a\.safetensors, 1 of the 1 files with weights"),
     ({"model__path": "{own}/encoder"}, r"model\.path: .* is an encoder-decoder model \(t5\)"),
-    ({"model__path": "{own}/quantized"}, r"model\.path: .* has quantized weights \(gptq\), and Strop trains"),
+    ({"model__path": "{own}/quantized"}, r"model\.path: .* has quantized weights \(gptq\), and of those"),
     ({"model__imports": ["{own}/none.py"]}, r"model\.imports: there is no file"),
     ({"model__imports": ["no_such_module"]}, "model.imports 'no_such_module': there is no module 'no_such_module'"),
     ({"algorithm": {"type": "ppo", "critic": {"model": {"path": "{own}/other"}}}},

@@ -355,17 +355,18 @@ def get_peft_config(model_args: Any) -> Any:
 
 
 def get_quantization_config(model_args: Any) -> Any:
-    """None: weights that are not quantized. Raises ConfigError for the others."""
-    for name in ("load_in_4bit", "load_in_8bit"):
-        if getattr(model_args, name):
-            raise current_session().error(
-                f"{name}: Strop trains on weights that are not quantized; leave it False."
-            )
-    return None
+    """Values of a BitsAndBytesConfig; None for weights that are not quantized."""
+    if model_args.load_in_4bit:
+        return {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": model_args.bnb_4bit_quant_type,
+            "bnb_4bit_use_double_quant": model_args.use_bnb_nested_quant,
+        }
+    return {"load_in_8bit": True} if model_args.load_in_8bit else None
 
 
 def get_kbit_device_map() -> None:
-    """None: weights that are not quantized are placed by Strop."""
+    """None: Strop places the weights."""
     return
 
 

@@ -103,7 +103,10 @@ class RecordedModel:
                 yield from quantization_keys(value, self._source)
             elif name == "revision":
                 yield "model_revision", value, self._source
-            elif name in ("trust_remote_code", "attn_implementation", *_QUANTIZED):
+            elif name in _QUANTIZED:
+                if value:
+                    yield from quantization_keys({name: True}, self._source)
+            elif name in ("trust_remote_code", "attn_implementation"):
                 yield name, plain(value, name), self._source
             elif name in _WITHOUT_EFFECT:
                 session.note(f"{name}: accepted without effect: Strop finds and places the weights itself.")
@@ -145,16 +148,26 @@ class RecordedModel:
 
 
 def quantization_keys(config: Any, source: Source) -> Iterator[tuple[str, Any, Source]]:
-    """TRL's keys for a quantization of the weights."""
+    """TRL's keys for a quantization of the weights, one of bitsandbytes'. Raises ConfigError for others."""
+    session = current_session()
     values = config if isinstance(config, Mapping) else config.to_dict()
     found = [name for name in _QUANTIZED if values.get(name)]
     if not found:
-        raise current_session().error(
-            f"quantization_config={type(config).__name__}: Strop trains on weights that are not quantized; leave it "
-            "out."
+        raise session.error(
+            f"quantization_config={type(config).__name__}: Strop quantizes weights in the formats of bitsandbytes; "
+            "write BitsAndBytesConfig(load_in_4bit=True), or leave it out."
+        )
+    if values.get("llm_int8_skip_modules") not in (None, [], ["lm_head"]):
+        raise session.error(
+            f"llm_int8_skip_modules={values['llm_int8_skip_modules']!r}: Strop quantizes all linear layers but the "
+            "head; leave it out."
         )
     for name in found:
         yield name, True, source
+    if "load_in_4bit" in found:
+        yield "bnb_4bit_quant_type", values.get("bnb_4bit_quant_type", "fp4"), source
+        yield "use_bnb_nested_quant", bool(values.get("bnb_4bit_use_double_quant")), source
+        session.note("bnb_4bit_compute_dtype has no effect: products have the dtype of the model.")
 
 
 def lora_keys(config: Any, model: RecordedModel) -> Iterator[tuple[str, Any, Source]]:
@@ -292,22 +305,19 @@ class FastLanguageModel:
         revision: str | None = None,
         **options: Any,
     ) -> tuple[RecordedModel, Any]:
-        """The model, recorded, and its tokenizer. Raises ConfigError for quantized weights, which are the default."""
-        session = current_session()
-        if (load_in_4bit and not load_in_16bit) or load_in_8bit:
-            name = "load_in_8bit" if load_in_8bit else "load_in_4bit"
-            default = ", unsloth's default," if name == "load_in_4bit" else ""
-            raise session.error(
-                f"{name}=True{default} trains on quantized weights, and Strop trains on weights that are not "
-                f"quantized; write {name}=False."
-            )
-        if model_name.endswith(("-bnb-4bit", "-unsloth-bnb-4bit")):
-            raise session.error(
-                f"{model_name} has quantized weights; name the model without them: "
-                f"{model_name.removesuffix('-bnb-4bit').removesuffix('-unsloth')}."
-            )
+        """The model, recorded, and its tokenizer; by default its weights are quantized."""
         _note_placement(options)
+        quantization: dict[str, Any] | None = None
+        if load_in_8bit:
+            quantization = {"load_in_8bit": True}
+        elif load_in_4bit and not load_in_16bit and not model_name.endswith("-bnb-4bit"):
+            quantization = {
+                "load_in_4bit": True,
+                "bnb_4bit_quant_type": "nf4",
+                "bnb_4bit_use_double_quant": True,
+            }
         given = {
+            "quantization_config": quantization,
             "dtype": dtype,
             "trust_remote_code": trust_remote_code or None,
             "revision": revision,
@@ -338,7 +348,7 @@ class FastLanguageModel:
 
         session = current_session()
         if loftq_config:
-            raise session.error("loftq_config: Strop trains on weights that are not quantized; leave it out.")
+            raise session.error("loftq_config: adapters start at zero, as with LoRA; leave it out.")
         for name in [name for name in options if name.startswith("finetune_")]:
             raise session.error(f"{name} is not read; write target_modules with the names of the modules.")
         _note_placement(options)

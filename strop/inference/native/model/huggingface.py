@@ -29,6 +29,7 @@ from strop.inference.native.model.weights import (
 )
 from strop.models.family_traits import attention_implementation, has_recurrent_layers, rope_token_limit
 from strop.models.loading import language_model_class
+from strop.models.quantization import full_precision
 from strop.models.vision.embedding import use_host_plans
 from strop.protocols import ImageProcessor
 
@@ -103,7 +104,9 @@ class HuggingFaceModelRunner:
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace weights; tensors whose memory is already shared cost nothing."""
-        canonical = ((self._canonical_names.get(name, name), tensor) for name, tensor in weights)
+        canonical = (
+            (self._canonical_names.get(name, name), full_precision(tensor)) for name, tensor in weights
+        )
         load_weights(self._matrices, canonical)
         for name, matrix in self._matrices.items():
             if matrix.is_complete:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from strop.errors import ModelError
 from strop.inference.native.model.architecture import DecoderArchitecture
 from strop.models.fused_storage import concatenated_view
+from strop.models.quantization import stack_quantized
 from strop.protocols import LowRankUpdate
 
 
@@ -74,7 +75,9 @@ class StackedWeight:
         self._may_share = False
 
     def _complete(self, parts: list[torch.Tensor]) -> None:
-        joined = concatenated_view(parts) if self._may_share else None
+        joined: torch.Tensor | None = stack_quantized(parts)
+        if joined is None and self._may_share:
+            joined = concatenated_view(parts)
         if joined is not None and (joined.device, joined.dtype) == self._device_and_dtype:
             self._tensor, self.shared = joined, True
             return
