@@ -15,6 +15,7 @@ from strop.config.load.loader import LoadedRun, start_directory
 from strop.config.local_workers import WORKER_MODULES, local_workers
 from strop.config.machine import OverriddenKey, described_machine
 from strop.config.schema import Run
+from strop.config.schema.preference import RewardModelingConfig
 from strop.config.schema.trainer import LocalEngineConfig
 from strop.plan.fit import with_machine_defaults
 from strop.plan.placement import describe_plan, machine_of, plan_rows, plan_run
@@ -90,7 +91,10 @@ def _print_result(loaded: LoadedRun, result: RunResult) -> None:
     if summary := verdict(read_run(result.folder)):
         echo(f"Verdict: {summary}.")
     folder = RunFolder(result.folder)
-    rows = [("show", "curves and responses"), ("chat", "talk with the model; --before: the initial one")]
+    rows = [("show", "curves and responses")]
+    is_reward_model = isinstance(loaded.run.algorithm, RewardModelingConfig)
+    if not is_reward_model:
+        rows.append(("chat", "talk with the model; --before: the initial one"))
     if loaded.run.data.eval:
         rows.append(("evaluate", "evaluate the last checkpoint"))
     if folder.report.exists():
@@ -98,6 +102,8 @@ def _print_result(loaded: LoadedRun, result: RunResult) -> None:
     echo("Next:")
     path = shlex.quote(str(folder.path))
     echo(align_columns([(f"  strop {command} {path}", effect) for command, effect in rows], max_width=80))
+    if is_reward_model:
+        echo(f"In the run file of another run: `reward: {{models: [{{path: {result.model}}}]}}`.")
 
 
 def change_recorded(job: Job, changes: Sequence[str]) -> None:

@@ -71,7 +71,7 @@ def test_frozen_weights_exist_once_and_in_the_compute_dtype() -> None:
 def test_quantized_weights_are_counted_with_their_scales(
     quantization: dict[str, Any], bytes_per_value: float
 ) -> None:
-    """What is not in linear layers keeps the compute dtype."""
+    """Weights outside linear layers keep the compute dtype."""
     size = ModelSize(2 * PARAMETERS, 16, 2048, 16, 16, 128, 32768)
     model = ModelConfig.model_validate({"path": "m", "lora": {"rank": 8}, "quantization": quantization})
     need = memory.trained_model(size, model, "adamw", memory.RankLayout(), Amount(1024, "tokens"), 512)

@@ -168,6 +168,12 @@ def files(tiny: Path, pairs: Path, teacher: dict[str, Any]) -> Path:
     write_rows(
         tiny / "minimum.jsonl", [{"question": f"min {a} {b}", "smaller": str(min(a, b))} for a, b in smaller]
     )
+    numbers = [(a, b) for a in range(6) for b in range(6)]
+    steps = [
+        {"prompt": f"max {a} {b}", "steps": [f"it is {a}", f"it is {b}"], "labels": [a > 2, b > 2]}
+        for a, b in numbers
+    ]
+    write_rows(tiny / "steps.jsonl", steps)
     (tiny / "vision").symlink_to(vision_model("qwen2_5_vl"))
     pictures = [image(tiny, 32, 16, seed).path.read_bytes() for seed in range(16)]
     rows = [{"prompt": "<image>Read.", "images": [each], "answer": "1"} for each in pictures]

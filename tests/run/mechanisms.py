@@ -54,6 +54,7 @@ DIFFICULTY = {"type": "difficulty", "columns": ["weak", "strong"], "success_rewa
 MANY = {"path": "tasks.jsonl", "weight": 1}
 FEW = {"path": "minimum.jsonl", "prompt": "question", "weight": 3}
 IMAGES = {"path": "images.parquet", "images": "images"}
+STEPS = {"path": "steps.jsonl", "steps": "steps", "label": "labels"}
 ECHO = {"name": "environment", "args": {"environment": f"{Path(__file__).parent / 'workflows.py'}:Echo"}}
 SHORTEST = {"metric": "eval/held-out/response_tokens", "mode": "min"}
 
@@ -104,6 +105,16 @@ MECHANISMS = {
         {"algorithm__reference_sync": {"every_updates": 3}}, keeps="reference.safetensors", kind="dpo"
     ),
     "a reward model": Mechanism({"algorithm__centering_coef": 0.01}, kind="reward_model"),
+    "labels of steps": Mechanism(
+        {
+            "algorithm__loss": "cross_entropy",
+            "data__train": STEPS,
+            "data__eval": [STEPS | {"name": "held-out"}],
+            "data__max_response_tokens": 64,
+        },
+        kind="reward_model",
+        shows=lambda rows, state: rows[-1]["reward_model/step_accuracy"] > 0,
+    ),
     "a curriculum": Mechanism(
         {"data__order": CURRICULUM},
         keeps="task_order",

@@ -42,6 +42,7 @@ LORA: Values = {"lora": {"rank": 4, "alpha": 8}}
 MIXED: Values = {"compute_dtype": "bfloat16"}
 KL: Values = {"type": "grpo", "kl_loss": {"coef": 0.1}}
 FULL_KL: Values = {"type": "grpo", "kl_loss": {"coef": 0.1, "estimator": "full"}}
+STEPS: Values = {"type": "reward_model", "loss": "cross_entropy"}
 WHOLE_VOCABULARY = "vocabulary of an odd size"
 OFFLOAD: Values = {"cpu_offload": True, "reference_cpu_offload": True}
 _ZERO: Values = {
@@ -142,6 +143,8 @@ JOBS: Mapping[str, Job] = {
     "BCO": Job("bco"),
     "reward model": Job("reward_model"),
     "reward model, LoRA": Job("reward_model", LORA),
+    "labels of steps": Job(STEPS),
+    "labels of steps, LoRA": Job(STEPS, LORA),
     # Adam moves a weight by up to 0.01 also where the gradient is only rounding: on some CPUs two differ by 1.5e-4.
     "teacher": Job("reverse_kl", weight_tolerance=1e-3),
     "teacher, sampled": Job("sampled_kl", weight_tolerance=1e-3),
@@ -215,6 +218,8 @@ def make_runs(folder: Path, teacher: Path, job: Job, layout: Values) -> tuple[Ru
     }
     if isinstance(algorithm, str) and algorithm in columns:
         sections["data"] = {"train": {"path": "tasks.jsonl", **columns[algorithm]}}
+    if algorithm is STEPS:
+        sections["data"] = {"train": {"path": "tasks.jsonl", "steps": "steps", "label": "labels"}}
     engine = {"type": "fsdp2", **layout, "device": "cpu"}
     ranked, alone = (
         make_run(folder, job.model, trainer=trainer | {"engine": each}, **sections)
@@ -224,8 +229,8 @@ def make_runs(folder: Path, teacher: Path, job: Job, layout: Values) -> tuple[Ru
 
 
 def batch_for(job: Job, seed: int) -> TrainingBatch:
-    """The data of one update: random answers with random advantages, pairs for DPO, labels for KTO and BCO, returns for
-    a critic. With images, the third update has text only."""
+    """The data of one update: random answers with random advantages, pairs for DPO, labels for KTO and BCO, labels of
+    every second token for steps, returns for a critic. With images, the third update has text only."""
     if job.has_images:
         return _batch_with_images(job.family or "", seed)
     batch = batch_of(seed)
@@ -238,6 +243,14 @@ def batch_for(job: Job, seed: int) -> TrainingBatch:
         ]
         margins = [i % 2 / 2 for i in range(len(pairs))] if job.algorithm == "reward_model" else None
         return TrainingBatch(pairs, returns=margins)
+    if job.algorithm is STEPS:
+        ends = [each.loss_mask & (np.arange(len(each.loss_mask)) % 2 == 0) for each in batch.experiences]
+        steps = [
+            replace(e, role="stepwise", loss_mask=mask)
+            for e, mask in zip(batch.experiences, ends, strict=True)
+        ]
+        random = np.random.default_rng(seed)
+        return TrainingBatch(steps, returns=[random.integers(0, 2, len(e)).astype(np.float32) for e in ends])
     if job.algorithm in ("kto", "bco"):
         labels: tuple[SegmentRole, SegmentRole] = ("desirable", "undesirable")
         return TrainingBatch([replace(e, role=labels[i % 2]) for i, e in enumerate(batch.experiences)])
@@ -299,7 +312,7 @@ class PolicyTrainee:
         """Values that the engine computes of experiences without a gradient."""
         batch = batch_for(self._job, 9)
         loss = LossSpec(self._run.algorithm, 64)
-        if self._job.algorithm == "reward_model":
+        if self._run.algorithm.type == "reward_model":
             return {"scores": self.engine.scores(batch.experiences)}
         found = {
             "log-probs": self.engine.logprobs(batch.experiences),
