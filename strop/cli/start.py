@@ -31,6 +31,15 @@ def main() -> None:
             if error.errno != errno.EPIPE:  # the reader of the pipe has read enough
                 print(f"strop: The output cannot be written: {error.strerror}.", file=sys.stderr)
             sys.exit(1)
+    except ImportError as error:
+        if "failed to map segment" not in str(error):
+            raise
+        print(
+            f"strop: A library could not be loaded for lack of memory ({error}). The limit of this process's address "
+            "space (`ulimit -v`) is too small for it; raise it, or write `ulimit -v unlimited`.",
+            file=sys.stderr,
+        )
+        sys.exit(1)
     except KeyboardInterrupt:
         # A second interrupt ends the process at once, if a thread delays its exit.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
+from strop.cli import main as cli_main
+from strop.cli import start
 from strop.config.load.loader import load_run
 from strop.workers.child_process import ChildProcess
 from tests.cases import nightly
@@ -64,6 +66,20 @@ def test_a_command_imports_no_more_than_it_needs(
     said = [line for line in lines if line not in times and not line.startswith("Converted to ")]
     assert (said == []) if status == 0 else (len(said) == 1 and said[0].startswith("strop: "))
     assert bool(done.stdout) == (status == 0)
+
+
+def test_a_memory_limit_that_is_too_small_for_a_library_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under `ulimit -v 1000000`."""
+
+    def load() -> None:
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    monkeypatch.setattr(cli_main, "app", load)
+    with pytest.raises(SystemExit, match="1"):
+        start.main()
+    assert "lack of memory (libtorch_cpu.so" in capsys.readouterr().err
 
 
 def test_an_environment_whose_file_names_are_no_utf8_is_named(run_file: Path) -> None:
