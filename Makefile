@@ -46,8 +46,8 @@ juicer: .venv/dev .venv-datajuicer/ready  ## tests on Data-Juicer, whose service
 verifiers: .venv-verifiers/ready  ## tests on verifiers, whose requirements exclude those of strop[mcp]
 	.venv-verifiers/bin/python -m pytest tests/workflows/test_verifiers.py $(ARGS)
 
-environments: .venv-environments/ready  ## tests on OpenEnv and smolagents
-	.venv-environments/bin/python -m pytest tests/workflows/test_openenv.py tests/workflows/test_agent.py $(ARGS)
+environments: .venv-environments/ready  ## tests on OpenEnv, verifiers 0.4 and smolagents
+	.venv-environments/bin/python -m pytest tests/workflows/test_openenv.py tests/workflows/test_agent.py tests/workflows/test_verifiers_episodes.py $(ARGS)
 
 quantization: .venv-bitsandbytes/ready  ## tests on bitsandbytes, which PEFT would import in every process of the others
 	.venv-bitsandbytes/bin/python -m pytest tests/models/test_quantization.py tests/training/test_optimizers.py $(ARGS)

@@ -10,13 +10,14 @@ from strop.errors import ConfigError
 from strop.types import Task
 from strop.workflows.chat import Chat
 from strop.workflows.result import WorkflowResult
+from strop.workflows.verifiers_episode import play_episode
 
 _EMPTY_REPLY = "EmptyModelResponseError"
 """Error of verifiers for a reply without text and without tool calls: the model's own doing, which it must unlearn."""
 
 
 class VerifiersWorkflow:
-    """Runs an environment's rollout through its OpenAI client, against this rollout's endpoint.
+    """Runs an environment's rollout, or its episode since version 0.4, against this rollout's endpoint.
 
     The environment's rubric gives the reward, and its metrics are parts of it. Tasks are rows of the environment's
     dataset (`path: verifiers://...`), or of a dataset with the same columns.
@@ -27,7 +28,8 @@ class VerifiersWorkflow:
         arguments of `load_environment`."""
         self._environment = load_verifiers_environment(environment, args or {})
         self._name = environment
-        if self._environment.requires_group_rollouts:
+        self._plays_episodes = not hasattr(self._environment, "run_rollout")
+        if not self._plays_episodes and self._environment.requires_group_rollouts:
             raise ConfigError(
                 f"rollout.workflow verifiers: the rubric of {environment!r} compares the rollouts of a group, and "
                 "Strop runs and scores each rollout on its own; remove the group reward functions."
@@ -35,8 +37,12 @@ class VerifiersWorkflow:
         self._shared_client: Any = None
 
     async def run(self, task: Task, chat: Chat) -> WorkflowResult:
-        """One rollout; one with an empty reply ends there, with reward 0. Raises `RuntimeError` with the
-        environment's error."""
+        """One rollout; in the classic interface one with an empty reply ends there, with reward 0.
+
+        Raises `RuntimeError` with the environment's error.
+        """
+        if self._plays_episodes:
+            return await play_episode(self._environment, self._name, task, chat)
         with chat.serve() as access:
             client = self._client(access.url, access.api_key)
             row = {**task.extra, "prompt": task.prompt_value}
