@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.errors import RunFolderError
 from strop.runs.folder import RunFolder
 from strop.runs.overview import held_out_rewards, last_value, run_state
 from strop.runs.reader import RunData, read_run
@@ -175,6 +176,10 @@ def open_run(folder: str | Path) -> RunView:
 
     Raises RunFolderError where the folder is no run's, or a file in it is damaged.
     """
+    if not isinstance(folder, str | Path):
+        raise RunFolderError(
+            f"open_run takes the path of a run's folder, as text or pathlib.Path, and got {folder!r:.80}."
+        )
     return RunView(Path(folder).expanduser())
 
 

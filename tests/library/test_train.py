@@ -230,6 +230,8 @@ def test_open_run_reads_the_folder(trained, tmp_path):
         view.metrics["reward/men"]
     with pytest.raises(strop.RunFolderError, match="not a run folder"):
         strop.open_run(tmp_path)
+    with pytest.raises(strop.RunFolderError, match="takes the path of a run's folder"):
+        strop.open_run(5)
 
 
 def test_the_live_line_of_a_notebook_is_replaced(monkeypatch):

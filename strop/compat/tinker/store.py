@@ -86,6 +86,11 @@ class CheckpointInfo(BaseModel):
     user_metadata: dict[str, str] | None = None
     expires_at: datetime | None = None
 
+    @property
+    def has_expired(self) -> bool:
+        """Whether the time to live is over."""
+        return self.expires_at is not None and self.expires_at < datetime.now(UTC)
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPath:
@@ -196,7 +201,7 @@ class RunFiles:
                 if folder.name.startswith((".", EPHEMERAL)):
                     continue
                 info = CheckpointInfo.model_validate_json(file.read_text())
-                if info.expires_at is not None and info.expires_at < datetime.now(UTC):
+                if info.has_expired:
                     shutil.rmtree(folder)
                     continue
                 found.append(
@@ -266,13 +271,16 @@ class ServiceFiles:
         return sorted(found, key=lambda each: each.created, reverse=True)
 
     def find_checkpoint(self, text: str) -> tuple[Path, CheckpointInfo]:
-        """Folder and description of a checkpoint. Raises DataError if there is none at the path."""
+        """Folder and description of a checkpoint. Raises DataError if there is none at the path, or it has expired."""
         path = CheckpointPath.parse(text)
         files = self.run(path.model_id)
         if files is None or not (files.checkpoint(path) / "checkpoint.json").exists():
             raise DataError(f"there is no checkpoint {text}")
         folder = files.checkpoint(path)
-        return folder, CheckpointInfo.model_validate_json((folder / "checkpoint.json").read_text())
+        info = CheckpointInfo.model_validate_json((folder / "checkpoint.json").read_text())
+        if info.has_expired:
+            raise DataError(f"the checkpoint {text} has expired at {info.expires_at}")
+        return folder, info
 
     def delete_checkpoint(self, path: CheckpointPath) -> None:
         """Raises DataError if there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from tinker.proto import tinker_public_pb2 as proto
 from tinker.types import LoraConfig
 
-from strop.compat.tinker.store import CheckpointPath, ServiceFiles, TrainingRunInfo
+from strop.compat.tinker.store import CheckpointInfo, CheckpointPath, ServiceFiles, TrainingRunInfo
 from strop.compat.tinker.training import TrainedAdapter
 from strop.compat.tinker.training_runs import Result, TrainingRun
 from strop.config.schema.model import ModelConfig
@@ -125,3 +125,16 @@ def test_a_path_stays_in_the_folder(tmp_path: Path, text: str) -> None:
     with pytest.raises(DataError):
         CheckpointPath.parse(text)
     assert files.run("../run") is None and files.session("../x") is None
+
+
+def test_an_expired_checkpoint_is_not_found(tmp_path):
+    service = created(tmp_path)
+    files, path = service.run("s:train:0"), CheckpointPath.parse("tinker://s:train:0/weights/kept")
+    assert files is not None
+    files.begin_checkpoint(path, overwrite=False)
+    info = CheckpointInfo(time=datetime.now(UTC), lora=LoraConfig(rank=2), base_model="tiny")
+    files.finish_checkpoint(path, info)
+    service.find_checkpoint(str(path))
+    service.set_expiry(path, datetime.now(UTC) - timedelta(seconds=1))
+    with pytest.raises(DataError, match="has expired at"):
+        service.find_checkpoint(str(path))
