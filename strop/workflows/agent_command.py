@@ -114,6 +114,7 @@ class AgentCommand:
             await asyncio.wait(ends, timeout=_REST_SECONDS)
             for end in ends:
                 end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
         text = output.decode(errors="replace").strip()
         last = " ".join(errors.decode(errors="replace").split())[-_STDERR_TAIL_CHARS:]
         return Ended(process.returncode if in_time else None, text, last)
