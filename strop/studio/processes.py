@@ -61,13 +61,14 @@ class StartedProcess:
 
 
 def start_process(
-    arguments: Sequence[str], run_folder: Path, mode: int = 0o777, cwd: str = ""
+    arguments: Sequence[str], run_folder: Path, mode: int = 0o777, cwd: str = "", job: str = ""
 ) -> StartedProcess:
     """Start `strop` with these arguments as a process of its own, whose output goes into the run's folder.
 
     `mode` is the folder's permissions where it does not exist; `cwd` the process's working directory, by default that
-    of Studio. Raises `RunFolderError` if the folder is not writable, the working directory does not exist, or a process
-    that Studio started for this run still runs.
+    of Studio; `job` what the process does besides training: it is neither stopped nor resumed with the run. Raises
+    `RunFolderError` if the folder is not writable, the working directory does not exist, or a process that Studio
+    started for this run still runs.
     """
     cwd = cwd or str(Path.cwd())
     if not Path(cwd).is_dir():
@@ -75,12 +76,13 @@ def start_process(
             f"The run in {run_folder} was started in {cwd}, which does not exist any more. Repeat its command where "
             f"its files are now: strop {shlex.join(arguments)}"
         )
-    record = _record_of(run_folder)
-    name = f"{datetime.now():%Y%m%d-%H%M%S}.log"
+    record = _record_of(run_folder, job)
+    name = f"{datetime.now():%Y%m%d-%H%M%S}{job and '-'}{job}.log"
     with _children_lock:
-        before = started_process(run_folder)
+        before = started_process(run_folder, job)
         if before is not None and before.is_running:
-            raise RunFolderError(f"The run in {run_folder} runs already, as process {before.pid}.")
+            what = f"`strop {job}` for" if job else "The run in"
+            raise RunFolderError(f"{what} {run_folder} runs already, as process {before.pid}.")
         try:
             run_folder.parent.mkdir(parents=True, exist_ok=True)
             run_folder.mkdir(mode=mode, exist_ok=True)
@@ -116,16 +118,16 @@ def start_process(
     return started
 
 
-def started_process(run_folder: Path) -> StartedProcess | None:
+def started_process(run_folder: Path, job: str = "") -> StartedProcess | None:
     """The last process that a Studio of this user started for a run; None if it started none."""
     try:
-        values = json.loads(_record_of(run_folder).read_text(encoding="utf-8"))
+        values = json.loads(_record_of(run_folder, job).read_text(encoding="utf-8"))
         return StartedProcess(**values | {"arguments": tuple(values["arguments"])})
     except (OSError, ValueError, TypeError, KeyError, RunFolderError):
         return None
 
 
-def _record_of(run_folder: Path) -> Path:
+def _record_of(run_folder: Path, job: str) -> Path:
     """File with the last start of a run. Raises `RunFolderError` for a user without a home."""
     base = os.environ.get("XDG_STATE_HOME", "")
     try:
@@ -135,7 +137,7 @@ def _record_of(run_folder: Path) -> Path:
             "Studio cannot note the runs that it starts, because this user has no home: set XDG_STATE_HOME to a "
             "writable folder of yours."
         ) from error
-    name = hashlib.sha256(os.fsencode(run_folder.resolve())).hexdigest()[:32]
+    name = hashlib.sha256(os.fsencode(run_folder.resolve())).hexdigest()[:32] + (job and f"-{job}")
     return folder / "strop" / "studio" / f"{name}.json"
 
 

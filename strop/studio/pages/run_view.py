@@ -19,12 +19,16 @@ from strop.runs.control import request_stop, resume_arguments
 from strop.runs.folder import RunFolder
 from strop.runs.overview import run_state
 from strop.runs.reader import RunData
-from strop.runs.status import run_status
+from strop.runs.status import RunStatus, run_status
 from strop.runs.verdict import learning_faults, verdict
 from strop.studio.processes import log_files, read_end, start_process, started_process
 from strop.studio.rendering import html, url
 from strop.studio.requests import cache_of, folder_named, json_action, name_of, run_path
 from strop.studio.run_cache import folder_version
+from strop.studio.run_notes import read_notes
+
+_ETA_STEPS = 20
+"""Steps whose mean time gives the remaining time."""
 
 
 def page(request: Request) -> Response:
@@ -78,17 +82,18 @@ def stop(request: Request, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def resume(request: Request, values: dict[str, Any]) -> dict[str, Any]:
-    """Continue a run that was stopped: repeat the command that Studio started.
+    """Continue a run that was stopped: repeat the command that Studio started, with the values of `change`, if any.
 
     The folder of a run that Studio did not start may come from anyone, and its run.yaml names code. The answer is then
     the command as a question, and the request is repeated with `confirmed`.
     """
     path = folder_named(request, str(values.get("run", "")))
     started = started_process(path)
+    changes = [f"--change={change}" for change in str(values.get("change") or "").split()]
     if started is not None:
-        start_process(started.arguments, path, cwd=started.cwd)
+        start_process([*started.arguments, *changes], path, cwd=started.cwd)
         return {"location": url("/run/logs", run=name_of(request, path))}
-    arguments = resume_arguments(RunFolder(path))
+    arguments = [*resume_arguments(RunFolder(path)), *changes]
     if values.get("confirmed") is not True:
         return {
             "question": f"Studio did not start this run. Resume runs `strop {shlex.join(arguments)}` in {Path.cwd()}, "
@@ -106,11 +111,13 @@ def common_values(request: Request, path: Path, tab: str) -> dict[str, Any]:
         "area": "runs",
         "tab": tab,
         "name": name,
-        "state": _state(request, path),
+        "state": state_of(request, path),
+        "notes": read_notes(path),
+        "folder": shlex.quote(str(path)),
     }
 
 
-def _state(request: Request, path: Path) -> str:
+def state_of(request: Request, path: Path) -> str:
     """State of a run, including one that has not recorded anything yet."""
     started = started_process(path)
     is_alive = started is not None and started.is_running
@@ -122,7 +129,7 @@ def _state(request: Request, path: Path) -> str:
 
 
 def _curves(request: Request, path: Path) -> dict[str, Any]:
-    state = _state(request, path)
+    state = state_of(request, path)
     version = f"{state} {folder_version(path)}"
     try:
         data = cache_of(request).read(path)
@@ -135,6 +142,7 @@ def _curves(request: Request, path: Path) -> dict[str, Any]:
         "step": status.step,
         "steps": status.steps,
         "message": status.message,
+        "seconds_left": _seconds_left(data, status) if state == "running" else None,
         "subject": subject_of(data),
         "verdict": verdict(data),
         "faults": learning_faults(data.rows),
@@ -142,6 +150,12 @@ def _curves(request: Request, path: Path) -> dict[str, Any]:
         "charts": make_charts(data),
         "clocks": clocks([data]),
     }
+
+
+def _seconds_left(data: RunData, status: RunStatus) -> float | None:
+    """Remaining time, by the mean of the last steps; None before the first one."""
+    seconds = data.series("time/step_seconds")[1][-_ETA_STEPS:]
+    return sum(seconds) / len(seconds) * (status.steps - status.step) if seconds else None
 
 
 def _log(request: Request, path: Path) -> dict[str, Any]:

@@ -82,15 +82,12 @@ document.addEventListener("change", (event) => {
   if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
 });
 
-document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-post]");
-  if (!button) return;
+async function act(button, path, values) {
   button.disabled = true;
   try {
-    const values = { run: button.dataset.run };
-    let answer = await post(button.dataset.post, values);
+    let answer = await post(path, values);
     if (answer.question) {
-      answer = confirm(answer.question) ? await post(button.dataset.post, { ...values, confirmed: true }) : {};
+      answer = confirm(answer.question) ? await post(path, { ...values, confirmed: true }) : {};
     }
     if (answer.location) location = answer.location;
     if (answer.message) say(answer.message);
@@ -98,6 +95,20 @@ document.addEventListener("click", async (event) => {
     say(error.message, true);
   }
   button.disabled = false;
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-post]");
+  if (!button) return;
+  const more = button.dataset.with; // the field whose value goes with it
+  act(button, button.dataset.post, { run: button.dataset.run, ...(more && { [more]: document.getElementById(more).value }) });
+});
+
+document.addEventListener("submit", (event) => {
+  const path = event.target.dataset.postForm;
+  if (!path) return;
+  event.preventDefault();
+  act(event.submitter, path, Object.fromEntries(new FormData(event.target)));
 });
 
 addEventListener("pageshow", updateNeeds);
