@@ -64,7 +64,7 @@ def url(path: str, **query: object) -> str:
 def static_file(name: str) -> Response:
     """Response with a file of the folder `static`; the style sheet begins with the report's."""
     if name == "studio.css":
-        source = static_text("uPlot.min.css") + _environment().get_template("style.css").render()
+        source = str(static_text("uPlot.min.css")) + _environment().get_template("style.css").render()
         source += (_STATIC / name).read_text("utf-8")
         return Response(source, media_type="text/css")
     paths = (existing_path(folder / Path(name).name) for folder in (_STATIC, STATIC))

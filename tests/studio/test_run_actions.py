@@ -92,3 +92,8 @@ def test_resume_takes_changes(client: TestClient, run: Path) -> None:
 
 def test_a_run_that_a_person_stopped_shows_no_error(client: TestClient, run: Path) -> None:
     assert 'class="message calm">Stopped by SIGTERM.' in client.get("/run", params={"run": NAME}).text
+
+
+def test_the_style_sheet_is_not_escaped(client: TestClient) -> None:
+    style = client.get("/static/studio.css").text
+    assert "&#34;" not in style and ".u-legend" in style
