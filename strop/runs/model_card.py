@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
+from huggingface_hub import EvalResult, ModelCardData
 
 from strop.config.paths import is_local
 from strop.config.redact import safe_text
 from strop.runs.formatting import format_number
+from strop.runs.overview import held_out_rewards
 from strop.runs.reader import RunData
 from strop.runs.verdict import verdict
 
@@ -25,15 +26,25 @@ def model_card(data: RunData) -> str:
     run = data.configuration()
     algorithm = str(run.get("algorithm", {}).get("type", "grpo"))
     base = str(run.get("model", {}).get("path", ""))
-    header: dict[str, Any] = {"library_name": "transformers", "tags": ["strop", algorithm]}
-    if _HUB_NAME.fullmatch(base) and not is_local(base):  # no path of the machine that trained
-        header["base_model"] = base
+    name = str(run.get("name", data.folder.path.name))
+    is_on_hub = _HUB_NAME.fullmatch(base) and not is_local(base)  # no path of the machine that trained
+    results = [
+        EvalResult("text-generation", taskset, taskset, "reward", value)
+        for taskset, value in held_out_rewards(data).items()
+    ]
+    header = ModelCardData(
+        base_model=base if is_on_hub else None,
+        library_name="transformers",
+        tags=["strop", algorithm],
+        model_name=name if results else None,
+        eval_results=results or None,
+    )
     lines = [
         "---",
-        yaml.safe_dump(header, sort_keys=False).rstrip(),
+        header.to_yaml().rstrip(),
         "---",
         "",
-        f"# {run.get('name', data.folder.path.name)}",
+        f"# {name}",
         "",
         f"{base.rpartition('/')[2]}, trained by {algorithm.upper()} with Strop.",
         "",

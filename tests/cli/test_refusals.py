@@ -35,6 +35,7 @@ reward=exakt => reward 'exakt': did you mean 'exact'?
 reward=mine.py:score => mine.py.
 reward=null => override reward=null: reward: ... To remove the value that the file has, write ~reward
 model.path=~/none => override model.path=~/none: model.path: there is no model folder ~/none.
+model.path=~root/none => override model.path=~root/none: model.path: there is no model folder ~root/none.
 data.train.path=[~/none.jsonl] => data.train.path: there is no file ~/none.jsonl
 ~reward => reward: missing, so nothing scores the responses
 model.path=./models/missing => model.path: ... folder ./models/missing

@@ -28,6 +28,9 @@ def card_of(folder: Path) -> tuple[dict[str, Any], str]:
 
 def test_the_card_says_what_was_trained_how_and_with_which_result(tmp_path: Path) -> None:
     header, text = card_of(tmp_path)
+    (entry,) = header.pop("model-index")
+    (result,) = entry["results"]
+    assert (result["dataset"]["name"], result["metrics"]) == ("sums", [{"type": "reward", "value": 0.4}])
     assert header == {"library_name": "transformers", "tags": ["strop", "grpo"]}
     for words in ("model, trained by GRPO with Strop", "Data: tasks.jsonl", "Length: 10 steps", "torch "):
         assert words in text, words

@@ -22,7 +22,7 @@ _MAX_CHARACTERS = 20_000
 _MAX_DEPTH = 30
 _MAX_SHOWN = 200
 """Maximum number of characters of an override in a message."""
-_HOME = re.compile(r"(?<![^\[{,:\s])~/[^\[\]{},:\s]*")
+_HOME = re.compile(r"(?<![^\[{,:\s])~[\w.-]*/[^\[\]{},:\s]*")
 """A path in the home folder, as a value or as an item of a list or a mapping."""
 IsKnown = Callable[[KeyPath], bool]
 """Returns whether the schema has a key, so that it has a default even if it is not written."""
@@ -99,7 +99,7 @@ def _parse(text: str, *, groups: bool) -> Override:
 
 
 def _with_quoted_homes(text: str) -> str:
-    """Quote the values of an override that begin with `~/`, which Hydra's grammar has no unquoted text for."""
+    """Quote the values of an override that begin with `~/` or `~user/`, for which Hydra's grammar needs quotes."""
     key, equals, value = text.partition("=")
     is_quoted = "'" in value or '"' in value
     return text if is_quoted else key + equals + _HOME.sub(r"'\g<0>'", value)
