@@ -12,6 +12,7 @@ from typing import Any
 from strop.report.charts import make_charts
 from strop.report.page import render_page, write_page
 from strop.report.plotting import clocks
+from strop.report.score_section import read_score_sections
 from strop.report.task_section import read_task_section
 from strop.report.thumbnails import make_thumbnails
 from strop.runs.folder import RunFolder
@@ -69,6 +70,7 @@ def write_report(folder: Path) -> Path:
         charts=make_charts(data),
         clocks=clocks([data]),
         tasks=read_task_section(data.folder),
+        scores=read_score_sections(data.folder),
         samples=samples,
         thumbnails=make_thumbnails(data.folder.images, images),
         sessions=data.sessions,

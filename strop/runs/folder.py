@@ -32,6 +32,7 @@ _EARLY_ENTRIES = {
     "reference",
     "task_pipeline.json",
     "training_examples.jsonl",
+    "held_out_scores.json",
 }
 """Entries that a run may have left that ended before its first record."""
 
@@ -85,6 +86,11 @@ class RunFolder:
     def training_examples(self) -> Path:
         """First rows of the data of an SFT or DPO run, for the report."""
         return self.path / "training_examples.jsonl"
+
+    @property
+    def held_out_scores(self) -> Path:
+        """Scores of a reward model's last evaluation, for the report."""
+        return self.path / "held_out_scores.json"
 
     @property
     def incomplete_steps(self) -> Path:

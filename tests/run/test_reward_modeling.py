@@ -14,6 +14,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from strop.config.schema.reward import RewardModelConfig
 from strop.inference.reward_model import RewardModel
 from strop.models.silence import silence_transformers
+from strop.report.build import write_report
+from strop.report.score_section import read_score_sections
+from strop.runs.folder import RunFolder
 from strop.types import Rollout, Task
 
 from .conftest import DIGITS, Values, write_rows
@@ -71,6 +74,12 @@ def test_it_learns_from_pairs_and_the_reward_of_other_runs_is_what_it_learned(
     margins = np.array(better) - np.array(worse)
     assert rows[-1][f"{HELD_OUT}/pairs/margin"] == pytest.approx(margins.mean(), rel=1e-4)
     assert rows[-1][f"{HELD_OUT}/pairs/accuracy"] == (margins > 0).mean()
+    (section,) = read_score_sections(RunFolder(trained.folder))
+    counts = np.array([each.counts for each in section.bins])
+    assert list(section.kinds) == ["chosen", "rejected"] and counts.sum(0).tolist() == [20, 20]
+    gaps = [each.rows * (each.percents[1] - each.percents[0]) for each in section.calibration]
+    assert rows[-1][f"{HELD_OUT}/pairs/calibration_error"] == pytest.approx(sum(map(abs, gaps)) / 2000)
+    assert "Calibration on held-out, step 20" in write_report(trained.folder).read_text()
 
     learned = {"models": [{"path": str(folder), "name": "learned"}]}
     rewarded = values(name="grpo", reward=learned, trainer__duration="1 steps")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from strop.config.schema.run import Run, effective_reward
@@ -13,6 +13,7 @@ from strop.run.rollout.explorer import Explorer, check_error_fraction
 from strop.run.rollout.rollout_metrics import evaluation_metrics
 from strop.run.rollout.rollout_services import sampling_params
 from strop.run.rollout.tasks import EvalTasksets
+from strop.runs.held_out_scores import HeldOutScores
 from strop.types import RolloutGroup
 
 
@@ -23,6 +24,8 @@ class Evaluation:
     metrics: dict[str, float]
     groups: Mapping[str, list[RolloutGroup]]
     """Groups by name of the taskset."""
+    scores: Sequence[HeldOutScores] = ()
+    """Scores of the tasksets of a reward model."""
 
 
 def evaluate(run: Run, explorer: Explorer, tasksets: EvalTasksets, *, step: int) -> Evaluation:
@@ -68,6 +71,8 @@ class Evaluator:
         evaluation = self._evaluate(step)
         for name, groups in evaluation.groups.items():
             self._recorder.log_evaluation(name, step, groups)
+        if evaluation.scores:
+            self._recorder.log_held_out_scores(evaluation.scores)
         self._recorder.add_to_step(step, evaluation.metrics)
         self._callbacks.on_evaluate(step, evaluation.metrics)
         return evaluation.metrics

@@ -35,6 +35,7 @@ from strop.run.rollout.tasks import EvalTasksets, load_eval_tasks
 from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_policy_tokens
 from strop.runs.folder import RunFolder
+from strop.runs.held_out_scores import HeldOutScores
 from strop.training.backends.registry import open_training_engines
 from strop.types import Experience, FloatArray, GlobalCounts, RolloutGroup, TrainingBatch
 from strop.workers.signals import StopSignal
@@ -83,10 +84,12 @@ class OfflinePolicy:
         started = time.perf_counter()
         metrics: dict[str, float] = {}
         groups: Mapping[str, list[RolloutGroup]] = {}
+        scores: list[HeldOutScores] = []
         for answers in held_out.answers:
             experiences = [experience for group in answers.all_groups() for experience in group.experiences]
             if (section := run.algorithm.reward_model) is not None:
-                found = measure_rewards(section, self.engine, experiences)
+                found, of_rows = measure_rewards(section, self.engine, experiences)
+                scores.append(HeldOutScores(answers.name, step, *of_rows))
                 metrics |= {f"eval/{answers.name}/{name}": value for name, value in found.items()}
                 continue
             batch = TrainingBatch(experiences, ref_logprobs=self.reference_of(experiences))
@@ -103,26 +106,36 @@ class OfflinePolicy:
             metrics, groups = metrics | sampled.metrics, sampled.groups
         if metrics:
             metrics["time/evaluate_seconds"] = time.perf_counter() - started
-        return Evaluation(metrics, groups)
+        return Evaluation(metrics, groups, scores)
 
 
 def measure_rewards(
     config: RewardModelingConfig, engine: TrainingEngine, experiences: Sequence[Experience]
-) -> dict[str, float]:
-    """Measures of a reward model on held-out rows: loss, accuracy and calibration on pairs or
-    steps, or errors of scores."""
+) -> tuple[dict[str, float], tuple[Mapping[str, Sequence[float]], Sequence[float]]]:
+    """Measures of a reward model on held-out rows: loss, accuracy and calibration on pairs or steps, or errors of
+    scores; with the scores and probabilities of `HeldOutScores`."""
     if config.loss == "cross_entropy":
         ends = [
             (scores[e.turn_ends], e.turn_rewards)
             for scores, e in zip(engine.scores(experiences), experiences, strict=True)
         ]
         found, labels = (np.concatenate(each, dtype=np.float32) for each in zip(*ends, strict=True))
-        return held_out_steps(found, labels)
+        kinds = {"correct": found[labels > 0.5].tolist(), "wrong": found[labels <= 0.5].tolist()}
+        of_labels = _sigmoid(np.where(labels > 0.5, found, -found))
+        return held_out_steps(found, labels), (kinds, of_labels)
     rewards = np.array([scores.sum() for scores in engine.scores(experiences)])  # one score, and zeros
     wanted = np.array([experience.reward for experience in experiences], dtype=np.float32)
     if config.loss == "squared_error":
-        return held_out_scores(rewards, wanted)
-    return held_out_pairs(config, rewards[::2], rewards[1::2], wanted[::2] - wanted[1::2])
+        return held_out_scores(rewards, wanted), ({"scored": rewards.tolist()}, ())
+    chosen, rejected = rewards[::2], rewards[1::2]
+    metrics = held_out_pairs(config, chosen, rejected, wanted[::2] - wanted[1::2])
+    kinds = {"chosen": chosen.tolist(), "rejected": rejected.tolist()}
+    return metrics, (kinds, _sigmoid(chosen - rejected))
+
+
+def _sigmoid(values: FloatArray) -> list[float]:
+    found: list[float] = (0.5 * (1 + np.tanh(values / 2))).tolist()
+    return found
 
 
 _EVAL_METRICS = ("loss", "pairs/margin", "pairs/accuracy", "labels/margin", "labels/accuracy")

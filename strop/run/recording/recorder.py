@@ -40,6 +40,7 @@ from strop.run.state.horizon import Horizon
 from strop.run.state.resume import StartPoint
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.formatting import format_steps
+from strop.runs.held_out_scores import HeldOutScores, write_held_out_scores
 from strop.runs.metrics import metric_of
 from strop.runs.metrics_file import MetricsWriter
 from strop.runs.rollout_file import (
@@ -273,6 +274,11 @@ class Recorder:
         for monitor in self._monitors:
             with reporting_write_errors(self._folder.path):
                 monitor.samples(name, step, groups)
+
+    def log_held_out_scores(self, scores: Sequence[HeldOutScores]) -> None:
+        """Write a reward model's scores of the eval tasksets."""
+        with reporting_write_errors(self._folder.path):
+            write_held_out_scores(self._folder.held_out_scores, scores)
 
     def _write_rollouts(
         self,
