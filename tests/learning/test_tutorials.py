@@ -143,3 +143,16 @@ def test_agent_with_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(column(real / "calculator-warm-up", "loss")) == 16
     assert len(column(real / "calculator-grpo", "reward/mean")) == 10
     assert len(column(real / "calculator-grpo", HELD_OUT)) == 3
+
+
+@pytest.mark.nightly
+def test_preferences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The held-out reward was seen to be 0.84 after SFT, 0.88 after GRPO and 0.98 after DPO."""
+    follow("preferences", tmp_path, monkeypatch, {})
+    runs = tmp_path / "runs" / "preferences"
+    sft, grpo, dpo = (column(runs / name, HELD_OUT)[-1] for name in ("sft", "grpo", "dpo"))
+    assert column(runs / "reward", "eval/held-out/pairs/accuracy")[-1] > 0.9
+    assert grpo > sft - 0.03
+    assert dpo > sft + 0.05
+    scores = column(runs / "grpo", "reward/mean")
+    assert scores[-1] > scores[0]
