@@ -307,6 +307,25 @@ class SharedWeights:
     """The weights for engines in other processes; None where this process alone can read them in place."""
 
 
+TokenQuantity = Literal[
+    "logprobs",
+    "reference_logprobs",
+    "teacher_logprobs",
+    "scores",
+    "reference_kl",
+    "entropies",
+    "squared_probabilities",
+    "expected_entropy_effects",
+]
+"""A number at each target of an experience.
+
+- log-probs of the target under the current weights, the reference model, or the teacher of its task's source
+- a reward model's score of the sequence, at its last target; 0 elsewhere
+- KL(current weights || reference) over the whole vocabulary
+- the entropy of the target's distribution, in nats; the sum over the vocabulary of p^2, and of p^2 (H + log p)
+"""
+
+
 class TrainingEngine(Protocol):
     """Trains a policy or a reward model on one process or on several ranks, and computes its log-probs or scores.
 
@@ -349,54 +368,22 @@ class TrainingEngine(Protocol):
         """Clip the gradient, update the weights, clear the gradient; returns the norm before clipping."""
         ...
 
-    def logprobs(
+    def token_values(
         self,
         experiences: Sequence[Experience],
+        quantity: TokenQuantity,
         *,
-        reference: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> list[FloatArray]:
-        """[L] of each experience: log-probs of its targets under the current weights or the reference model.
+        """[L] of each experience: a quantity at each of its targets, under the current weights.
 
-        `check` is called between micro-batches and may raise.
+        `check` is called between micro-batches and may raise. Raises ValueError for a quantity of a model that the
+        algorithm has not.
         """
         ...
 
     def sync_reference(self, policy_weight: float) -> None:
         """Move the weights of the reference model: policy_weight * policy + (1 - policy_weight) * reference."""
-        ...
-
-    def scores(
-        self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
-    ) -> list[FloatArray]:
-        """[L] of each experience: a reward model's score of the sequence, at its last target; 0 elsewhere.
-
-        `check` is called between micro-batches and may raise.
-        """
-        ...
-
-    def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
-        ...
-
-    def entropies(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: entropy of the distribution of each target, in nats."""
-        ...
-
-    def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
-
-    def expected_entropy_effects(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: expectation over the vocabulary of p (H + log p), at each target."""
-        ...
-
-    def teacher_logprobs(
-        self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
-    ) -> list[FloatArray]:
-        """[L] of each experience: log-probs of its targets under the teacher of its task's data source.
-
-        `check` is called between micro-batches and may raise.
-        """
         ...
 
     def iter_weights(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -106,8 +106,8 @@ class MismatchedKl(ReferencePoint):
                 "rows' responses, for text only. Write algorithm.loss: apo_zero_unpaired, or algorithm bco."
             )
         pairs = mismatched_pairs(experiences, self._max_tokens)
-        policy = self._engine.logprobs(pairs)
-        return kl_estimate(log_ratios(pairs, policy, self._engine.logprobs(pairs, reference=True)))
+        policy = self._engine.token_values(pairs, "logprobs")
+        return kl_estimate(log_ratios(pairs, policy, self._engine.token_values(pairs, "reference_logprobs")))
 
 
 class MeanLogRatio(ReferencePoint):
@@ -119,7 +119,7 @@ class MeanLogRatio(ReferencePoint):
 
     def of_update(self, experiences: Sequence[Experience], reference: Sequence[FloatArray]) -> float:
         """The mean with the responses of the update."""
-        ratios = log_ratios(experiences, self._engine.logprobs(experiences), reference)
+        ratios = log_ratios(experiences, self._engine.token_values(experiences, "logprobs"), reference)
         self.state = self.state.updated(ratios)
         return self.state.mean
 

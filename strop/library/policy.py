@@ -291,7 +291,7 @@ class Policy:
         if reference:
             self._require_reference("logprobs(reference=True)")
         with self._lock, self._using():
-            return self._engine.logprobs(listed, reference=reference)
+            return self._engine.token_values(listed, "reference_logprobs" if reference else "logprobs")
 
     async def logprobs_async(
         self, experiences: TrainingBatch | Sequence[Experience], *, reference: bool = False
@@ -466,12 +466,14 @@ class Policy:
         )
         if compares and batch.ref_logprobs is None:
             self._require_reference(f"The loss {algorithm.type!r}")
-            batch = replace(batch, ref_logprobs=self._engine.logprobs(batch.experiences, reference=True))
+            batch = replace(
+                batch, ref_logprobs=self._engine.token_values(batch.experiences, "reference_logprobs")
+            )
         if offline:
             return batch
         has_old = batch.old_logprobs is not None and all(each is not None for each in batch.old_logprobs)
         if algorithm.needs_start_logprobs and not has_old:
-            batch = replace(batch, old_logprobs=self._engine.logprobs(batch.experiences))
+            batch = replace(batch, old_logprobs=self._engine.token_values(batch.experiences, "logprobs"))
         if batch.selected is None:
             given = batch.advantages or [0.0] * len(batch.experiences)
             advantages = [
@@ -488,7 +490,7 @@ class Policy:
                 batch.experiences,
                 advantages,
                 old if old and len(old) == len(batch.experiences) else None,
-                self._engine.logprobs,
+                self._engine,
                 seed=derive_seed(self._run.seed, "selected", self.version),
             )
             batch = replace(batch, selected=selected)

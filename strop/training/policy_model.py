@@ -34,7 +34,7 @@ from strop.models.packed_attention.forward import base_model, can_share_prompts
 from strop.models.routers import experts_per_token, router_logits
 from strop.models.shared_weights import named_weights
 from strop.models.vision.model_images import ModelImages
-from strop.protocols import LossFn, SharedWeights, UnmergedWeights
+from strop.protocols import LossFn, SharedWeights, TokenQuantity, UnmergedWeights
 from strop.training.checkpoints.file_writer import REFERENCE_FILE, RNG_FILE
 from strop.training.checkpoints.sharded_tensors import ShardedTensors
 from strop.training.checkpoints.snapshot import LocalSnapshot
@@ -170,7 +170,7 @@ class PolicyModel(OptimizedModel):
         """The loss's metrics and `loss` itself for each micro-batch that has targets, without a gradient."""
         rows = []
         for micro_batch in micro_batches:
-            (logprobs,) = self.logprobs([micro_batch])
+            (logprobs,) = self.token_values([micro_batch], "logprobs")
             if len(micro_batch.targets):
                 result = loss_fn(micro_batch, TokenOutputs(logprobs), counts)
                 values = {"loss": result.loss, **result.metrics}
@@ -178,92 +178,51 @@ class PolicyModel(OptimizedModel):
         return rows
 
     @torch.no_grad()
-    def logprobs(
+    def token_values(
         self,
         micro_batches: Iterable[MicroBatch],
+        quantity: TokenQuantity,
         *,
-        reference: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> list[Tensor]:
-        """[T] log-probs of each micro-batch, under the current weights or the reference model.
-
-        `check` is called between micro-batches and may raise.
-        """
+        """[T] of each micro-batch: a quantity at each target. `check` is called in between and may raise."""
+        if quantity == "teacher_logprobs":
+            return self._require_teachers().logprobs(micro_batches, check)
         self.model.eval()
-        call, adapter_state = self._as_reference() if reference else (self._call, nullcontext())
         found = []
-        with adapter_state:
-            for micro_batch in micro_batches:
-                found.append(call(token_outputs, micro_batch, entropy=False).logprobs)
-                check()
+        for micro_batch in micro_batches:
+            found.append(self._token_values(micro_batch, quantity))
+            check()
         return found
+
+    def _token_values(self, micro_batch: MicroBatch, quantity: TokenQuantity) -> Tensor:
+        values: Tensor | None
+        match quantity:
+            case "reference_logprobs":
+                call, adapter_state = self._as_reference()
+                with adapter_state:
+                    values = call(token_outputs, micro_batch, entropy=False).logprobs
+            case "scores":
+                values = self._call(classifier_outputs, micro_batch).scores
+            case "reference_kl":
+                reference = self._reference_states(micro_batch)
+                values = self._call(token_outputs, micro_batch, entropy=False, reference=reference).divergence
+            case "entropies":
+                values = self._call(token_outputs, micro_batch, entropy=True).entropy
+            case "squared_probabilities":
+                values = self._call(squared_probabilities, micro_batch)
+            case "expected_entropy_effects":
+                values = self._call(expected_entropy_effects, micro_batch)
+            case _:
+                values = self._call(token_outputs, micro_batch, entropy=False).logprobs
+        assert values is not None
+        return values
 
     def sync_reference(self, policy_weight: float) -> None:
         """Move the reference's weights towards the policy's; see `strop.algorithms.reference_sync`."""
         assert self._synced_reference is not None
         self._show_average()
         sync_reference(self._synced_reference, self.master, policy_weight)
-
-    @torch.no_grad()
-    def scores(
-        self, micro_batches: Iterable[MicroBatch], *, check: Callable[[], None] = lambda: None
-    ) -> list[Tensor]:
-        """[T] of each micro-batch: a classifier's score of each sequence, at its last target.
-
-        `check` is called between micro-batches and may raise.
-        """
-        self.model.eval()
-        found = []
-        for micro_batch in micro_batches:
-            outputs = self._call(classifier_outputs, micro_batch)
-            assert outputs.scores is not None
-            found.append(outputs.scores)
-            check()
-        return found
-
-    @torch.no_grad()
-    def reference_kl(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
-        """[T] KL(current weights || reference) of each micro-batch, over the whole vocabulary."""
-        self.model.eval()
-        found = []
-        for micro_batch in micro_batches:
-            reference = self._reference_states(micro_batch)
-            outputs = self._call(token_outputs, micro_batch, entropy=False, reference=reference)
-            assert outputs.divergence is not None
-            found.append(outputs.divergence)
-        return found
-
-    @torch.no_grad()
-    def entropies(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
-        """[T] of each micro-batch: entropy at each target, in nats."""
-        self.model.eval()
-        found = []
-        for micro_batch in micro_batches:
-            outputs = self._call(token_outputs, micro_batch, entropy=True)
-            assert outputs.entropy is not None
-            found.append(outputs.entropy)
-        return found
-
-    @torch.no_grad()
-    def squared_probabilities(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
-        """[T] of each micro-batch: sum of the squared probabilities over the vocabulary, at each target."""
-        self.model.eval()
-        return [self._call(squared_probabilities, micro_batch) for micro_batch in micro_batches]
-
-    @torch.no_grad()
-    def expected_entropy_effects(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
-        """[T] of each micro-batch: sum over the vocabulary of p^2 (H + log p), at each target."""
-        self.model.eval()
-        return [self._call(expected_entropy_effects, micro_batch) for micro_batch in micro_batches]
-
-    def teacher_logprobs(
-        self, micro_batches: Iterable[MicroBatch], *, check: Callable[[], None] = lambda: None
-    ) -> list[Tensor]:
-        """[T] log-probs of each micro-batch under the teachers of its tasks.
-
-        `check` is called between micro-batches and may raise.
-        """
-        return self._require_teachers().logprobs(micro_batches, check)
 
     @property
     def compute_model(self) -> PreTrainedModel:

@@ -102,7 +102,7 @@ def check_logprobs(trained: LocalEngine, sampler: NativeEngine) -> list[Experien
     requests = requests_for(PROMPTS, SamplingParams(temperature=0.8, max_tokens=12), samples=2)
     completions = sample(sampler, requests)
     experiences = experiences_of(requests, completions)
-    for computed, completion in zip(trained.logprobs(experiences), completions, strict=True):
+    for computed, completion in zip(trained.token_values(experiences, "logprobs"), completions, strict=True):
         ours = computed[-len(completion.token_ids) :]
         np.testing.assert_allclose(completion.policy_logprobs, ours, atol=1e-4, rtol=0)
         np.testing.assert_array_equal(completion.sampler_logprobs, completion.policy_logprobs)
@@ -132,7 +132,7 @@ def check_greedy(folder: Path, sampler: NativeEngine, max_tokens: int = 20) -> N
 def update(trained: LocalEngine, sampler: NativeEngine, experiences: list[Experience]) -> None:
     """One GRPO step, and its weights in the sampler."""
     advantages = np.random.default_rng(0).normal(size=len(experiences)).tolist()
-    logprobs = trained.logprobs(experiences)
+    logprobs = trained.token_values(experiences, "logprobs")
     batch = TrainingBatch(
         [replace(e, policy_logprobs=p) for e, p in zip(experiences, logprobs, strict=True)],
         advantages=advantages,

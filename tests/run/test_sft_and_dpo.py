@@ -163,15 +163,15 @@ def test_a_checkpoint_is_evaluated_by_its_loss_without_a_reward(offline, kind, m
 
 def test_reference_logprobs_are_computed_once_for_the_whole_dataset(offline, monkeypatch):
     asked = []
-    logprobs = LocalEngine.logprobs
+    token_values = LocalEngine.token_values
 
-    def counted(self, experiences, **options):
+    def counted(self, experiences, quantity, **options):
         asked.extend(experiences)
-        return logprobs(self, experiences, **options)
+        return token_values(self, experiences, quantity, **options)
 
     run = offline("dpo", trainer__duration="2 epochs", evaluate={}, data__eval=[])
     run["trainer"] |= {"tasks_per_step": 30, "tasks_per_update": 30}
-    monkeypatch.setattr(LocalEngine, "logprobs", counted)
+    monkeypatch.setattr(LocalEngine, "token_values", counted)
     train(run)
     assert sum(experience.role == "chosen" for experience in asked) == 90
     asked.clear()

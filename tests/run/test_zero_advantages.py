@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from strop.models.tiny import make_model
+from strop.protocols import TokenQuantity
 from strop.run.optimize.minibatches import Minibatch, make_minibatches
 from strop.training.backends.local import LocalEngine
 from strop.types import Experience, FloatArray, ImageReference
@@ -71,12 +72,14 @@ class CountingEngine(LocalEngine):
         self.trained += len(batch.experiences)
         return super().forward_backward(batch, *args)
 
-    def logprobs(self, experiences: Sequence[Experience], **keywords: Any) -> list[FloatArray]:
-        if keywords.get("reference"):
+    def token_values(
+        self, experiences: Sequence[Experience], quantity: TokenQuantity, **keywords: Any
+    ) -> list[FloatArray]:
+        if quantity == "reference_logprobs":
             self.of_reference += len(experiences)
-        else:
+        elif quantity == "logprobs":
             self.scored += len(experiences)
-        return super().logprobs(experiences, **keywords)
+        return super().token_values(experiences, quantity, **keywords)
 
 
 def updated(

@@ -22,10 +22,13 @@ from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.policy_gradient import CriticConfig
 from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, LocalEngineConfig
 from strop.models.tiny import make_model
-from strop.training.backends.deepspeed import describe_division
-from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine
-from strop.training.backends.local import LocalCriticEngine, LocalEngine
-from strop.training.backends.local_workers import LocalWorkersCriticEngine, LocalWorkersEngine
+from strop.training.backends.local import (
+    LocalCriticEngine,
+    LocalEngine,
+    LocalWorkersCriticEngine,
+    LocalWorkersEngine,
+)
+from strop.training.backends.ranked import RankedCriticEngine, RankedPolicyEngine, describe_division
 from strop.training.ranks.group import RankGroup
 from strop.training.ranks.messages import CRITIC, POLICY, Rank
 from strop.types import GlobalCounts, SegmentRole, TrainingBatch
@@ -283,7 +286,9 @@ class PolicyTrainee:
         self._job = job
         compared = run.algorithm.type in ("dpo", "kto", "bco")
         batches = {seed: batch_for(job, seed) for seed in range(4 if compared else 0)}
-        self._references = {seed: engine.logprobs(each.experiences) for seed, each in batches.items()}
+        self._references = {
+            seed: engine.token_values(each.experiences, "logprobs") for seed, each in batches.items()
+        }
 
     def learn(self, seeds: Sequence[int]) -> list[dict[str, float]]:
         """One update for each seed: its metrics and the norm of its gradient."""
@@ -300,9 +305,13 @@ class PolicyTrainee:
             if seed in self._references:
                 batch = replace(batch, ref_logprobs=self._references[seed])
             elif kl is not None and kl.estimator != "full":
-                batch = replace(batch, ref_logprobs=self.engine.logprobs(batch.experiences, reference=True))
+                batch = replace(
+                    batch, ref_logprobs=self.engine.token_values(batch.experiences, "reference_logprobs")
+                )
             if algorithm.type == "distillation":
-                batch = replace(batch, teacher_logprobs=self.engine.teacher_logprobs(batch.experiences))
+                batch = replace(
+                    batch, teacher_logprobs=self.engine.token_values(batch.experiences, "teacher_logprobs")
+                )
             rows.append(
                 {**self.engine.forward_backward(batch, loss, counts), "grad_norm": self.engine.step()}
             )
@@ -313,17 +322,17 @@ class PolicyTrainee:
         batch = batch_for(self._job, 9)
         loss = LossSpec(self._run.algorithm, 64)
         if self._run.algorithm.type == "reward_model":
-            return {"scores": self.engine.scores(batch.experiences)}
+            return {"scores": self.engine.token_values(batch.experiences, "scores")}
         found = {
-            "log-probs": self.engine.logprobs(batch.experiences),
-            "entropies": self.engine.entropies(batch.experiences),
+            "log-probs": self.engine.token_values(batch.experiences, "logprobs"),
+            "entropies": self.engine.token_values(batch.experiences, "entropies"),
         }
         if self._job.algorithm is FULL_KL:
-            found["KL"] = self.engine.reference_kl(batch.experiences)
-            found["squares"] = self.engine.squared_probabilities(batch.experiences)
-            found["effects"] = self.engine.expected_entropy_effects(batch.experiences)
+            found["KL"] = self.engine.token_values(batch.experiences, "reference_kl")
+            found["squares"] = self.engine.token_values(batch.experiences, "squared_probabilities")
+            found["effects"] = self.engine.token_values(batch.experiences, "expected_entropy_effects")
         if self._run.algorithm.type == "distillation":
-            found["teacher"] = self.engine.teacher_logprobs(batch.experiences)
+            found["teacher"] = self.engine.token_values(batch.experiences, "teacher_logprobs")
         if self._job.algorithm == "sft":
             found["loss"] = self.engine.evaluate_loss(batch, loss)
         return found
@@ -377,13 +386,13 @@ def on_ranks(group: RankGroup, run: Run, job: Job) -> PolicyTrainee | CriticTrai
             return CriticTrainee(LocalWorkersCriticEngine(group, run, _critic(run)))
         return PolicyTrainee(LocalWorkersEngine(group, run, workers), run, job)
     if job.trains_critic:
-        return CriticTrainee(Fsdp2CriticEngine(group, run, _critic(run)))
+        return CriticTrainee(RankedCriticEngine(group, run, _critic(run)))
     section = run.trainer.engine
     if isinstance(section, DeepSpeedEngineConfig):
-        engine = Fsdp2Engine(group, run, describe_division(section, "cpu"))
+        engine = RankedPolicyEngine(group, run, describe_division(section, "cpu"))
         assert f"DeepSpeed ZeRO-{section.zero_stage}" in engine.description
     else:
-        engine = Fsdp2Engine(group, run)
+        engine = RankedPolicyEngine(group, run)
     return PolicyTrainee(engine, run, job)
 
 

@@ -110,7 +110,7 @@ def test_loss_and_gradient_are_those_of_the_whole_logits_of_each_tasks_teacher(
 def test_log_probs_are_those_of_each_tasks_teacher(folders: dict[str, Path]) -> None:
     engine = LocalEngine(run_of(folders, reward={}))
     batch = tasks()
-    for one, found in zip(batch, engine.teacher_logprobs(batch), strict=True):
+    for one, found in zip(batch, engine.token_values(batch, "teacher_logprobs"), strict=True):
         every = whole_logprobs(folders[one.source], one, one.temperature)
         picked = every.gather(-1, torch.from_numpy(one.token_ids[1:]).long()[:, None])[:, 0]
         expected = np.where(one.loss_mask[1:], picked.detach().numpy(), 0)

@@ -113,7 +113,7 @@ def test_the_result_does_not_depend_on_micro_batches_or_chunks(
 
 def test_the_divergence_without_gradient_is_the_same(moved: PolicyModel, folder: Path) -> None:
     (batch,) = micro_batches(moved, 10_000)
-    (found,) = moved.reference_kl([batch])
+    (found,) = moved.token_values([batch], "reference_kl")
     assert not found.requires_grad
     assert not found[~batch.loss_mask].any()
     mean = float(found.sum() / batch.loss_mask.sum())

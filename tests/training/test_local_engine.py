@@ -142,20 +142,20 @@ def test_without_clipping(folder: Path) -> None:
 def test_the_reference_is_the_model_at_the_start(folder: Path, model: dict[str, object]) -> None:
     engine = make_policy(make_run(folder, model, algorithm=KL))
     (batch,) = micro_batches(engine, 10_000)
-    start = engine.logprobs([batch])[0]
+    start = engine.token_values([batch], "logprobs")[0]
     assert not start.requires_grad
-    assert torch.equal(engine.logprobs([batch], reference=True)[0], start)
+    assert torch.equal(engine.token_values([batch], "reference_logprobs")[0], start)
     for _ in range(2):
         accumulate(engine, [batch])
         engine.step()
-    assert torch.equal(engine.logprobs([batch], reference=True)[0], start)
-    assert (engine.logprobs([batch])[0] - start).abs().max() > 1e-4
+    assert torch.equal(engine.token_values([batch], "reference_logprobs")[0], start)
+    assert (engine.token_values([batch], "logprobs")[0] - start).abs().max() > 1e-4
 
 
 def test_without_a_reference_model(folder: Path) -> None:
     engine = make_policy(make_run(folder))
     with pytest.raises(ValueError, match="without a reference model"):
-        engine.logprobs(micro_batches(engine)[:1], reference=True)
+        engine.token_values(micro_batches(engine)[:1], "reference_logprobs")
 
 
 def test_mixed_precision(folder: Path) -> None:

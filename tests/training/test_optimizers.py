@@ -352,7 +352,7 @@ def test_schedule_free_publishes_its_average(folder: Path, model: dict[str, obje
         update(engine, number)
     shown = weights(engine)
     batch = micro_batches(engine, 10_000)
-    logprobs = engine.logprobs(batch[:1])[0]
+    logprobs = engine.token_values(batch[:1], "logprobs")[0]
     accumulate(engine, batch)
     assert not same(weights(engine), shown), "gradients are taken at the point ahead of the average"
     engine.step()
@@ -360,7 +360,7 @@ def test_schedule_free_publishes_its_average(folder: Path, model: dict[str, obje
     for number in range(3):
         update(engine, number)
     assert same(weights(engine), shown)
-    assert torch.equal(engine.logprobs(batch[:1])[0], logprobs)
+    assert torch.equal(engine.token_values(batch[:1], "logprobs")[0], logprobs)
 
 
 def test_the_state_of_another_optimizer_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from strop.errors import CheckpointError, TrainingError
 from strop.models.tiny import make_model
 from strop.protocols import TrainingEngine
-from strop.training.backends.fsdp2 import Fsdp2Engine
 from strop.training.backends.local import LocalEngine
+from strop.training.backends.ranked import RankedPolicyEngine
 from strop.training.ranks.messages import Rank
 from tests.run.zero_advantages import update_on_groups
 from tests.training.backends import (
@@ -303,7 +303,7 @@ def test_a_model_read_by_shards_is_the_model_read_whole(
     """Its weights, its adapter's first weights, its buffers and its configuration."""
     path = make_model(tmp_path / "model", ["one and one"], vocab_size=280, hidden_size=32, tied=tied)
     run, single = make_runs(path, teacher, Job(model=model), LAYOUTS[layout])
-    sharded, whole = Fsdp2Engine(ranks(2), run), LocalEngine(single)
+    sharded, whole = RankedPolicyEngine(ranks(2), run), LocalEngine(single)
     assert "whole model" not in sharded.description
     assert export(sharded, tmp_path / "sharded", path) == export(whole, tmp_path / "whole", path)
     exported = load_file(tmp_path / "sharded" / "model.safetensors")
@@ -324,7 +324,7 @@ def test_each_rank_resumes_its_own_dropout_state(
     run, _ = make_runs(folder, teacher, job, LAYOUTS[layout])
 
     def start() -> PolicyTrainee:
-        return PolicyTrainee(Fsdp2Engine(ranks(2), run), run, job)
+        return PolicyTrainee(RankedPolicyEngine(ranks(2), run), run, job)
 
     first = start()
     first.learn(range(1))
@@ -353,7 +353,7 @@ def test_the_error_of_another_rank_is_raised_by_the_first(
     of the tests before, after which torch has its own functions again."""
     run, _ = make_runs(folder, teacher, Job(), LAYOUTS["2 shards"])
     group = ranks(2)
-    engine = Fsdp2Engine(group, run)
+    engine = RankedPolicyEngine(group, run)
     with pytest.raises(TrainingError, match=r"^the loss of a micro-batch is nan$"), group.on_others(Fail()):
         dict(engine.policy.iter_weights())
     ranks.close()
@@ -366,6 +366,6 @@ def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(
 ) -> None:
     """Which ends the ranks."""
     whole, adapter = (make_runs(folder, teacher, JOBS[name], LAYOUTS["2 x 2"])[0] for name in ("KL", "LoRA"))
-    Fsdp2Engine(ranks(4), whole).snapshot().begin_write(tmp_path)()
+    RankedPolicyEngine(ranks(4), whole).snapshot().begin_write(tmp_path)()
     with pytest.raises(CheckpointError, match="another model"):
-        Fsdp2Engine(ranks(4), adapter).load(tmp_path)
+        RankedPolicyEngine(ranks(4), adapter).load(tmp_path)

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
 from strop.errors import ModelError
-from strop.training.backends.fsdp2 import Fsdp2Engine
 from strop.training.backends.local import LocalEngine
+from strop.training.backends.ranked import RankedPolicyEngine
 from strop.training.ranks.group import RankGroup
 from strop.types import TrainingBatch
 from tests.models.families import family_folder
@@ -88,7 +88,7 @@ def test_micro_batches_change_nothing(experts: Path, over: str) -> None:
 def test_two_ranks_learn_what_one_process_learns(pair: RankGroup, experts: Path, router_loss: Any) -> None:
     one = the_run(experts, router_loss)
     two = the_run(experts, router_loss, type="fsdp2")
-    alone, ranked = LocalEngine(one), Fsdp2Engine(pair, two)
+    alone, ranked = LocalEngine(one), RankedPolicyEngine(pair, two)
     for _ in range(2):
         first, second = ({**learn(engine, one), "norm": engine.step()} for engine in (alone, ranked))
         assert second == pytest.approx(first, rel=1e-4, abs=1e-7)

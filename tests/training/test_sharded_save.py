@@ -15,8 +15,8 @@ from safetensors import safe_open
 from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
 from strop.protocols import TrainingEngine
-from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine
 from strop.training.backends.local import LocalEngine
+from strop.training.backends.ranked import RankedCriticEngine, RankedPolicyEngine
 from strop.training.checkpoints.file_writer import (
     OPTIMIZER_SCALARS_FILE,
     OPTIMIZER_TENSORS_FILE,
@@ -50,7 +50,7 @@ def learn(engine: TrainingEngine, run: Run, seed: int) -> None:
 @pytest.mark.parametrize("model", [{}, LORA], ids=["full", "LoRA"])
 def test_each_rank_writes_its_own_rows(pair, folder, model, tmp_path):
     run = the_run(folder, model=model | {"path": str(folder)})
-    ranked = Fsdp2Engine(pair, run)
+    ranked = RankedPolicyEngine(pair, run)
     learn(ranked, run, 0)
     written = ranked.snapshot().begin_write(tmp_path)()
     assert (
@@ -80,7 +80,7 @@ def test_which_files_are_written_while_the_first_rank_is_blocked(pair, folder, w
     os.mkfifo(tmp_path / OPTIMIZER_SCALARS_FILE)
     os.link(tmp_path / OPTIMIZER_SCALARS_FILE, tmp_path / "pipe")
     write = (
-        Fsdp2Engine(pair, the_run(folder, checkpoint={"save_concurrency": writers}))
+        RankedPolicyEngine(pair, the_run(folder, checkpoint={"save_concurrency": writers}))
         .snapshot()
         .begin_write(tmp_path)
     )
@@ -105,8 +105,8 @@ def others(folder: Path) -> set[str]:
 def test_an_asynchronous_save_holds_the_state_of_its_start(pair, folder, tmp_path):
     run = the_run(folder)
     with_critic = the_run(folder, algorithm="ppo")
-    ranked = Fsdp2Engine(pair, run)
-    critic = Fsdp2CriticEngine(pair, with_critic, with_critic.algorithm.critic)
+    ranked = RankedPolicyEngine(pair, run)
+    critic = RankedCriticEngine(pair, with_critic, with_critic.algorithm.critic)
     learn(ranked, run, 0)
     folders = [tmp_path / name for name in ("now", "later", "critic")]
     for folder in folders:
@@ -125,7 +125,7 @@ def test_an_asynchronous_save_holds_the_state_of_its_start(pair, folder, tmp_pat
 
 def test_a_write_error_on_another_rank_is_reported_and_training_continues(pair, folder, tmp_path):
     run = the_run(folder)
-    ranked = Fsdp2Engine(pair, run)
+    ranked = RankedPolicyEngine(pair, run)
     (tmp_path / SECOND).mkdir()
     with pytest.raises(OSError, match=r"directory.* \(on rank 1 of the trainer\)"):
         ranked.snapshot().begin_write(tmp_path)()

@@ -74,7 +74,7 @@ class OfflinePolicy:
     def reference_of(self, experiences: Sequence[Experience]) -> list[FloatArray] | None:
         """[L] Reference log-probs of each experience; None where the algorithm needs none."""
         if self.reference_changes:
-            return self.engine.logprobs(experiences, reference=True)
+            return self.engine.token_values(experiences, "reference_logprobs")
         if self.reference is None:
             return None
         return [self.reference[experience.id] for experience in experiences]
@@ -117,13 +117,14 @@ def measure_rewards(
     if config.loss == "cross_entropy":
         ends = [
             (scores[e.turn_ends], e.turn_rewards)
-            for scores, e in zip(engine.scores(experiences), experiences, strict=True)
+            for scores, e in zip(engine.token_values(experiences, "scores"), experiences, strict=True)
         ]
         found, labels = (np.concatenate(each, dtype=np.float32) for each in zip(*ends, strict=True))
         kinds = {"correct": found[labels > 0.5].tolist(), "wrong": found[labels <= 0.5].tolist()}
         of_labels = _sigmoid(np.where(labels > 0.5, found, -found))
         return held_out_steps(found, labels), (kinds, of_labels)
-    rewards = np.array([scores.sum() for scores in engine.scores(experiences)])  # one score, and zeros
+    every = engine.token_values(experiences, "scores")
+    rewards = np.array([scores.sum() for scores in every])  # one score, and zeros
     wanted = np.array([experience.reward for experience in experiences], dtype=np.float32)
     if config.loss == "squared_error":
         return held_out_scores(rewards, wanted), ({"scored": rewards.tolist()}, ())

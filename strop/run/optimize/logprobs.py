@@ -21,7 +21,7 @@ from strop.data.offline_dataset import OfflineDataset
 from strop.errors import DataError, ModelError, RunFolderError
 from strop.models.formats.safetensors_file import save_tensors
 from strop.models.loading import load_tokenizer
-from strop.protocols import TrainingEngine
+from strop.protocols import TokenQuantity, TrainingEngine
 from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience, zeros_for
 from strop.run.optimize.minibatches import Minibatch
 from strop.types import BoolArray, Experience, FloatArray, TrainingBatch
@@ -50,8 +50,8 @@ def compute_step_logprobs(
     reference = algorithm.kl_reward is not None and algorithm.kl_reward.estimator != "full"
     return StepLogprobs(
         old=_old_logprobs(engine, algorithm, experiences),
-        reference=engine.logprobs(experiences, reference=True) if reference else None,
-        teacher=engine.teacher_logprobs(experiences) if teacher else None,
+        reference=engine.token_values(experiences, "reference_logprobs") if reference else None,
+        teacher=engine.token_values(experiences, "teacher_logprobs") if teacher else None,
     )
 
 
@@ -65,7 +65,7 @@ def _old_logprobs(
         if len(known) == len(experiences):
             return known
     if algorithm.reward_reads_logprobs or algorithm.needs_start_logprobs:
-        return engine.logprobs(experiences)
+        return engine.token_values(experiences, "logprobs")
     return None
 
 
@@ -92,22 +92,23 @@ def add_update_logprobs(
     compared = {i for each in later for i in each.compared}
     old, reference, teacher = logprobs.old, logprobs.reference, logprobs.teacher
     if old is None and compared:
-        old = _of_some(experiences, compared, engine.logprobs)
+        old = _of_some(engine, experiences, compared, "logprobs")
     if reference is None and computed and algorithm.needs_reference_logprobs:
-        reference = _of_some(experiences, computed, lambda some: engine.logprobs(some, reference=True))
+        reference = _of_some(engine, experiences, computed, "reference_logprobs")
     if teacher is None and computed and algorithm.needs_teacher_logprobs:
-        teacher = _of_some(experiences, computed, engine.teacher_logprobs)
+        teacher = _of_some(engine, experiences, computed, "teacher_logprobs")
     return StepLogprobs(old, reference, teacher)
 
 
 def _of_some(
+    engine: TrainingEngine,
     experiences: Sequence[Experience],
     numbers: Iterable[int],
-    compute: Callable[[Sequence[Experience]], Sequence[FloatArray]],
+    quantity: TokenQuantity,
 ) -> list[FloatArray]:
     """[L] of each experience; computed for those with these numbers, and 0 for the others."""
     chosen = sorted(numbers)
-    found = dict(zip(chosen, compute([experiences[i] for i in chosen]), strict=True))
+    found = dict(zip(chosen, engine.token_values([experiences[i] for i in chosen], quantity), strict=True))
     return [found[i] if i in found else zeros_for(e) for i, e in enumerate(experiences)]
 
 
@@ -135,7 +136,7 @@ def reference_logprobs(
         experiences = [experience for group in dataset.all_groups() for experience in group.experiences]
         path = folder / f"{_digest(experiences, model)}.safetensors"
         if not path.exists():
-            computed = engine.logprobs(experiences, check=check)
+            computed = engine.token_values(experiences, "logprobs", check=check)
             _write(path, gather_targets(computed, experiences))
         logprobs = split_by_experience(load_file(path)[_TENSOR_NAME], experiences)
         found |= {e.id: each for e, each in zip(experiences, logprobs, strict=True)}

@@ -16,6 +16,7 @@ from strop.config.schema.policy_loss import ClipCovLossConfig, GvpoLossConfig, K
 from strop.config.schema.run import Run
 from strop.config.schema.trainer import TrainerConfig
 from strop.data.offline_dataset import OfflineDataset
+from strop.protocols import TrainingEngine
 from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience, zeros_for
 from strop.seeds import derive_seed
 from strop.types import BoolArray, Experience, FloatArray, IntArray
@@ -199,7 +200,7 @@ def select_update_tokens(
     rollouts: Sequence[Experience],
     advantages: Sequence[FloatArray],
     old_logprobs: Sequence[FloatArray] | None,
-    current_logprobs: Callable[[Sequence[Experience]], Sequence[FloatArray]],
+    engine: TrainingEngine,
     *,
     seed: int,
 ) -> list[BoolArray] | None:
@@ -210,7 +211,7 @@ def select_update_tokens(
         rollouts: the experiences of the update.
         advantages: [L] of each.
         old_logprobs: [L] of each, under the old policy; None where it is the current one.
-        current_logprobs: computes [L] of each of some rollouts, under the current weights.
+        engine: computes the log-probs under the current weights.
         seed: seed of the random choice among the tokens of high covariance.
     """
     loss = algorithm.policy_loss
@@ -226,7 +227,7 @@ def select_update_tokens(
                 # A token whose advantage is 0 is not selected, whatever its ratio.
                 moving = [i for i, e in enumerate(rollouts) if advantages[i][e.loss_mask].any()]
                 differences = [zeros_for(each) for each in rollouts]
-                current = current_logprobs([rollouts[i] for i in moving]) if moving else []
+                current = engine.token_values([rollouts[i] for i in moving], "logprobs") if moving else []
                 for i, now in zip(moving, current, strict=True):
                     differences[i] = now - old_logprobs[i]
                 ratio = gather_targets(differences, rollouts)

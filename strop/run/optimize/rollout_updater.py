@@ -196,7 +196,9 @@ class RolloutUpdater:
             assert logprobs.old is not None
             norms = logit_gradient_norms(
                 gather_targets(logprobs.old, experiences),
-                gather_targets(self._policy.engine.squared_probabilities(experiences), experiences),
+                gather_targets(
+                    self._policy.engine.token_values(experiences, "squared_probabilities"), experiences
+                ),
                 importance_weights(algorithm, experiences, logprobs.old),
             )
             scored = replace(scored, gradient_norms=norms)
@@ -216,7 +218,7 @@ class RolloutUpdater:
     ) -> torch.Tensor:
         """[K] KL from the reference model, by the weights at the start of the step."""
         if estimator == "full":
-            return gather_targets(self._policy.engine.reference_kl(experiences), experiences)
+            return gather_targets(self._policy.engine.token_values(experiences, "reference_kl"), experiences)
         assert logprobs.old is not None and logprobs.reference is not None
         current = gather_targets(logprobs.old, experiences)
         target = gather_targets(logprobs.reference, experiences)
@@ -262,13 +264,13 @@ class RolloutUpdater:
             return None
         assert logprobs.old is not None
         engine, old = self._policy.engine, gather_targets(logprobs.old, experiences)
-        entropies = gather_targets(engine.entropies(experiences), experiences)
+        entropies = gather_targets(engine.token_values(experiences, "entropies"), experiences)
         if section.center == "step":
             return clip_b(old, entropies, advantages, deviations=section.deviations)
         return clip_v(
             old,
             entropies,
-            gather_targets(engine.expected_entropy_effects(experiences), experiences),
+            gather_targets(engine.token_values(experiences, "expected_entropy_effects"), experiences),
             advantages,
             deviations=section.deviations,
             max_fraction=section.max_fraction,
@@ -310,7 +312,7 @@ class RolloutUpdater:
         start = None if logprobs.old is None else [logprobs.old[i] for i in minibatch.trained]
 
         def current() -> list[FloatArray]:
-            return self._policy.engine.logprobs(rollouts)
+            return self._policy.engine.token_values(rollouts, "logprobs")
 
         compared = None
         if start is not None:
@@ -323,7 +325,7 @@ class RolloutUpdater:
             rollouts,
             own,
             start,
-            self._policy.engine.logprobs,
+            self._policy.engine,
             seed=derive_seed(self._seed, "token_selection", update),
         )
         batch = make_update_batch(

@@ -163,7 +163,7 @@ class ProcessRewardModel(SecondModel[TrainingEngine]):
         for experience in experiences:
             if not is_probability(experience.reward):
                 raise RewardError(no_probability(experience.task_id, experience.reward))
-        reference = self.engine.logprobs(experiences, reference=True)
+        reference = self.engine.token_values(experiences, "reference_logprobs")
         if self._section.update_first:
             metrics = self._update(trained, reference)
             rewards = self._rewards(scored, experiences, reference)
@@ -179,7 +179,7 @@ class ProcessRewardModel(SecondModel[TrainingEngine]):
         self, scored: RolloutBatch, experiences: Sequence[Experience], reference: Sequence[FloatArray]
     ) -> torch.Tensor:
         """[K] Rewards under the current weights."""
-        current = gather_targets(self.engine.logprobs(experiences), experiences)
+        current = gather_targets(self.engine.token_values(experiences, "logprobs"), experiences)
         return implicit_rewards(
             current - gather_targets(reference, experiences),
             scored.tokens,

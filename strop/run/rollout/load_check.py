@@ -56,7 +56,7 @@ class LoadCheck:
         request = SampleRequest("probe", prompt, sampling, seed=0)
         (completion,) = self.event_loop.run(self.engine.sample([request]))
         token_ids = np.concatenate([prompt, completion.token_ids])
-        (expected,) = self.trainer.logprobs([_experience(token_ids, len(prompt))])
+        (expected,) = self.trainer.token_values([_experience(token_ids, len(prompt))], "logprobs")
         return _checked_gap(completion.sampler_logprobs, expected[len(prompt) :], version, self.max_gap)
 
 
@@ -71,7 +71,7 @@ class ProbedWeights:
     def iter_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Full weights, and `PROBE_TENSOR` [L - 1]."""
         yield from self.trainer.iter_weights()
-        (logprobs,) = self.trainer.logprobs([_experience(self.token_ids, 1)])
+        (logprobs,) = self.trainer.token_values([_experience(self.token_ids, 1)], "logprobs")
         yield PROBE_TENSOR, torch.from_numpy(logprobs[1:].copy())
 
 

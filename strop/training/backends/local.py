@@ -1,30 +1,41 @@
-"""The local backend: training engines in one process, on the CPU or one GPU."""
+"""The local backend: training engines in one process, on the CPU or one GPU, or with workers on the CPU.
+
+Workers are processes of this machine over one copy of the weights. They are ranks without shards: each runs the forward
+and backward passes of its micro-batches by itself, and an update is the only operation of all; see
+`strop.training.parallel.shared_memory`. Between operations this process is free to read and write the weights, as if it
+were alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.algorithms.registry import AnyLossSpec
-from strop.config.local_workers import local_workers
+from strop.config.local_workers import LocalWorkers, local_workers, with_workers, workers_obstacle
 from strop.config.schema import Run
 from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
 from strop.config.schema.trainer import LocalEngineConfig
 from strop.data.packing import build_micro_batch, pack, plan_micro_batches, unpack
 from strop.errors import PlacementError
-from strop.protocols import CriticEngine, EngineSnapshot, SharedWeights, TrainingEngine
-from strop.training.backends.local_workers import LocalWorkersBackend, open_local_workers
+from strop.models.shared_weights import MappedWeights
+from strop.protocols import CriticEngine, EngineSnapshot, SharedWeights, TokenQuantity, TrainingEngine
+from strop.training.backends.ranked import RankedCriticEngine, RankedPolicyEngine
 from strop.training.critic_model import CriticModel
 from strop.training.device import find_device
 from strop.training.optimized_model import sum_metrics
 from strop.training.parallel.parallelize import single_device
 from strop.training.policy_model import PolicyModel
+from strop.training.ranks.group import RankGroup
 from strop.training.specs import CriticSpec, PolicySpec
 from strop.types import Experience, FloatArray, GlobalCounts, MicroBatch, TrainingBatch
+from strop.workers.cleanup import closing
 from strop.workers.start import LOCAL, RankPlacement
 
 
@@ -65,51 +76,21 @@ class LocalEngine:
         counts = counts or GlobalCounts.of(batch.experiences)
         return sum_metrics(self.policy.evaluate_loss(self._micro_batches(batch), loss.build(), counts))
 
-    def logprobs(
+    def token_values(
         self,
         experiences: Sequence[Experience],
+        quantity: TokenQuantity,
         *,
-        reference: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> list[FloatArray]:
-        """[L] of each experience: log-probs of its targets under the current weights or the reference model."""
-        return self._token_values(
-            experiences, lambda batches: self.policy.logprobs(batches, reference=reference, check=check)
-        )
+        """[L] of each experience: a quantity at each of its targets; `check` is called between micro-batches."""
+        micro_batches = list(self._micro_batches(TrainingBatch(experiences)))
+        values = self.policy.token_values(micro_batches, quantity, check=check)
+        return unpack(micro_batches, values, experiences)
 
     def sync_reference(self, policy_weight: float) -> None:
         """Move the weights of the reference model towards the policy's."""
         self.policy.sync_reference(policy_weight)
-
-    def scores(
-        self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
-    ) -> list[FloatArray]:
-        """[L] of each experience: a reward model's score, at its last target; 0 elsewhere."""
-        return self._token_values(experiences, lambda batches: self.policy.scores(batches, check=check))
-
-    def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
-        return self._token_values(experiences, self.policy.reference_kl)
-
-    def entropies(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: entropy of the distribution of each target, in nats."""
-        return self._token_values(experiences, self.policy.entropies)
-
-    def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
-        return self._token_values(experiences, self.policy.squared_probabilities)
-
-    def expected_entropy_effects(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: sum over the vocabulary of p^2 (H + log p), at each target."""
-        return self._token_values(experiences, self.policy.expected_entropy_effects)
-
-    def teacher_logprobs(
-        self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
-    ) -> list[FloatArray]:
-        """[L] of each experience: log-probs of its targets under its task's teacher."""
-        return self._token_values(
-            experiences, lambda batches: self.policy.teacher_logprobs(batches, check=check)
-        )
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next update."""
@@ -153,14 +134,6 @@ class LocalEngine:
         )
         processor = self.policy.images.processor_for(batch.experiences)
         return (build_micro_batch(plan, batch, self.policy.device, processor) for plan in plans)
-
-    def _token_values(
-        self,
-        experiences: Sequence[Experience],
-        compute: Callable[[Sequence[MicroBatch]], list[Tensor]],
-    ) -> list[FloatArray]:
-        micro_batches = list(self._micro_batches(TrainingBatch(experiences)))
-        return unpack(micro_batches, compute(micro_batches), experiences)
 
 
 class LocalCriticEngine:
@@ -230,6 +203,87 @@ class LocalBackend:
     def process_reward(self, section: ProcessRewardConfig) -> TrainingEngine:
         """The engine of PRIME's process reward model, with its reference."""
         return LocalEngine(self._run, PolicySpec.of_process_reward(self._run, section))
+
+
+class LocalWorkersEngine(RankedPolicyEngine):
+    """A policy's training engine on the workers of this machine."""
+
+    collective = False
+
+    def __init__(self, group: RankGroup, run: Run, workers: LocalWorkers) -> None:
+        threads = "1 thread" if workers.threads == 1 else f"{workers.threads} threads"
+        super().__init__(
+            group, run, f"by {workers.count} processes of {threads} over one copy of the weights"
+        )
+        self._workers = workers
+
+    def sync_reference(self, policy_weight: float) -> None:
+        """Move the weights of the reference model, which all workers share, towards the policy's."""
+        self.policy.sync_reference(policy_weight)
+
+    def iter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full weights, adapters merged, with Hugging Face names, in the compute dtype."""
+        return self.policy.iter_weights()
+
+    def shared_weights(self) -> SharedWeights:
+        """Handle of the weights, which as many engines of this machine as there are workers can read in place."""
+        weights, shared = self.policy.shared_weights(), self.policy.shared_tensors
+        assert shared is not None
+        mapped = MappedWeights.of(weights, shared, self._workers.count, self._workers.threads)
+        return replace(weights, mapped=mapped)
+
+    def export(self, folder: Path, add_files: Callable[[Path], object] = lambda folder: None) -> None:
+        """Write a Hugging Face folder. Raises ModelError where it cannot be written."""
+        self.policy.export(folder, add_files)
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the adapter in PEFT's format. Raises ModelError for a model without one."""
+        self.policy.write_adapter(folder)
+
+
+class LocalWorkersCriticEngine(RankedCriticEngine):
+    """A critic's training engine on the workers of this machine."""
+
+    collective = False
+
+
+class LocalWorkersBackend:
+    """Builds the engines of one run on the workers of this machine."""
+
+    def __init__(self, run: Run, group: RankGroup, workers: LocalWorkers) -> None:
+        self._run, self._group, self._workers = run, group, workers
+
+    def policy(self) -> TrainingEngine:
+        """The policy's engine."""
+        return LocalWorkersEngine(self._group, self._run, self._workers)
+
+    def critic(self, section: CriticConfig) -> CriticEngine:
+        """The critic's engine."""
+        return LocalWorkersCriticEngine(self._group, self._run, section)
+
+    def process_reward(self, section: ProcessRewardConfig) -> TrainingEngine:
+        """Raises PlacementError: workers have a policy and a critic, and no second language model."""
+        raise PlacementError(
+            f"trainer.engine.workers is {self._workers.count}, and {workers_obstacle(self._run)}. Write workers: 1."
+        )
+
+
+@contextmanager
+def open_local_workers(run: Run, workers: LocalWorkers) -> Iterator[LocalWorkersBackend]:
+    """The backend of several workers, which end with the context."""
+    section = run.trainer.engine
+    assert isinstance(section, LocalEngineConfig)
+    run = with_workers(run, workers.count)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(workers.threads)  # of this thread; each other worker sets its own
+    group = RankGroup(
+        workers.count, "cpu", hang_timeout_seconds=section.hang_timeout_seconds, threads=workers.threads
+    )
+    try:
+        with closing(group):
+            yield LocalWorkersBackend(run, group, workers)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Every rank runs the same message at the same time (SPMD), the first one in the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -14,35 +14,24 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.algorithms.registry import AnyLossSpec
 from strop.config.schema.trainer import RankNetworkConfig
 from strop.models.formats.huggingface import join_export
+from strop.protocols import TokenQuantity
 from strop.training.checkpoints.file_writer import rng_file_name
 from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
 from strop.training.critic_model import CriticModel
 from strop.training.policy_model import PolicyModel
 from strop.training.ranks.share import IdleSafeLoss, RankShare
 from strop.training.specs import CriticSpec, PolicySpec
-from strop.types import FloatArray, GlobalCounts, MicroBatch
+from strop.types import FloatArray, GlobalCounts
 from strop.workers.worker import RemoteFailure
 
 POLICY, CRITIC = "policy", "critic"
 """Names of the models on a rank."""
-TokenQuantity = Literal[
-    "logprobs",
-    "reference_logprobs",
-    "scores",
-    "reference_kl",
-    "teacher_logprobs",
-    "squared_probabilities",
-    "expected_entropy_effects",
-    "entropies",
-    "values",
-]
-"""Quantity that a rank computes for each target of its experiences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,36 +170,18 @@ class EvaluateLoss:
 
 @dataclass(frozen=True, slots=True)
 class ComputeTokenValues:
-    """Compute a quantity of each target of the rank's share; the result is [L] by the experience's number."""
+    """Compute a quantity at each target of the rank's share; the result is [L] by the experience's number."""
 
     share: RankShare
-    quantity: TokenQuantity
+    quantity: TokenQuantity | Literal["values"]
+    """The policy's, or the critic's `values`."""
 
     def run(self, worker: Rank) -> dict[int, FloatArray]:
         model: Any = worker.model(CRITIC if self.quantity == "values" else POLICY)
         micro_batches = list(self.share.micro_batches(model.device, model.images))
-        return self.share.unpack(micro_batches, self._compute(model, micro_batches))
-
-    def _compute(self, model: Any, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-        values: list[Tensor]
-        match self.quantity:
-            case "logprobs" | "reference_logprobs":
-                values = model.logprobs(micro_batches, reference=self.quantity == "reference_logprobs")
-            case "scores":
-                values = model.scores(micro_batches)
-            case "reference_kl":
-                values = model.reference_kl(micro_batches)
-            case "squared_probabilities":
-                values = model.squared_probabilities(micro_batches)
-            case "expected_entropy_effects":
-                values = model.expected_entropy_effects(micro_batches)
-            case "entropies":
-                values = model.entropies(micro_batches)
-            case "teacher_logprobs":
-                values = model.teacher_logprobs(micro_batches)
-            case "values":
-                values = model.values(micro_batches)
-        return values
+        if self.quantity == "values":
+            return self.share.unpack(micro_batches, model.values(micro_batches))
+        return self.share.unpack(micro_batches, model.token_values(micro_batches, self.quantity))
 
 
 @dataclass(frozen=True, slots=True)

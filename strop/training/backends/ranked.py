@@ -1,4 +1,4 @@
-"""The FSDP2 backend: training engines on several ranks, controlled from the first rank's process.
+"""The backends fsdp2 and deepspeed: training engines on several ranks, controlled from the first rank's process.
 
 The controller plans micro-batches from lengths and sends each rank its own experiences and the loss as data;
 the rank builds its micro-batches and holds a shard of every parameter, gradient and optimizer state.
@@ -6,23 +6,28 @@ the rank builds its micro-batches and holds a shard of every parameter, gradient
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.algorithms.registry import AnyLossSpec
+from strop.config.deepspeed import read_config, resolved, zero_settings
 from strop.config.schema import Run
 from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
-from strop.config.schema.trainer import Fsdp2EngineConfig
+from strop.config.schema.record import SaveConcurrency
+from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig
 from strop.config.units import Amount
 from strop.data.packing import MicroBatchPlan
 from strop.errors import PlacementError
-from strop.protocols import CriticEngine, SharedWeights, TrainingEngine
+from strop.protocols import CriticEngine, FileChecksum, SharedWeights, TokenQuantity, TrainingEngine
+from strop.training.checkpoints.file_writer import write_order, writes_in_parallel
 from strop.training.critic_model import CriticModel
 from strop.training.device import find_rank_device_type
 from strop.training.optimized_model import sum_metrics
@@ -45,9 +50,9 @@ from strop.training.ranks.messages import (
     OptimizerStep,
     PolicyForwardBackward,
     RankMessage,
+    SaveCheckpoint,
     SetLr,
     SetWeightDecay,
-    TokenQuantity,
 )
 from strop.training.ranks.share import (
     RankPlan,
@@ -57,11 +62,34 @@ from strop.training.ranks.share import (
     plan_for_workers,
     plan_rank_shares,
 )
-from strop.training.ranks.snapshot import ShardedSnapshot
 from strop.training.specs import CriticSpec, PolicySpec
+from strop.training.zero.library import import_deepspeed
 from strop.types import Experience, FloatArray, GlobalCounts, TrainingBatch
 from strop.workers.cleanup import closing
 from strop.workers.start import LOCAL, RankPlacement
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedSnapshot:
+    """The current state of a model on the ranks; no rank ever holds another's shard."""
+
+    group: RankGroup
+    model: str
+    """Name of the model on the ranks."""
+    save_concurrency: SaveConcurrency
+    """Which ranks and threads write at the same time."""
+
+    def begin_write(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, FileChecksum]]:
+        """See `strop.protocols.EngineSnapshot`."""
+        save = SaveCheckpoint(
+            save_id=secrets.token_hex(8),
+            folder=folder.absolute(),
+            model=self.model,
+            copy_tensors=copied,
+            parallel_files=writes_in_parallel(self.save_concurrency),
+            write_order=write_order(self.save_concurrency, self.group.nodes),
+        )
+        return self.group.begin_save(save)
 
 
 def describe_mesh(dims: ParallelDims, kind: str) -> str:
@@ -142,7 +170,10 @@ class RankedEngine:
         return [results[rank] for rank in self._dims.leaders()]
 
     def _token_values(
-        self, experiences: Sequence[Experience], quantity: TokenQuantity, check: Callable[[], None]
+        self,
+        experiences: Sequence[Experience],
+        quantity: TokenQuantity | Literal["values"],
+        check: Callable[[], None],
     ) -> list[FloatArray]:
         """[L] of each experience; the ranks compute one micro-batch each at a time, with `check` in between."""
         batch, plans = TrainingBatch(experiences), self._plan(experiences)
@@ -155,7 +186,7 @@ class RankedEngine:
         return [found[number] for number in range(len(experiences))]
 
 
-class Fsdp2Engine(RankedEngine):
+class RankedPolicyEngine(RankedEngine):
     """A policy's training engine on several ranks."""
 
     def __init__(self, group: RankGroup, run: Run, method: str = "") -> None:
@@ -199,47 +230,19 @@ class Fsdp2Engine(RankedEngine):
         """Set the weight decay of the next update."""
         self._group.run(SetWeightDecay(POLICY, weight_decay))
 
-    def logprobs(
+    def token_values(
         self,
         experiences: Sequence[Experience],
+        quantity: TokenQuantity,
         *,
-        reference: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> list[FloatArray]:
-        """[L] of each experience: log-probs of its targets under the current weights or the reference model."""
-        return self._token_values(experiences, "reference_logprobs" if reference else "logprobs", check)
+        """[L] of each experience: a quantity at each of its targets; `check` is called between micro-batches."""
+        return self._token_values(experiences, quantity, check)
 
     def sync_reference(self, policy_weight: float) -> None:
         """Not supported on ranks, which the configuration's checks refuse. Raises ValueError."""
         raise ValueError("the reference model of several ranks does not change")
-
-    def scores(
-        self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
-    ) -> list[FloatArray]:
-        """[L] of each experience: a reward model's score, at its last target; 0 elsewhere."""
-        return self._token_values(experiences, "scores", check)
-
-    def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
-        return self._token_values(experiences, "reference_kl", lambda: None)
-
-    def entropies(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: entropy of the distribution of each target, in nats."""
-        return self._token_values(experiences, "entropies", lambda: None)
-
-    def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
-        return self._token_values(experiences, "squared_probabilities", lambda: None)
-
-    def expected_entropy_effects(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: sum over the vocabulary of p^2 (H + log p), at each target."""
-        return self._token_values(experiences, "expected_entropy_effects", lambda: None)
-
-    def teacher_logprobs(
-        self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
-    ) -> list[FloatArray]:
-        """[L] of each experience: log-probs of its targets under its task's teacher."""
-        return self._token_values(experiences, "teacher_logprobs", check)
 
     def iter_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full weights, adapters merged, in the compute dtype; gathered one tensor at a time."""
@@ -270,7 +273,7 @@ class Fsdp2Engine(RankedEngine):
             self.policy.write_adapter(folder)
 
 
-class Fsdp2CriticEngine(RankedEngine):
+class RankedCriticEngine(RankedEngine):
     """A critic's training engine on several ranks."""
 
     def __init__(self, group: RankGroup, run: Run, critic: CriticConfig) -> None:
@@ -293,7 +296,7 @@ class Fsdp2CriticEngine(RankedEngine):
         return self._token_values(experiences, "values", lambda: None)
 
 
-class Fsdp2Backend:
+class RankedBackend:
     """Builds the engines of one run on a group of ranks."""
 
     def __init__(self, run: Run, group: RankGroup, method: str = "") -> None:
@@ -303,11 +306,11 @@ class Fsdp2Backend:
 
     def policy(self) -> TrainingEngine:
         """The policy's engine."""
-        return Fsdp2Engine(self._group, self._run, self._method)
+        return RankedPolicyEngine(self._group, self._run, self._method)
 
     def critic(self, section: CriticConfig) -> CriticEngine:
         """The critic's engine."""
-        return Fsdp2CriticEngine(self._group, self._run, section)
+        return RankedCriticEngine(self._group, self._run, section)
 
     def process_reward(self, section: ProcessRewardConfig) -> TrainingEngine:
         """Raises PlacementError: ranks have a policy and a critic, and no second language model."""
@@ -318,7 +321,7 @@ class Fsdp2Backend:
 
 
 @contextmanager
-def open_fsdp2(run: Run, placement: RankPlacement = LOCAL) -> Iterator[Fsdp2Backend]:
+def open_fsdp2(run: Run, placement: RankPlacement = LOCAL) -> Iterator[RankedBackend]:
     """The backend of `trainer.engine.type: fsdp2`; at the end of the context its ranks end.
 
     Ranks other than the first start at `placement`. Raises PlacementError for devices that do not exist.
@@ -329,4 +332,39 @@ def open_fsdp2(run: Run, placement: RankPlacement = LOCAL) -> Iterator[Fsdp2Back
     device = find_rank_device_type(section.device, section.ranks, placement)
     group = RankGroup.of(section, device, placement)
     with closing(group):
-        yield Fsdp2Backend(run, group)
+        yield RankedBackend(run, group)
+
+
+@contextmanager
+def open_deepspeed(run: Run, placement: RankPlacement = LOCAL) -> Iterator[RankedBackend]:
+    """The backend of `trainer.engine.type: deepspeed`; at the end of the context its ranks end.
+
+    Ranks other than the first start at `placement`. Raises MissingExtraError without DeepSpeed, and PlacementError
+    for devices that do not exist.
+    """
+    section = run.trainer.engine
+    assert isinstance(section, DeepSpeedEngineConfig)
+    device = find_rank_device_type(section.device, section.ranks, placement)
+    if device == "cpu" and run.model.compute_dtype == "float16":
+        raise PlacementError(
+            "model.compute_dtype is float16, which DeepSpeed computes on GPUs only. Write bfloat16 or float32."
+        )
+    import_deepspeed(device)
+    section = resolved(section)  # other nodes do not have its file
+    run = run.model_copy(update={"trainer": run.trainer.model_copy(update={"engine": section})})
+    group = RankGroup.of(section, device, placement)
+    with closing(group):
+        yield RankedBackend(run, group, describe_division(section, device))
+
+
+def describe_division(section: DeepSpeedEngineConfig, device: str) -> str:
+    """Division of a model over the ranks, for the run's description."""
+    settings = zero_settings(section, read_config(section))
+    offloads = {"optimizer": settings.offload_optimizer, "parameters": settings.offload_parameters}
+    offloaded = " and ".join(name for name, is_on in offloads.items() if is_on)
+    kind = "processes" if device == "cpu" else "GPUs"
+    tokens = f", tokens divided over {section.sequence_parallel}" if section.sequence_parallel > 1 else ""
+    return (
+        f"divided over {section.ranks} {kind} (DeepSpeed ZeRO-{settings.stage}"
+        f"{f', {offloaded} in CPU memory' if offloaded else ''}{tokens})"
+    )
