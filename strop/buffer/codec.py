@@ -168,7 +168,9 @@ def check_schema(schema: pa.Schema, what: str) -> None:
             f"{FORMAT}. Read them with the version that wrote them."
         )
     if not schema.equals(SCHEMA):
-        raise StoreError(f"{what} have format {FORMAT} but other columns:\n{schema}")
+        raise StoreError(
+            f"{what} have format {FORMAT} but other columns: {', '.join(map(repr, schema.names))}"
+        )
 
 
 def to_batch(groups: Sequence[ExperienceGroup]) -> pa.RecordBatch:
