@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +12,12 @@ from tokenizers.processors import TemplateProcessing
 
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.messages import to_messages, to_tools
-from strop.data.encoding.template_limits import _Rendering, limited_rendering, template_fault
+from strop.data.encoding.template_limits import (
+    TemplateTimeout,
+    _Rendering,
+    limited_rendering,
+    template_fault,
+)
 from strop.errors import ConfigError, DataError, ModelError
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
@@ -228,3 +234,14 @@ def test_memory_that_other_threads_take_is_not_a_renderings() -> None:
     rendering = _Rendering(start=1.0, limit=2.0)
     looks = ((1.01, 0), (1.05, 5 << 30), (1.5, 1 << 29), (1.5, 5 << 30), (3.5, 0))
     assert [rendering.is_beyond(*look) for look in looks] == [False, False, False, True, True]
+
+
+def test_code_that_handles_the_end_of_a_template_is_not_ended_itself(monkeypatch) -> None:
+    monkeypatch.setattr("strop.data.encoding.template_limits._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("strop.data.encoding.template_limits._AGAIN_SECONDS", 1e9)
+    with limited_rendering(-1.0):
+        try:
+            while True:
+                time.sleep(0.01)
+        except TemplateTimeout:
+            time.sleep(0.3)

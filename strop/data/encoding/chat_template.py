@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from strop.protocols import ImageProcessor
 
-
-"""Content around which a template shows what it writes."""
 _MARKUP = ("<s>", "</s>")
 """Special tokens that are also markup of ordinary text."""
 

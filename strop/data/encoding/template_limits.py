@@ -27,6 +27,9 @@ _MAX_NUMBER = 10_000_000
 _WIDTH = re.compile(r"[%:.][-+#<>=^,_]{0,8}([0-9]{8,})")
 """A width or precision in a text for `%` or `format`."""
 _POLL_SECONDS = 0.1
+_AGAIN_SECONDS = 1.0
+"""Time after which the exception is raised once more, in a template that has caught it. Raised sooner, it would reach
+code that handles the first one, outside of the rendering."""
 _ORDINARY_SECONDS = 0.1
 """CPU time up to which the growth of the process is not a rendering's: an ordinary one takes milliseconds, and another
 thread may be loading a model meanwhile."""
@@ -79,14 +82,15 @@ def limited_rendering(seconds: float = MAX_SECONDS) -> Iterator[None]:
         watch.renderings[thread] = _Rendering(_cpu_seconds(thread), seconds)
         watch.start()
     try:
-        yield
+        try:
+            yield
+        finally:
+            watch.end(thread)
     except TemplateTimeout:
+        watch.end(thread)  # it may have reached this thread while that ended the watching
         raise TemplateTimeout(
             f"it has run for more than {seconds:g} s of CPU time, or taken {_MAX_GROWTH >> 30} GiB of memory"
         ) from None
-    finally:
-        with watch.lock:
-            del watch.renderings[thread]
 
 
 @dataclass(slots=True)
@@ -99,6 +103,8 @@ class _Rendering:
     """CPU time that it may take."""
     memory: int | None = None
     """Memory of the process when it was first looked at."""
+    stopped_at: float | None = None
+    """Time at which the exception was raised in the thread."""
 
     def is_beyond(self, cpu_seconds: float, memory: int) -> bool:
         """Whether it is beyond a limit, at this CPU time of its thread and this memory of the process."""
@@ -125,6 +131,12 @@ class _Watch:
             self._thread = threading.Thread(target=self._run, name="template-limits", daemon=True)
             self._thread.start()
 
+    def end(self, thread: int) -> None:
+        """Forget the rendering of a thread, with an exception that has not reached it yet."""
+        with self.lock:
+            if self.renderings.pop(thread, None) is not None:
+                _raise_in(thread, None)
+
     def _run(self) -> None:
         while self._wanted.wait():
             time.sleep(_POLL_SECONDS)
@@ -132,9 +144,17 @@ class _Watch:
                 if not self.renderings:
                     self._wanted.clear()
                 for thread, rendering in self.renderings.items():
+                    now = time.monotonic()
+                    if rendering.stopped_at is not None and now < rendering.stopped_at + _AGAIN_SECONDS:
+                        continue
                     if rendering.is_beyond(_cpu_seconds(thread), _memory()):
-                        raised = ctypes.py_object(TemplateTimeout)
-                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+                        rendering.stopped_at = now
+                        _raise_in(thread, ctypes.py_object(TemplateTimeout))
+
+
+def _raise_in(thread: int, error: ctypes.py_object[type[TemplateTimeout]] | None) -> None:
+    """Raise an exception in a thread, or take back one that has not reached it."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
 
 def _cpu_seconds(thread: int) -> float:
