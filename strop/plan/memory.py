@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from strop.config.deepspeed import ZeroSettings
 from strop.config.gguf_reader import read_gguf
+from strop.config.model_files import is_quantized
 from strop.config.paths import existing_path, gguf_file
 from strop.config.schema.model import DTYPE_BYTES, LoraConfig, ModelConfig
 from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, TrainingEngineConfig
@@ -43,6 +44,8 @@ class ModelSize:
     """Width of the logits; 0 where config.json does not say."""
     intermediate: int = 0
     """Width of the MLP that a token passes, with the experts chosen for it; 0 where config.json does not say."""
+    file_bytes: int = 0
+    """Bytes of the weights in safetensors files, which bitsandbytes may have quantized; 0 for a GGUF file."""
 
     @property
     def mlp_width(self) -> int:
@@ -80,8 +83,9 @@ def _model_size(config_version: tuple[Path, int], *weight_versions: tuple[Path, 
     config: dict[str, Any] = json.loads(config_version[0].read_text())
     text = config.get("text_config", config)
     heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
+    parameters, file_bytes = map(sum, zip(*(_contents(file) for file, _ in weight_versions), strict=True))
     return ModelSize(
-        parameters=sum(_parameters(file) for file, _ in weight_versions),
+        parameters=parameters,
         layers=int(text["num_hidden_layers"]),
         hidden=hidden,
         heads=heads,
@@ -89,6 +93,7 @@ def _model_size(config_version: tuple[Path, int], *weight_versions: tuple[Path, 
         head_dim=int(text.get("head_dim") or hidden // heads),
         vocabulary=int(text.get("vocab_size") or 0),
         intermediate=_intermediate(text),
+        file_bytes=file_bytes,
     )
 
 
@@ -125,14 +130,24 @@ def _intermediate(text: dict[str, Any]) -> int:
     return experts * of_expert or max(experts, 1) * int(text.get("intermediate_size") or 0)
 
 
-def _parameters(file: Path) -> int:
-    """Number of values in a safetensors file."""
+def _contents(file: Path) -> tuple[int, int]:
+    """Number of values in a safetensors file, and their bytes.
+
+    bitsandbytes writes two values of 4 bits as one byte of `NAME.weight`, and their scales as `NAME.weight.absmax` and
+    other tensors below that name, or as `NAME.SCB` for 8 bits.
+    """
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > _MAX_HEADER_BYTES:
             raise ValueError(f"{file} is not a safetensors file")
         header: dict[str, Any] = json.loads(opened.read(length))
-    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    header.pop("__metadata__", None)
+    values = stored = 0
+    for name, entry in header.items():
+        stored += entry["data_offsets"][1] - entry["data_offsets"][0]
+        if ".weight." not in name and not name.endswith((".SCB", ".weight_format")):
+            values += prod(entry["shape"]) * (2 if f"{name}.absmax" in header else 1)
+    return values, stored
 
 
 STATES_PER_PARAMETER: Mapping[str, float] = {
@@ -404,10 +419,10 @@ def _of_parts(parts: tuple[MemoryPart, ...]) -> MemoryNeed:
 
 
 def _frozen_bytes(size: ModelSize, model: ModelConfig, in_compute: int) -> int:
-    """Weights under an adapter; those of the linear layers quantized as the section says."""
+    """Weights under an adapter; those of the linear layers quantized as the section or the model's files say."""
     section = model.quantization
     if section is None:
-        return size.parameters * in_compute
+        return size.file_bytes if is_quantized(model) else size.parameters * in_compute
     attention = 2 * (size.heads + size.kv_heads) * size.head_dim
     linear = min(size.parameters, size.layers * size.hidden * (attention + 3 * size.mlp_width))
     if section.bits == 8:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from strop.cli.main import app
@@ -79,6 +82,40 @@ def test_quantized_weights_are_counted_with_their_scales(
     in_layers = 16 * 2048 * (2 * 32 * 128 + 3 * 4 * 2048)
     expected = in_layers * bytes_per_value + (2 * PARAMETERS - in_layers) * 4 + adapter * 4
     assert parts_of(need)["parameters"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_that_bitsandbytes_has_quantized_are_counted_as_they_are_stored(
+    tmp_path: Path, bits: int
+) -> None:
+    """A matrix of 8 x 16, one of 16 x 8 and one of 5 x 16 that is not quantized, as bitsandbytes names their parts."""
+    kinds = {
+        4: {"weight": torch.uint8, "weight.absmax": torch.float32, "weight.quant_map": torch.float32},
+        8: {"weight": torch.int8, "SCB": torch.float32, "weight_format": torch.uint8},
+    }[bits]
+    sizes = {
+        "weight": 64 if bits == 4 else 128,
+        "weight.absmax": 2,
+        "weight.quant_map": 16,
+        "SCB": 8,
+        "weight_format": 0,
+    }
+    tensors = {
+        f"{name}.{part}": torch.zeros(sizes[part], dtype=kind)
+        for name in "ab"
+        for part, kind in kinds.items()
+    }
+    tensors["c.weight"] = torch.zeros((5, 16), dtype=torch.bfloat16)
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"num_attention_heads": 2, "hidden_size": 16, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "bitsandbytes"}})
+    )
+    size = memory.read_model_size(str(tmp_path))
+    assert size is not None and size.parameters == 2 * 128 + 80
+    assert size.file_bytes == sum(each.nbytes for each in tensors.values())
+    model = ModelConfig.model_validate({"path": str(tmp_path), "lora": {"rank": 1}})
+    assert memory._frozen_bytes(size, model, 2) == size.file_bytes
 
 
 def test_the_layout_of_the_ranks_divides_the_parts() -> None:
