@@ -441,6 +441,25 @@ def test_arguments_of_a_script_are_those_of_the_command_line() -> None:
     assert given.run.reward.functions[0].weight == 2
 
 
+NESTED_ALIASES = "l0: &l0 [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 8)}]\n" for n in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (NESTED_ALIASES, "more than 10,000 values"),
+        ("learning_rate: [", "cannot be read"),
+    ],
+    ids=["aliases", "syntax"],
+)
+def test_a_config_file_beyond_the_limits_is_refused(text: str, reason: str) -> None:
+    Path("c.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        run_of(PARSED, *WORDS[:4], "--config", "c.yaml")
+
+
 @pytest.mark.parametrize("parser", ["trl import TrlParser", "transformers import HfArgumentParser"])
 def test_every_field_has_a_type_that_parsers_read(parser: str) -> None:
     """Without words the fields have their defaults."""

@@ -19,6 +19,7 @@ from strop.compat.ledger.key_mapping import NUMBER, UNSET, KeyMapping, typed_val
 from strop.compat.trl.reader import LEDGERS, TrlProgram
 from strop.compat.trl.script.session import RefusedArgument, current_session
 from strop.config.load.config_tree import Source
+from strop.config.load.yaml_file import parse_yaml, read_bounded
 from strop.errors import ConfigError
 from strop.printable import did_you_mean
 
@@ -430,9 +431,10 @@ def _read_config(path: str) -> dict[str, Any]:
     import yaml
 
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise current_session().error(f"--config {path} cannot be read: {error}.") from None
+        _, values = parse_yaml(read_bounded(Path(path)))
+    except (yaml.YAMLError, ConfigError) as error:
+        reason = " ".join(str(error).split())
+        raise current_session().error(f"--config {path} cannot be read: {reason}") from None
     if not isinstance(values, dict):
         raise current_session().error(f"--config {path} has no options; write name: value.")
     for name, value in (values.pop("env", None) or {}).items():
