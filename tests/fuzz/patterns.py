@@ -34,15 +34,15 @@ BUILT: dict[str, Sequence[str]] = {
     "programs.py: pattern": [pattern for pattern, _ in _VERL],
     "row_keys.py: f'(?<!\\\\w){re.escape(name)}(?!\\\\w)'": [r"(?<!\w)tools(?!\w)"],
     "tensor.py: re.escape(name).replace('\\\\*', '\\\\d+')": [r"layers\.\d+\.mlp\.\d+"],
-    "tool_calls.py: f'(?P<code>`+)|(?P<reasoning>{OPENING_MARK})|{re.escape(marked.mark)}'": [
+    "reply.py: f'(?P<code>`+)|(?P<reasoning>{OPENING_MARK})|{re.escape(marked.mark)}'": [
         rf"(?P<code>`+)|(?P<reasoning>{OPENING_MARK})|<tool_call>"
     ],
     "turn_encoder.py: '|'.join(special) or '(?!)'": [_ENDS],
-    "turn_ends.py: f'(?P<end>{either})(?:\\\\s*(?:{either}))*\\\\s*'": [
+    "turn_encoder.py: f'(?P<end>{either})(?:\\\\s*(?:{either}))*\\\\s*'": [
         rf"(?P<end>{_ENDS})(?:\s*(?:{_ENDS}))*\s*"
     ],
-    "turn_ends.py: f'\\\\s*(?P<end>{either})'": [rf"\s*(?P<end>{_ENDS})"],
-    "turn_ends.py: f\"(?:\\\\s*{re.escape(found['end'])})*\"": [rf"(?:\s*(?:{_ENDS}))*"],
+    "turn_encoder.py: f'\\\\s*(?P<end>{either})'": [rf"\s*(?P<end>{_ENDS})"],
+    "turn_encoder.py: f\"(?:\\\\s*{re.escape(found['end'])})*\"": [rf"(?:\s*(?:{_ENDS}))*"],
     # Of the author of a configuration.
     "judge_prompt.py: section.pattern": [],
     "llm_operators.py: text": [],
