@@ -168,9 +168,8 @@ def check_schema(schema: pa.Schema, what: str) -> None:
             f"{FORMAT}. Read them with the version that wrote them."
         )
     if not schema.equals(SCHEMA):
-        raise StoreError(
-            f"{what} have format {FORMAT} but other columns: {', '.join(map(repr, schema.names))}"
-        )
+        # A damaged name is no text by itself, but Arrow prints the schema.
+        raise StoreError(f"{what} have format {FORMAT} but other columns: {' '.join(str(schema).split())}")
 
 
 def to_batch(groups: Sequence[ExperienceGroup]) -> pa.RecordBatch:

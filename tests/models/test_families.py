@@ -244,7 +244,7 @@ def test_rotary_embeddings_that_depend_on_the_batch_are_refused(kind: str, tmp_p
     check_greedy(folder, sampler, max_tokens=limit - 12)
     check_logprobs(trained, sampler)
     with pytest.raises(ModelError, match=f"rope_type '{kind}'.*more than {limit} tokens"):
-        trained.logprobs([experience(PROMPTS[0], np.arange(3, limit + 3) % 200)])
+        trained.token_values([experience(PROMPTS[0], np.arange(3, limit + 3) % 200)], "logprobs")
     with pytest.raises(InferenceError, match=f"only {limit} positions"):
         sample(sampler, requests_for(PROMPTS[1:2], SamplingParams(max_tokens=limit - 11)))
     with pytest.raises(ModelError, match=f"of at most {limit}"):
