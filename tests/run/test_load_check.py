@@ -36,7 +36,7 @@ class Trainer:
     def __init__(self, gap: float) -> None:
         self.gap = gap
 
-    def logprobs(self, experiences: list[Any]) -> list[np.ndarray]:
+    def token_values(self, experiences: list[Any], quantity: str) -> list[np.ndarray]:
         return [np.where(experiences[0].loss_mask, -1 + self.gap, 0)]
 
 

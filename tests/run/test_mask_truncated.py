@@ -16,6 +16,7 @@ from strop.config.schema.policy_gradient import Aggregation, EntropyFilterConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.config.units import Amount
 from strop.data.packing import pack
+from strop.protocols import TokenQuantity
 from strop.run.optimize.policy_optimizer import StepBatch
 from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TokenOutputs, TrainingBatch
 from tests.run.test_advantage_inputs import experience
@@ -43,17 +44,16 @@ class RecordingEngine:
         self.losses.append(float(result.loss))
         return {"loss": self.losses[-1]}
 
-    def logprobs(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """The first target of each response is unlikely."""
+    def token_values(self, experiences: Sequence[Experience], quantity: TokenQuantity) -> list[FloatArray]:
+        """The first target of each response is unlikely; all have the same entropy."""
         found = []
         for each in experiences:
-            values = np.full(len(each.token_ids), math.log(0.9), dtype=np.float32)
-            values[each.prompt_tokens] = math.log(0.1)
+            common = 0.3 if quantity == "entropies" else math.log(0.9)
+            values = np.full(len(each.token_ids), common, dtype=np.float32)
+            if quantity != "entropies":
+                values[each.prompt_tokens] = math.log(0.1)
             found.append(values)
         return found
-
-    def entropies(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        return [np.full(len(each.token_ids), 0.3, dtype=np.float32) for each in experiences]
 
     def step(self) -> float:
         return 1.0
