@@ -15,6 +15,53 @@ import pyarrow as pa
 from strop.errors import StoreError
 from strop.types import Experience, ExperienceGroup, ImageReference, RolloutStatus, SegmentRole
 
+FORMAT = 5
+"""Version of the columns, increased whenever they change; other versions are refused."""
+EXPERIENCE = pa.struct(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("task_id", pa.string(), nullable=False),
+        pa.field("group", pa.string(), nullable=False),
+        pa.field("index", pa.int64(), nullable=False),
+        pa.field("turn", pa.int64(), nullable=False),
+        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field("sampler_logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("policy_logprobs", pa.list_(pa.float32())),
+        pa.field("reward", pa.float64(), nullable=False),
+        pa.field("status", pa.string(), nullable=False),
+        pa.field("temperature", pa.float64(), nullable=False),
+        pa.field("versions", pa.list_(pa.int64()), nullable=False),
+        pa.field("token_versions", pa.list_(pa.int32())),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("role", pa.string(), nullable=False),
+        pa.field("turn_rewards", pa.list_(pa.float64())),
+        pa.field("turn_states", pa.list_(pa.string())),
+        pa.field("reward_parts", pa.string(), nullable=False),
+        pa.field("pair", pa.string()),
+        pa.field("media", pa.string(), nullable=False),
+    ]
+)
+"""One experience; `reward_parts` and `media` are JSON text, see `json_codec`."""
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("experiences", pa.list_(pa.field("item", EXPERIENCE, nullable=False)), nullable=False),
+        pa.field("baseline", pa.float64()),
+    ],
+    metadata={"strop.groups": str(FORMAT)},
+)
+_TOKEN_ARRAYS: dict[str, type[np.generic]] = {
+    "token_ids": np.int32,
+    "loss_mask": np.bool_,
+    "sampler_logprobs": np.float32,
+    "policy_logprobs": np.float32,
+    "token_versions": np.int32,
+}
+"""Columns that are arrays [L], with their dtypes."""
+_JSON = ("reward_parts", "media")
+_TUPLES = ("versions", "turn_rewards", "turn_states")
+
 
 def dumps(value: Any) -> str:
     """Encode a value as JSON; a type that JSON lacks becomes an object with one key that begins with `$`.
@@ -60,55 +107,6 @@ def _from_json(value: Any) -> Any:
         f"A stored experience holds {kind!r}, which this version of Strop cannot read. Read it with "
         "the version that wrote it."
     )
-
-
-FORMAT = 5
-"""Version of the columns, increased whenever they change; other versions are refused."""
-
-EXPERIENCE = pa.struct(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("task_id", pa.string(), nullable=False),
-        pa.field("group", pa.string(), nullable=False),
-        pa.field("index", pa.int64(), nullable=False),
-        pa.field("turn", pa.int64(), nullable=False),
-        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
-        pa.field("sampler_logprobs", pa.list_(pa.float32()), nullable=False),
-        pa.field("policy_logprobs", pa.list_(pa.float32())),
-        pa.field("reward", pa.float64(), nullable=False),
-        pa.field("status", pa.string(), nullable=False),
-        pa.field("temperature", pa.float64(), nullable=False),
-        pa.field("versions", pa.list_(pa.int64()), nullable=False),
-        pa.field("token_versions", pa.list_(pa.int32())),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("role", pa.string(), nullable=False),
-        pa.field("turn_rewards", pa.list_(pa.float64())),
-        pa.field("turn_states", pa.list_(pa.string())),
-        pa.field("reward_parts", pa.string(), nullable=False),
-        pa.field("pair", pa.string()),
-        pa.field("media", pa.string(), nullable=False),
-    ]
-)
-"""One experience; `reward_parts` and `media` are JSON text, see `json_codec`."""
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("experiences", pa.list_(pa.field("item", EXPERIENCE, nullable=False)), nullable=False),
-        pa.field("baseline", pa.float64()),
-    ],
-    metadata={"strop.groups": str(FORMAT)},
-)
-_TOKEN_ARRAYS: dict[str, type[np.generic]] = {
-    "token_ids": np.int32,
-    "loss_mask": np.bool_,
-    "sampler_logprobs": np.float32,
-    "policy_logprobs": np.float32,
-    "token_versions": np.int32,
-}
-"""Columns that are arrays [L], with their dtypes."""
-_JSON = ("reward_parts", "media")
-_TUPLES = ("versions", "turn_rewards", "turn_states")
 
 
 def encode(group: ExperienceGroup) -> bytes:

@@ -18,6 +18,8 @@ from strop.errors import StoreError
 from strop.protocols import BufferCounts
 from strop.types import ExperienceGroup
 
+log = logging.getLogger("strop.buffer")
+
 
 class Leases:
     """Leased uses of groups; a reusable group may be leased several times. The caller does the locking."""
@@ -65,9 +67,6 @@ class Leases:
             if not self._uses[id]:
                 del self._uses[id]
         return found
-
-
-log = logging.getLogger("strop.buffer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ from strop.types import (
 
 SegmentTokens = tuple[Experience, int, int | None]
 """Tokens of an experience: first, and end, or None for the experience's end."""
+_Unit = tuple[int, ...]
+"""Numbers of experiences that are never separated: one experience, or the two of a pair."""
 
 
 class SegmentImages:
@@ -142,10 +144,6 @@ class _Bundle:
     """Number of shared tokens; 0 for none."""
     size: int
     """Size in the unit of the limit."""
-
-
-_Unit = tuple[int, ...]
-"""Numbers of experiences that are never separated: one experience, or the two of a pair."""
 
 
 def pack(

@@ -22,6 +22,11 @@ from strop.types import ExperienceGroup, Message, SegmentRole
 _PAIRS_PER_BLOCK = 1000
 """Number of pairs whose chosen responses stand before all their rejected ones, so that two answers to one prompt are
 rarely neighbors. TRL (trl/data_utils.py, unpair_preference_dataset) does so too: `datasets` maps 1000 rows at once."""
+LOSS_MARKS = (
+    *("weight", "loss", "train", "training", "trainable", "train_on_turn", "loss_mask", "step_loss_mask"),
+)
+_PARTIAL_MARKS = ("train_detail", "training_detail")
+"""Axolotl's marks on parts of a message."""
 
 
 def read_labels(rows: DatasetRows, section: TasksetConfig) -> list[bool] | None:
@@ -109,13 +114,6 @@ def row_target(row: Mapping[str, Any], section: TasksetConfig, where: str) -> fl
         f"{where}: the {what} in the column {column!r} is {value!r:.60}; write a finite number. Remove rows without a "
         f"{what}."
     )
-
-
-LOSS_MARKS = (
-    *("weight", "loss", "train", "training", "trainable", "train_on_turn", "loss_mask", "step_loss_mask"),
-)
-_PARTIAL_MARKS = ("train_detail", "training_detail")
-"""Axolotl's marks on parts of a message."""
 
 
 def take_marks(

@@ -27,6 +27,13 @@ from strop.errors import DataError
 from strop.reward_comparison import exceeds, reaches
 
 IndexArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+_CAPABILITY_DECAY = 0.9
+"""Weight of the earlier steps in the model's place between the two reference models."""
+_WRONG = 0.25
+"""Mean error of the interpolated pass rates from which on their weight is halved."""
+_EQUAL = 1e-3
+"""Difference of the references' mean pass rates below which a step does not say where between them the model is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +163,6 @@ def uniform_draws(n: int, seed: int, *key: int) -> npt.NDArray[np.float64]:
     """[n] Numbers between 0 and 1, without either, from raw draws of Philox; a function of (seed, key)."""
     draws = np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)).random_raw(n)
     return ((draws >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-
-
-FloatArray = npt.NDArray[np.float64]
-_CAPABILITY_DECAY = 0.9
-"""Weight of the earlier steps in the model's place between the two reference models."""
-_WRONG = 0.25
-"""Mean error of the interpolated pass rates from which on their weight is halved."""
-_EQUAL = 1e-3
-"""Difference of the references' mean pass rates below which a step does not say where between them the model is."""
 
 
 class DifficultyOrder:

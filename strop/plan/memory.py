@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from strop.config.deepspeed import ZeroSettings
 from strop.config.gguf_reader import read_gguf
-from strop.config.model_files import is_quantized
 from strop.config.paths import existing_path, gguf_file
 from strop.config.schema.model import DTYPE_BYTES, LoraConfig, ModelConfig
 from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, TrainingEngineConfig
@@ -44,8 +43,8 @@ class ModelSize:
     """Width of the logits; 0 where config.json does not say."""
     intermediate: int = 0
     """Width of the MLP that a token passes, with the experts chosen for it; 0 where config.json does not say."""
-    file_bytes: int = 0
-    """Bytes of the weights in safetensors files, which bitsandbytes may have quantized; 0 for a GGUF file."""
+    quantized_bytes: int = 0
+    """Bytes of the weights of a folder that bitsandbytes has quantized; 0 for any other."""
 
     @property
     def mlp_width(self) -> int:
@@ -83,7 +82,8 @@ def _model_size(config_version: tuple[Path, int], *weight_versions: tuple[Path, 
     config: dict[str, Any] = json.loads(config_version[0].read_text())
     text = config.get("text_config", config)
     heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
-    parameters, file_bytes = map(sum, zip(*(_contents(file) for file, _ in weight_versions), strict=True))
+    parameters, stored = map(sum, zip(*(_contents(file) for file, _ in weight_versions), strict=True))
+    is_quantized = (config.get("quantization_config") or {}).get("quant_method") == "bitsandbytes"
     return ModelSize(
         parameters=parameters,
         layers=int(text["num_hidden_layers"]),
@@ -93,7 +93,7 @@ def _model_size(config_version: tuple[Path, int], *weight_versions: tuple[Path, 
         head_dim=int(text.get("head_dim") or hidden // heads),
         vocabulary=int(text.get("vocab_size") or 0),
         intermediate=_intermediate(text),
-        file_bytes=file_bytes,
+        quantized_bytes=stored if is_quantized else 0,
     )
 
 
@@ -422,7 +422,7 @@ def _frozen_bytes(size: ModelSize, model: ModelConfig, in_compute: int) -> int:
     """Weights under an adapter; those of the linear layers quantized as the section or the model's files say."""
     section = model.quantization
     if section is None:
-        return size.file_bytes if is_quantized(model) else size.parameters * in_compute
+        return size.quantized_bytes or size.parameters * in_compute
     attention = 2 * (size.heads + size.kv_heads) * size.head_dim
     linear = min(size.parameters, size.layers * size.hidden * (attention + 3 * size.mlp_width))
     if section.bits == 8:

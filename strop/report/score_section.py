@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from strop.runs.folder import RunFolder
@@ -52,24 +53,32 @@ class ScoreSection:
 
 def read_score_sections(folder: RunFolder) -> list[ScoreSection]:
     """The section of each eval taskset of a reward model. Raises `RunFolderError` for a damaged file."""
-    return [
-        ScoreSection(
-            title=f"{each.taskset}, step {each.step}",
-            kinds=list(each.scores),
-            bins=score_bins(each),
-            calibration=calibration_bins(each.probabilities),
-        )
-        for each in read_held_out_scores(folder.held_out_scores)
-    ]
+    return [_section(each) for each in read_held_out_scores(folder.held_out_scores)]
 
 
-def score_bins(found: HeldOutScores) -> list[ScoreBin]:
-    """Bins of equal width from the least to the greatest score of all kinds."""
-    values = [value for scores in found.scores.values() for value in scores]
+def _section(found: HeldOutScores) -> ScoreSection:
+    """The section of a taskset; a model that has diverged has scores that are in no bin."""
+    finite = {
+        kind: [score for score in scores if math.isfinite(score)] for kind, scores in found.scores.items()
+    }
+    others = sum(map(len, found.scores.values())) - sum(map(len, finite.values()))
+    return ScoreSection(
+        title=f"{found.taskset}, step {found.step}{f', without {others} that are NaN or infinite' if others else ''}",
+        kinds=list(finite),
+        bins=score_bins(finite),
+        calibration=calibration_bins([each for each in found.probabilities if math.isfinite(each)]),
+    )
+
+
+def score_bins(found: Mapping[str, Sequence[float]]) -> list[ScoreBin]:
+    """Bins of equal width from the least to the greatest score of all kinds; none without scores."""
+    values = [value for scores in found.values() for value in scores]
+    if not values:
+        return []
     low, high = min(values), max(values)
     width = (high - low) / _BINS or 1.0
-    counts = [[0] * len(found.scores) for _ in range(_BINS)]
-    for kind, scores in enumerate(found.scores.values()):
+    counts = [[0] * len(found) for _ in range(_BINS)]
+    for kind, scores in enumerate(found.values()):
         for value in scores:
             counts[min(_BINS - 1, int((value - low) / width))][kind] += 1
     largest = max(map(max, counts))

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from strop.config.load.schema_faults import first_fault
 from strop.errors import RunFolderError
-from strop.workers.files import read_regular
+from strop.workers.files import atomic_write, read_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ _SCORES = TypeAdapter(list[HeldOutScores])
 
 def write_held_out_scores(file: Path, scores: Sequence[HeldOutScores]) -> None:
     """Write the scores of an evaluation in place of those of the one before."""
-    file.write_text(json.dumps([asdict(each) for each in scores]), encoding="utf-8")
+    atomic_write(file, json.dumps([asdict(each) for each in scores]))
 
 
 def read_held_out_scores(file: Path) -> list[HeldOutScores]:

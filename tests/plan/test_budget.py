@@ -113,9 +113,9 @@ def test_weights_that_bitsandbytes_has_quantized_are_counted_as_they_are_stored(
     )
     size = memory.read_model_size(str(tmp_path))
     assert size is not None and size.parameters == 2 * 128 + 80
-    assert size.file_bytes == sum(each.nbytes for each in tensors.values())
+    assert size.quantized_bytes == sum(each.nbytes for each in tensors.values())
     model = ModelConfig.model_validate({"path": str(tmp_path), "lora": {"rank": 1}})
-    assert memory._frozen_bytes(size, model, 2) == size.file_bytes
+    assert memory._frozen_bytes(size, model, 2) == size.quantized_bytes
 
 
 def test_the_layout_of_the_ranks_divides_the_parts() -> None:

@@ -33,6 +33,20 @@ _POSTGRESQL_OPTIONS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,  # milliseconds
 }
+log = logging.getLogger("strop.buffer")
+T = TypeVar("T")
+_CREATE_LOCK = 0x5374_726F_70
+"""Advisory lock (`Strop` in ASCII) for the creation of the tables in PostgreSQL."""
+_RETRY_SECONDS = 0.5
+_SQLITE_OUTAGES = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+)
+"""Errors of SQLite after which the same transaction can succeed."""
+DAMAGED_HINT = "If the database is damaged, restore it, or start a new run with another one."
 
 
 def make_engine(url: str | None, folder: Path) -> sa.Engine:
@@ -121,24 +135,6 @@ def _retry_while_busy(work: Callable[[], object]) -> None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(random.uniform(0, _SQLITE_RETRY_SECONDS))
-
-
-log = logging.getLogger("strop.buffer")
-
-T = TypeVar("T")
-
-_CREATE_LOCK = 0x5374_726F_70
-"""Advisory lock (`Strop` in ASCII) for the creation of the tables in PostgreSQL."""
-_RETRY_SECONDS = 0.5
-_SQLITE_OUTAGES = (
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-)
-"""Errors of SQLite after which the same transaction can succeed."""
-DAMAGED_HINT = "If the database is damaged, restore it, or start a new run with another one."
 
 
 class Database:

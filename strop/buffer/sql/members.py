@@ -24,6 +24,8 @@ from strop.errors import StoreError
 from strop.protocols import BufferCounts
 
 log = logging.getLogger("strop.buffer")
+_CHUNK_SIZE = 500
+"""Maximum number of ids or row numbers in one statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +181,6 @@ class BufferMember:
                 return  # the next put or take raises it
             except SQLAlchemyError as error:
                 log.info("%s could not send a heartbeat to the database: %s", self.name, error)
-
-
-_CHUNK_SIZE = 500
-"""Maximum number of ids or row numbers in one statement."""
 
 
 class GroupRows:

@@ -30,6 +30,25 @@ if TYPE_CHECKING:
 
 _MARKUP = ("<s>", "</s>")
 """Special tokens that are also markup of ordinary text."""
+_PROBE = "strop-probe-51c8e0"
+"""Content that shows whether a template renders contents that are text."""
+_PROBE_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "strop_probe",
+        "description": _PROBE,
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+_PROBE_CALL: Mapping[str, Any] = {
+    "id": "strop0000",
+    "type": "function",
+    "function": {"name": "strop_probe", "arguments": {"strop": _PROBE}},
+}
+_SECONDS_EACH = 0.1
+"""CPU time of one of many prompts that are rendered together, in addition to that of a rendering."""
+NO_TEMPLATE_ARGS: Mapping[str, Any] = {}
+"""No variables beyond those that every template gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +97,6 @@ def encode_plain(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
         list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
     )["input_ids"]
     return [ids if ids[:own] == before else [*before, *ids] for ids in encoded]
-
-
-_PROBE = "strop-probe-51c8e0"
-"""Content that shows whether a template renders contents that are text."""
-_PROBE_TOOL: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "strop_probe",
-        "description": _PROBE,
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
-_PROBE_CALL: Mapping[str, Any] = {
-    "id": "strop0000",
-    "type": "function",
-    "function": {"name": "strop_probe", "arguments": {"strop": _PROBE}},
-}
-_SECONDS_EACH = 0.1
-"""CPU time of one of many prompts that are rendered together, in addition to that of a rendering."""
-NO_TEMPLATE_ARGS: Mapping[str, Any] = {}
-"""No variables beyond those that every template gets."""
 
 
 @dataclass(frozen=True, slots=True)

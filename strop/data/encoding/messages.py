@@ -26,6 +26,17 @@ _SHAREGPT_ROLES = {
     **dict.fromkeys(("observation", "function"), "tool"),
 }
 """Values of `from`; None for a role that keeps its name."""
+Tools = tuple[Mapping[str, Any], ...]
+"""JSON schemas of tools, as chat templates take them."""
+_TEXTLESS_ROLES = ("system", "developer", "tool", "function")
+"""Roles whose messages may say nothing: null is an empty content."""
+_OTHER_CONTENTS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+"""Keys of an assistant's message that it may have in place of a content."""
+_PYTHON_MESSAGES = re.compile(r"\s*(?:array\()?(?:\[\s*)?\{\s*'(?:role|content|from|value)':\s")
+_PYTHON_PARTS = re.compile(r"\s*(?:array\()?\[\s*\{\s*'type': '(?:text|image|image_url)'")
+_PYTHON_KEYS = (("'role':", "'content':"), ("'from':", "'value':"))
+"""Beginnings of messages and of content parts as Python prints them, which is no JSON, and keys of messages."""
+_LIST = '[{"role": "user", "content": "..."}]'
 
 
 def standard_messages(messages: Sequence[Any], where: str) -> list[Any]:
@@ -89,21 +100,6 @@ def _calls(content: Any, where: str) -> list[dict[str, Any]]:
             '{"name": "weather", "arguments": {"city": "Rome"}}.'
         ) from None
     return [{"type": "function", "function": {"name": name, "arguments": args}} for name, args in named]
-
-
-Tools = tuple[Mapping[str, Any], ...]
-"""JSON schemas of tools, as chat templates take them."""
-
-
-_TEXTLESS_ROLES = ("system", "developer", "tool", "function")
-"""Roles whose messages may say nothing: null is an empty content."""
-_OTHER_CONTENTS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-"""Keys of an assistant's message that it may have in place of a content."""
-_PYTHON_MESSAGES = re.compile(r"\s*(?:array\()?(?:\[\s*)?\{\s*'(?:role|content|from|value)':\s")
-_PYTHON_PARTS = re.compile(r"\s*(?:array\()?\[\s*\{\s*'type': '(?:text|image|image_url)'")
-_PYTHON_KEYS = (("'role':", "'content':"), ("'from':", "'value':"))
-"""Beginnings of messages and of content parts as Python prints them, which is no JSON, and keys of messages."""
-_LIST = '[{"role": "user", "content": "..."}]'
 
 
 def to_messages(value: Any, where: str, *, system: str | None = None) -> tuple[Message, ...]:

@@ -30,6 +30,8 @@ _TEXT_FILTERS = frozenset({"default", "d", "string", "trim"})
 """Filters that return a text as it is, or without white space at its ends."""
 _STATEMENTS = frozenset({"Assign", "Break", "Continue", "ExprStmt", "For", "If", "Output", "With"})
 """Statements whose output goes into the prompt only; a macro's, for one, can be read again by the template."""
+_NFC_GROWTH = 3
+"""Largest factor by which NFC lengthens a text in UTF-8 (Unicode Standard Annex 15, section 12.1)."""
 
 
 class _ContentRead(BaseException):
@@ -184,10 +186,6 @@ def _type_only(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return name in _TRUE_TESTS
 
     return checked
-
-
-_NFC_GROWTH = 3
-"""Largest factor by which NFC lengthens a text in UTF-8 (Unicode Standard Annex 15, section 12.1)."""
 
 
 class TokenBound:

@@ -22,6 +22,7 @@ from strop.workers.child_process import process_pool
 MAX_KEPT_TOKENS = 16 << 20
 """Largest number of tokens that are kept, 64 MiB; older prompts are encoded again when they are needed."""
 _LARGEST_BATCH = 1024
+_PROMPTS_PER_CHUNK = 256
 
 
 class PromptStore:
@@ -91,7 +92,6 @@ class PromptStore:
         return [fit_prompt(token_ids, self._rule, self._limit) for token_ids in encoded]
 
 
-_PROMPTS_PER_CHUNK = 256
 _encoder: PromptEncoder
 """The encoder of a worker process."""
 _limit: int

@@ -45,6 +45,33 @@ OPENING_MARK = "|".join(re.escape(mark) for mark in _CLOSING)
 _BEGINNING = re.compile(rf"\s*({OPENING_MARK})")
 _ANY_CLOSING = re.compile("|".join(re.escape(mark) for mark in _CLOSING.values()))
 _LAST_OPENING = re.compile(rf"(?:{OPENING_MARK})(?!.*(?:{OPENING_MARK}))", re.DOTALL)
+_TEXT = "strop-text-7be320"
+"""Placeholder of the contents in a rendering, to find what the template writes around them."""
+_USER: Message = {"role": "user", "content": _TEXT}
+_ASSISTANT: Message = {"role": "assistant", "content": _TEXT}
+ToolCallFormat = Literal["hermes", "json", "llama3_json", "qwen3_coder", "mistral", "deepseek", "gpt_oss"]
+"""`hermes`: JSON inside <tool_call> tags, the format of Hermes, Qwen2.5 and Qwen3; `llama3_json` or `json`: only
+JSON, the format of Llama 3; `qwen3_coder`: <function=name> and <parameter=name> inside <tool_call> tags, the format
+of Qwen3-Coder and Qwen3.5; `mistral`: [TOOL_CALLS] before a list of JSON objects, or before each name with [ARGS]
+before its arguments; `deepseek`: the tokens of DeepSeek-V3 and V3.1 around each name and its JSON; `gpt_oss`: messages
+to functions.name in the Harmony format of gpt-oss, with its special tokens."""
+_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>\s*|$)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
+_FUNCTION_END = re.compile(r"</function>\s*</tool_call>")
+_HARMONY = re.compile(r"<\|(start|channel|constrain|message|call|end|return)\|>")
+"""A special token of the Harmony format (cookbook.openai.com/articles/openai-harmony)."""
+_RECIPIENT = re.compile(r"to=functions\.(\S+)")
+_MISTRAL_CALL = re.compile(r"([^\s\[{]+)\s*+(?:\[CALL_ID\][^\[{]*+)?(?:\[ARGS\])?\s*+(\{.*)", re.DOTALL)
+_MISTRAL_NAME = re.compile(r"[^\s\[{]+\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\]\s*|(?=\{))")
+_MISTRAL_LIST = re.compile(r'\s*\[\s*\{(?=.*"name"\s*:)(?=.*"arguments"\s*:)', re.DOTALL)
+_DEEPSEEK_CALL = re.compile(r"<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|$)", re.DOTALL)
+_DEEPSEEK_V3 = re.compile(r"function<｜tool▁sep｜>([^\n]+)\n```json\n(.*?)\n?```\s*", re.DOTALL)
+_DEEPSEEK_V31 = re.compile(r"([^<\n]+)<｜tool▁sep｜>(.*)", re.DOTALL)
+_NAMED = re.compile(r'"name"\s*:\s*(?:"([^"]*)")?')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:')
+_QUOTES = "\"'\u201c\u201d\u2018\u2019\u00ab\u00bb"
+_JSON = json.JSONDecoder()
+_LONGEST_QUOTE = 200
 
 
 def first_content(text: str, *, is_open: bool) -> int:
@@ -100,12 +127,6 @@ def split_reasoning(text: str, parser: ReasoningParser, *, is_open: bool = False
     if parser == "qwen3" and not (is_open or has_tag or end):
         return None, text
     return reasoning.strip("\n") or None, content.lstrip("\n") if end else ""
-
-
-_TEXT = "strop-text-7be320"
-"""Placeholder of the contents in a rendering, to find what the template writes around them."""
-_USER: Message = {"role": "user", "content": _TEXT}
-_ASSISTANT: Message = {"role": "assistant", "content": _TEXT}
 
 
 class ReplyDecoder:
@@ -180,31 +201,6 @@ class ReplyDecoder:
             return self._prompts.render("The chat template", messages, (), prompt=False)
         except DataError:
             return ""
-
-
-ToolCallFormat = Literal["hermes", "json", "llama3_json", "qwen3_coder", "mistral", "deepseek", "gpt_oss"]
-"""`hermes`: JSON inside <tool_call> tags, the format of Hermes, Qwen2.5 and Qwen3; `llama3_json` or `json`: only
-JSON, the format of Llama 3; `qwen3_coder`: <function=name> and <parameter=name> inside <tool_call> tags, the format
-of Qwen3-Coder and Qwen3.5; `mistral`: [TOOL_CALLS] before a list of JSON objects, or before each name with [ARGS]
-before its arguments; `deepseek`: the tokens of DeepSeek-V3 and V3.1 around each name and its JSON; `gpt_oss`: messages
-to functions.name in the Harmony format of gpt-oss, with its special tokens."""
-_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>\s*|$)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
-_FUNCTION_END = re.compile(r"</function>\s*</tool_call>")
-_HARMONY = re.compile(r"<\|(start|channel|constrain|message|call|end|return)\|>")
-"""A special token of the Harmony format (cookbook.openai.com/articles/openai-harmony)."""
-_RECIPIENT = re.compile(r"to=functions\.(\S+)")
-_MISTRAL_CALL = re.compile(r"([^\s\[{]+)\s*+(?:\[CALL_ID\][^\[{]*+)?(?:\[ARGS\])?\s*+(\{.*)", re.DOTALL)
-_MISTRAL_NAME = re.compile(r"[^\s\[{]+\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\]\s*|(?=\{))")
-_MISTRAL_LIST = re.compile(r'\s*\[\s*\{(?=.*"name"\s*:)(?=.*"arguments"\s*:)', re.DOTALL)
-_DEEPSEEK_CALL = re.compile(r"<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|$)", re.DOTALL)
-_DEEPSEEK_V3 = re.compile(r"function<｜tool▁sep｜>([^\n]+)\n```json\n(.*?)\n?```\s*", re.DOTALL)
-_DEEPSEEK_V31 = re.compile(r"([^<\n]+)<｜tool▁sep｜>(.*)", re.DOTALL)
-_NAMED = re.compile(r'"name"\s*:\s*(?:"([^"]*)")?')
-_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:')
-_QUOTES = "\"'\u201c\u201d\u2018\u2019\u00ab\u00bb"
-_JSON = json.JSONDecoder()
-_LONGEST_QUOTE = 200
 
 
 @dataclass(frozen=True, slots=True)

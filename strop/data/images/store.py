@@ -35,6 +35,7 @@ _PLAIN_MODES = ("RGB", "L")
 _EXIF_ORIENTATION = 0x0112
 MAX_PIXELS = 89_478_485
 """Number of pixels of the largest image that is decoded: 256 MiB in RGB."""
+_SUFFIXES = tuple(dict.fromkeys(_FORMAT_SUFFIXES.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,6 @@ def _without_transparency(image: Image) -> Image:
     if image.mode.startswith("I"):
         return image.convert("I").point(lambda value: value / 256).convert("L")
     return image if image.mode == "L" else image.convert("RGB")
-
-
-_SUFFIXES = ("png", "jpg", "webp")
 
 
 class ImageStore:

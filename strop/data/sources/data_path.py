@@ -39,6 +39,7 @@ _VERSION_KEYS = (
     "content_md5",
 )
 """Facts of file systems that change with a file's contents."""
+_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,6 @@ def resolve_path(path: str) -> DataPath:
 def first_line(error: Exception) -> str:
     """The first line of an error's text, without secrets and its full stop."""
     return redact_text((str(error).splitlines() or [type(error).__name__])[0].rstrip("."))
-
-
-_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 
 @contextmanager

@@ -19,6 +19,18 @@ _STREAMED_ROWS = 256
 """Rows of a Parquet file that are read at once when it is streamed."""
 MAPPED_FROM_BYTES = 16 << 20
 """Size from which a file is converted into the cache and memory-mapped; smaller files stay in memory."""
+_SHARD = re.compile(r"^(?P<split>\w+(?:\.\w+)*)-\d{5}-of-\d{5}")
+_WORDS = "training|train|validation|valid|val|dev|testing|test|evaluation|eval"
+_WORD = re.compile(rf"(?:^|[-._ 0-9])(?P<split>{_WORDS})(?=[-._ 0-9])")
+_CANONICAL = {
+    "training": "train",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "testing": "test",
+    "evaluation": "test",
+    "eval": "test",
+}
 
 
 def read_file(place: DataPath, texts: frozenset[str] = frozenset()) -> RowSource:
@@ -108,20 +120,6 @@ def _read_lines(place: DataPath, packed: str | None) -> RowSource:
         if items is not None:
             return JsonLinesRows(place.display_path, b"\n".join(items), place.parent, unit="item")
     return JsonLinesRows(place.display_path, text, place.parent)
-
-
-_SHARD = re.compile(r"^(?P<split>\w+(?:\.\w+)*)-\d{5}-of-\d{5}")
-_WORDS = "training|train|validation|valid|val|dev|testing|test|evaluation|eval"
-_WORD = re.compile(rf"(?:^|[-._ 0-9])(?P<split>{_WORDS})(?=[-._ 0-9])")
-_CANONICAL = {
-    "training": "train",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "testing": "test",
-    "evaluation": "test",
-    "eval": "test",
-}
 
 
 def split_of(filename: str) -> str | None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 ROWS_PER_BATCH = 2048
 """Rows of each batch of an Arrow file but the last one."""
+_LAYOUT = 3
+"""Version of the entries: those of another version are not read."""
+_FILE = "rows.arrow"
 
 
 class ArrowFile:
@@ -161,11 +164,6 @@ class ArrowWriter:
             self._writer.write_batch(batch)
         left = table.slice(rows)
         self._waiting, self._count = left.to_batches(), left.num_rows
-
-
-_LAYOUT = 3
-"""Version of the entries: those of another version are not read."""
-_FILE = "rows.arrow"
 
 
 def convert_file(place: DataPath, name: DataFileName, texts: frozenset[str]) -> RowSource:

@@ -15,15 +15,15 @@
   const shownX = (value) => settings.x === "seconds" ? duration(value) : settings.x === "tokens" ? short(value) : value.toLocaleString("en");
 
   // The seconds or tokens after a step, between the steps that the clock has.
-  function at(clock, step) {
+  function at(clock, step, axis) {
     let low = 0, high = clock.steps.length - 1;
-    if (high < 0 || step <= clock.steps[0]) return step < (clock.steps[0] ?? 0) ? 0 : clock[settings.x][0] ?? 0;
+    if (high < 0 || step <= clock.steps[0]) return step < (clock.steps[0] ?? 0) ? 0 : clock[axis][0] ?? 0;
     while (high - low > 1) {
       const middle = (low + high) >> 1;
       if (clock.steps[middle] < step) low = middle; else high = middle;
     }
     const part = (step - clock.steps[low]) / ((clock.steps[high] - clock.steps[low]) || 1);
-    return clock[settings.x][low] + Math.min(part, 1) * (clock[settings.x][high] - clock[settings.x][low]);
+    return clock[axis][low] + Math.min(part, 1) * (clock[axis][high] - clock[axis][low]);
   }
 
   // Exponential moving average, corrected for its start.
@@ -39,7 +39,7 @@
   function lines(chart, clocks) {
     const found = [];
     chart.series.forEach((one, number) => {
-      const x = settings.x === "steps" ? one.steps : one.steps.map((step) => at(clocks[one.run], step));
+      const x = settings.x === "steps" ? one.steps : one.steps.map((step) => at(clocks[one.run], step, settings.x));
       const chosen = settings.smoothing === "" ? (chart.smoothed && number === 0 && x.length >= 20 ? 0.8 : 0) : Number(settings.smoothing);
       const factor = chart.stacked || x.length < 3 ? 0 : chosen;
       if (factor) found.push({ ...one, x, y: one.values, faint: true });
@@ -116,12 +116,10 @@
   function saveCsv(chart, clocks, name) {
     const quoted = (text) => /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
     const rows = [`series,step,value${clocks.length ? ",seconds,tokens" : ""}`];
-    const before = settings.x;
     for (const one of chart.series) one.steps.forEach((step, place) => {
-      const times = ["seconds", "tokens"].map((what) => { settings.x = what; return at(clocks[one.run], step); });
+      const times = ["seconds", "tokens"].map((axis) => at(clocks[one.run], step, axis));
       rows.push([quoted(one.label), step, one.values[place], ...times].join(","));
     });
-    settings.x = before;
     download(new Blob([rows.join("\n") + "\n"], { type: "text/csv" }), `${name}.csv`);
   }
 

@@ -17,7 +17,7 @@ from strop.studio.pages.run_view import state_of
 from strop.studio.processes import start_process
 from strop.studio.rendering import url
 from strop.studio.requests import folder_named, json_action, name_of, run_path, settings_of, text_in
-from strop.studio.run_notes import RunNotes, move_to_trash, read_notes, write_notes
+from strop.studio.run_notes import TRASH, RunNotes, move_to_trash, read_notes, write_notes
 
 
 def note(request: Request, values: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def delete(request: Request, values: dict[str, Any]) -> dict[str, Any]:
         raise RunFolderError("The run is running. Stop it first.")
     root = settings_of(request).runs
     if values.get("confirmed") is not True:
-        return {"question": f"Move {path} to {root / '.trash'}? Nothing is erased: move it back to undo."}
+        return {"question": f"Move {path} to {root / TRASH}? Nothing is erased: move it back to undo."}
     move_to_trash(path, root)
     return {"location": url("/runs")}
 

@@ -36,6 +36,10 @@ from strop.sync.transport import TRAINER_SIGNALS, SignalName
 from strop.workers.connection import PEER_TIMEOUT_SECONDS, ConnectionLost, Disconnected, SocketConnection
 from strop.workers.server import SocketServer
 
+log = logging.getLogger("strop.sync")
+TRAINER_ADDRESS_FILE = "address.json"
+"""The file in the synchronizer's folder with the address of the trainer's server."""
+
 
 class VersionStore:
     """Packed versions of the weights, and signals."""
@@ -75,11 +79,6 @@ class VersionStore:
         """The numbers of those of these signals that were set."""
         with self._lock:
             return {name: self._signals[name] for name in names if name in self._signals}
-
-
-log = logging.getLogger("strop.sync")
-TRAINER_ADDRESS_FILE = "address.json"
-"""The file in the synchronizer's folder with the address of the trainer's server."""
 
 
 class WeightServer:

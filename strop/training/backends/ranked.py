@@ -169,13 +169,17 @@ class RankedEngine:
         results = self._group.run_each(messages)
         return [results[rank] for rank in self._dims.leaders()]
 
-    def _token_values(
+    def token_values(
         self,
         experiences: Sequence[Experience],
         quantity: TokenQuantity | Literal["values"],
-        check: Callable[[], None],
+        *,
+        check: Callable[[], None] = lambda: None,
     ) -> list[FloatArray]:
-        """[L] of each experience; the ranks compute one micro-batch each at a time, with `check` in between."""
+        """[L] of each experience: a quantity at each of its targets, the policy's or a critic's `values`.
+
+        The ranks compute one micro-batch each at a time, with `check` in between.
+        """
         batch, plans = TrainingBatch(experiences), self._plan(experiences)
         found: dict[int, FloatArray] = {}
         for start in range(0, len(plans), self._dims.dp):
@@ -230,16 +234,6 @@ class RankedPolicyEngine(RankedEngine):
         """Set the weight decay of the next update."""
         self._group.run(SetWeightDecay(POLICY, weight_decay))
 
-    def token_values(
-        self,
-        experiences: Sequence[Experience],
-        quantity: TokenQuantity,
-        *,
-        check: Callable[[], None] = lambda: None,
-    ) -> list[FloatArray]:
-        """[L] of each experience: a quantity at each of its targets; `check` is called between micro-batches."""
-        return self._token_values(experiences, quantity, check)
-
     def sync_reference(self, policy_weight: float) -> None:
         """Not supported on ranks, which the configuration's checks refuse. Raises ValueError."""
         raise ValueError("the reference model of several ranks does not change")
@@ -293,7 +287,7 @@ class RankedCriticEngine(RankedEngine):
 
     def values(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: value of the state before each target, under the current weights."""
-        return self._token_values(experiences, "values", lambda: None)
+        return self.token_values(experiences, "values")
 
 
 class RankedBackend:
