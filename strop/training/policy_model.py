@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import assert_never
 
 import torch
 from peft import PeftModel
@@ -186,8 +187,6 @@ class PolicyModel(OptimizedModel):
         check: Callable[[], None] = lambda: None,
     ) -> list[Tensor]:
         """[T] of each micro-batch: a quantity at each target. `check` is called in between and may raise."""
-        if quantity == "teacher_logprobs":
-            return self._require_teachers().logprobs(micro_batches, check)
         self.model.eval()
         found = []
         for micro_batch in micro_batches:
@@ -198,6 +197,10 @@ class PolicyModel(OptimizedModel):
     def _token_values(self, micro_batch: MicroBatch, quantity: TokenQuantity) -> Tensor:
         values: Tensor | None
         match quantity:
+            case "logprobs":
+                values = self._call(token_outputs, micro_batch, entropy=False).logprobs
+            case "teacher_logprobs":
+                values = self._require_teachers().logprobs(micro_batch)
             case "reference_logprobs":
                 call, adapter_state = self._as_reference()
                 with adapter_state:
@@ -214,12 +217,12 @@ class PolicyModel(OptimizedModel):
             case "expected_entropy_effects":
                 values = self._call(expected_entropy_effects, micro_batch)
             case _:
-                values = self._call(token_outputs, micro_batch, entropy=False).logprobs
+                assert_never(quantity)
         assert values is not None
         return values
 
     def sync_reference(self, policy_weight: float) -> None:
-        """Move the reference's weights towards the policy's; see `strop.algorithms.reference_sync`."""
+        """Move the reference's weights towards the policy's; see `strop.algorithms.losses.preference_losses`."""
         assert self._synced_reference is not None
         self._show_average()
         sync_reference(self._synced_reference, self.master, policy_weight)

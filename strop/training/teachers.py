@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,15 +77,9 @@ class Teachers:
         )
 
     @torch.no_grad()
-    def logprobs(
-        self, micro_batches: Iterable[MicroBatch], check: Callable[[], None] = lambda: None
-    ) -> list[Tensor]:
-        """[T] log-probs of each micro-batch's targets; `check` is called in between and may raise."""
-        found = []
-        for micro_batch in micro_batches:
-            found.append(sampled_logprobs(self.states(micro_batch), micro_batch, self._group))
-            check()
-        return found
+    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
+        """[T] log-probs of a micro-batch's targets."""
+        return sampled_logprobs(self.states(micro_batch), micro_batch, self._group)
 
     def _numbers(self, micro_batch: MicroBatch) -> IndexArray:
         """[T] Number of each position's teacher; with sequence parallelism of this rank's positions."""
