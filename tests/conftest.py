@@ -52,9 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_rank)
 
 
-def pytest_collection_finish() -> None:
-    """Leave modules and collected tests out of later garbage collections, which would scan them each time."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave modules and collected tests out of later garbage collections, which would scan them each time.
+
+    Raises pytest.UsageError where pytest-xdist does not group tests: it writes the group behind a test's id.
+    """
     gc.freeze()
+    grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
+    if session.config.getoption("loadgroup", False) and any("@" not in item.nodeid for item in grouped):
+        raise pytest.UsageError(
+            "pytest-xdist lost the groups of tests: `make .venv/dev` installs versions that agree"
+        )
 
 
 def _rank(item: pytest.Item) -> int:
