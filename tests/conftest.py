@@ -37,6 +37,14 @@ def _working_directory_stays() -> Iterator[None]:
     assert left == before, f"the test left the process in {left}; use monkeypatch.chdir"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Raises pytest.UsageError where pytest-xdist 3.8, which writes groups into `_nodeid`, could not group tests."""
+    if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
+        raise pytest.UsageError(
+            "this pytest loses pytest-xdist's groups: `make .venv/dev` installs one that does not"
+        )
+
+
 def pytest_sessionstart() -> None:
     """Start the server of `tests.command` before a test changes the environment, whose first state it has."""
     fork_server(dict(os.environ))
@@ -52,17 +60,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_rank)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave modules and collected tests out of later garbage collections, which would scan them each time.
-
-    Raises pytest.UsageError where pytest-xdist does not group tests: it writes the group behind a test's id.
-    """
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of later garbage collections, which would scan them each time."""
     gc.freeze()
-    grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
-    if session.config.getoption("loadgroup", False) and any("@" not in item.nodeid for item in grouped):
-        raise pytest.UsageError(
-            "pytest-xdist lost the groups of tests: `make .venv/dev` installs versions that agree"
-        )
 
 
 def _rank(item: pytest.Item) -> int:
