@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import isfinite
 from typing import Any, Literal, Protocol
@@ -180,10 +180,17 @@ class KeyConverter:
 
     read: ReadFunction
     write: WriteFunction
+    off: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Values of keys with which the others decide nothing, such as a switch's, so that `read` is not called; UNSET
+    stands for a key that is not set."""
 
     def __call__(self, foreign: ForeignValues) -> Mapping[str, Any]:
         """Foreign values to run-file values."""
-        return self.read(foreign)
+        is_off = self.off and all(
+            not foreign.is_set(key) if value is UNSET else foreign[key] == value
+            for key, value in self.off.items()
+        )
+        return {} if is_off else self.read(foreign)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +217,11 @@ class ValueConversion:
         return KeyConverter(read, write)
 
 
-def written_by(write: WriteFunction) -> Callable[[ReadFunction], KeyConverter]:
+def written_by(
+    write: WriteFunction, *, off: Mapping[str, Any] | None = None
+) -> Callable[[ReadFunction], KeyConverter]:
     """Decorator that pairs a read function with the function that writes the same keys."""
-    return lambda read: KeyConverter(read, write)
+    return lambda read: KeyConverter(read, write, off or {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,25 +172,25 @@ def apply_converters(foreign: ForeignConfig) -> ConfigTree:
 
 
 def _convert(foreign: ForeignConfig) -> ConfigTree:
-    """Apply every read function once, in the ledger's order. Values that one does not accept are faults of
-    the result, unless they may follow from another fault."""
+    """Apply every read function whose keys have an effect once, in the ledger's order. Values that one does not accept
+    are faults of the result, unless they may follow from another fault."""
     tree = ConfigTree()
-    for read in dict.fromkeys(
-        row.read or _copy_value(row)
-        for row in foreign.ledger.rows
-        if (row.fields or row.read) and not row.alias_of
-    ):
+    rows_of: dict[ReadFunction | str, list[KeyMapping]] = {}
+    for row in foreign.ledger.rows:
+        if (row.fields or row.read) and not row.alias_of:
+            rows_of.setdefault(row.read or row.key, []).append(row)
+    for read, rows in rows_of.items():
         foreign.reads.clear()
+        fields = {split_key(field) for row in rows for field in row.fields}
         try:
-            settings = read(foreign)
+            settings = _settings(foreign, read, rows)
         except ConfigError as error:
             if not any(map(foreign.is_doubtful, foreign.reads)):
                 tree.faults += error.faults
-            decided = (field for row in foreign.ledger.rows if row.read is read for field in row.fields)
-            tree.faulty.update(map(split_key, decided))
+            tree.faulty |= fields
             continue
         if any(map(foreign.is_doubtful, foreign.reads)):
-            tree.faulty.update(map(split_key, settings))
+            tree.faulty |= set(map(split_key, settings)) or fields
         for field, value in settings.items():
             tree.set(split_key(field), value, _source_of(foreign, field, read))
             for keys, _ in iter_values(value, split_key(field)):
@@ -198,27 +198,32 @@ def _convert(foreign: ForeignConfig) -> ConfigTree:
     return tree
 
 
-def _copy_value(row: KeyMapping) -> ReadFunction:
-    return lambda foreign: {row.fields[0]: foreign[row.key]}
+def _settings(
+    foreign: ForeignConfig, read: ReadFunction | str, rows: Sequence[KeyMapping]
+) -> Mapping[str, Any]:
+    """The run-file values of keys that have one converter, or of a key that is copied; none if all are inactive."""
+    if all(row.inactive for row in rows) and all(row.inactive and row.inactive(foreign) for row in rows):
+        return {}
+    return {rows[0].fields[0]: foreign[read]} if isinstance(read, str) else read(foreign)
 
 
-def _source_of(foreign: ForeignConfig, field: str, read: ReadFunction) -> Source:
-    """The foreign key that decided a run-file field.
-
-    Candidates are the active keys that `read` converts, or else all active keys of the field. The last
-    candidate that is set wins; if none is set, the last that is not another name of a key.
-    """
-    rows = [
-        row for row in foreign.ledger.deciding(field) if row.inactive is None or not row.inactive(foreign)
-    ]
-    rows = [row for row in rows if row.read is read] or rows
-    written = [key for row in rows for key in foreign.written_keys(row)]
-    if not rows:
+def _source_of(foreign: ForeignConfig, field: str, read: ReadFunction | str) -> Source:
+    """The foreign key that decided a run-file field: one that `read` converts, or else any of the field."""
+    rows = foreign.ledger.deciding(field)
+    key = _deciding(foreign, [row for row in rows if row.read is read]) or _deciding(foreign, rows)
+    if key is None:
         return Source("dialect", f"fixed by {foreign.ledger.dialect}")
-    unwritten = [row.key for row in rows if not row.alias_of] or [rows[-1].key]
-    key = (written or unwritten)[-1]
     shown = format_value(split_key(key)[-1], foreign[key])
     return replace(foreign.source(key), foreign_key=f"{key}={shown}")
+
+
+def _deciding(foreign: ForeignConfig, rows: Sequence[KeyMapping]) -> str | None:
+    """The last active key that is set; if none is set, the last that is not another name of a key."""
+    by_rank = [(row, row.key) for alias in (True, False) for row in rows if bool(row.alias_of) is alias]
+    by_rank += [(row, key) for row in rows for key in foreign.written_keys(row)]
+    return next(
+        (key for row, key in reversed(by_rank) if row.inactive is None or not row.inactive(foreign)), None
+    )
 
 
 def usage_notes(foreign: ForeignConfig) -> Iterator[str]:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    UNCHANGED,
     UNSET,
     ForeignValues,
     KeyConverter,
@@ -170,19 +171,8 @@ def for_embedded(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda foreign, *value: function(_EmbeddedVerl(foreign), *value)
 
 
-@cache
-def _copied(key: str, field: str) -> KeyConverter:
-    """Converter of a key that verl's ledger copies to a field."""
-    row = VERL.find(key)
-    assert row is not None, key
-
-    def write(run: Run) -> Mapping[str, Any]:
-        value: Any = run
-        for part in field.split("."):
-            value = getattr(value, part)
-        return {key: value}
-
-    return KeyConverter(lambda foreign: {field: foreign[key]}, write)
+_copied = cache(UNCHANGED.between)
+"""Converter of a key that verl's ledger copies to a field."""
 
 
 def newer_row(key: str, default: Any, since: str, **changes: Any) -> KeyMapping:

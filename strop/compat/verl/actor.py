@@ -91,32 +91,6 @@ def micro_batch_size(foreign: ForeignValues, section: str) -> str:
     return f"{max(1, everywhere // max(1, gpus))} sequences"
 
 
-def write_entropy(run: Run) -> Mapping[str, Any]:
-    """Write the coefficient of the entropy."""
-    return {f"{_ACTOR}.entropy_coeff": getattr(run.algorithm, "entropy_coef", None)}
-
-
-@written_by(write_entropy)
-def entropy(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the coefficient of the entropy."""
-    if switches.distillation_alone(foreign) or switches.spin_alone(foreign):
-        return {}
-    return {"algorithm.entropy_coef": foreign[f"{_ACTOR}.entropy_coeff"]}
-
-
-def write_epochs(run: Run) -> Mapping[str, Any]:
-    """Write the epochs over a step."""
-    return {f"{_ACTOR}.ppo_epochs": run.trainer.epochs_per_step}
-
-
-@written_by(write_epochs)
-def epochs(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the epochs over a step; verl's recipe SPIN has one."""
-    if switches.spin_alone(foreign):
-        return {}
-    return {"trainer.epochs_per_step": foreign[f"{_ACTOR}.ppo_epochs"]}
-
-
 def write_kl_loss(run: Run) -> Mapping[str, Any]:
     """Write the switch and, where it is on, the coefficient and the estimator."""
     term = getattr(run.algorithm, "kl_loss", None)
@@ -129,7 +103,7 @@ def write_kl_loss(run: Run) -> Mapping[str, Any]:
     }
 
 
-@written_by(write_kl_loss)
+@written_by(write_kl_loss, off={f"{_ACTOR}.use_kl_loss": False})
 def kl_loss(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the KL penalty in the loss, where it is on."""
     if switches.kl_loss(foreign):
@@ -245,8 +219,6 @@ def write_router_loss(run: Run) -> Mapping[str, Any]:
 @written_by(write_router_loss)
 def router_loss(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the coefficients that are not 0; Megatron sums both losses over layers."""
-    if switches.megatron(foreign):
-        return {}
     if foreign[_BALANCING] == _SEQUENCE:
         raise foreign.error_for(
             _BALANCING,
@@ -362,7 +334,6 @@ _LISTED = (
         f"{_ACTOR}.entropy_coeff",
         0.0,
         "algorithm.entropy_coef",
-        read=entropy,
         inactive=any_inactive(switches.distillation_alone, switches.spin_alone),
     ),
     mapped(
@@ -384,7 +355,7 @@ _LISTED = (
         value_type=one_of(*KL_LOSS),
         inactive=switches.kl_loss,
     ),
-    mapped(f"{_ACTOR}.ppo_epochs", 1, "trainer.epochs_per_step", read=epochs, inactive=switches.spin_alone),
+    mapped(f"{_ACTOR}.ppo_epochs", 1, "trainer.epochs_per_step", inactive=switches.spin_alone),
     mapped(
         f"{_ACTOR}.data_loader_seed",
         None,

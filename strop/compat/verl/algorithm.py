@@ -192,11 +192,9 @@ def write_resampling(run: Run) -> Mapping[str, Any]:
     return {f"{at}.use_pf_ppo": True, **weights}
 
 
-@written_by(write_resampling)
+@written_by(write_resampling, off={"algorithm.use_pf_ppo": False})
 def resampling(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read PF-PPO, where it is on and the estimator is GAE; verl resamples for no other."""
-    if switches.pf_ppo(foreign):
-        return {}
     method, power = (foreign[f"algorithm.pf_ppo.{name}"] for name in ("reweight_method", "weight_pow"))
     return {"algorithm.resampling": {"method": method, "power": power}}
 
@@ -218,7 +216,7 @@ def write_kl_reward(run: Run) -> Mapping[str, Any]:
     return values
 
 
-@written_by(write_kl_reward)
+@written_by(write_kl_reward, off={"algorithm.use_kl_in_reward": False})
 def kl_reward(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the KL penalty in the reward, where it is on, with the controller of an adaptive coefficient."""
     if switches.kl_in_reward(foreign) or not switches.gdpo(foreign):
@@ -247,7 +245,7 @@ def write_filter_groups(run: Run) -> Mapping[str, Any]:
     return values | ({"algorithm.filter_groups.metric": part} if part else {})
 
 
-@written_by(write_filter_groups)
+@written_by(write_filter_groups, off={"algorithm.filter_groups.enable": False})
 def filter_groups(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read DAPO's dynamic sampling. After the maximum number of tries, a step trains on the groups it has."""
     if switches.filter_groups(foreign):

@@ -118,8 +118,6 @@ def _write_model(model: ModelConfig) -> dict[str, Any]:
 @written_by(write_critic)
 def critic(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the value model, which starts from the policy's model if no path is set."""
-    if switches.gae(foreign):
-        return {}
     policys = foreign["actor_rollout_ref.actor.strategy"]
     if (foreign["critic.strategy"] in switches.MEGATRON) != (policys in switches.MEGATRON):
         raise foreign.error_for(

@@ -112,14 +112,12 @@ def _write_divergence(term: DistillationLossConfig | DistillationRewardConfig) -
     return {}
 
 
-@written_by(write_distillation)
+@written_by(write_distillation, off={f"{_AT}.enabled": False})
 def distillation(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the teachers, and the divergence as a loss or (`use_policy_gradient`) as a reward of each token.
 
     The teacher's log-probs are always at temperature 1. Without `use_task_rewards`, nothing else is learned.
     """
-    if _off(foreign):
-        return {}
     mode, is_reward = foreign[f"{_LOSS}.loss_mode"], foreign[f"{_LOSS}.use_policy_gradient"]
     term: dict[str, Any] = {"divergence": _divergence(foreign, mode, is_reward)}
     if foreign[f"{_LOSS}.use_task_rewards"]:

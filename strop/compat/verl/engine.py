@@ -352,7 +352,7 @@ def write_layout(run: Run) -> Mapping[str, Any]:
     }
 
 
-@written_by(write_layout)
+@written_by(write_layout, off={"trainer.n_gpus_per_node": UNSET})
 def layout(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the layout of the ranks; nothing where a single process trains."""
     ranks = gpus(foreign).get("trainer.engine.ranks", 1)

@@ -20,6 +20,7 @@ from strop.compat.ledger.key_mapping import (
     ONE_GPU,
     ONE_MACHINE,
     ONE_TRAINER,
+    UNSET,
     ForeignValues,
     KeyMapping,
     SupportCheck,
@@ -109,7 +110,7 @@ def _write_data_parallel(run: Run) -> dict[str, Any]:
     return {_DATA_PARALLEL: run.rollout.pool.engines}
 
 
-@written_by(write_gpus)
+@written_by(write_gpus, off={_GPUS: UNSET, _DATA_PARALLEL: 1})
 def gpus(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the GPUs: ranks of the trainer, and the number of engines."""
     if not uses_gpus(foreign):

@@ -73,7 +73,7 @@ def write_imports(run: Run) -> Mapping[str, Any]:
     return {f"{_MODEL}.external_lib": names[0] if len(names) == 1 else names or None}
 
 
-@written_by(write_imports)
+@written_by(write_imports, off={f"{_MODEL}.external_lib": None, "reward_model.model.external_lib": None})
 def imports(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the libraries of the policy and of the reward model, if there is one; each is imported once."""
     keys = [f"{_MODEL}.external_lib"]
@@ -100,7 +100,7 @@ def write_lora(run: Run) -> Mapping[str, Any]:
     }
 
 
-@written_by(write_lora)
+@written_by(write_lora, off={f"{_MODEL}.lora_rank": 0, f"{_MODEL}.lora.rank": 0})
 def lora(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the LoRA adapter; rank 0 trains the whole model. Megatron has a section of its own for it."""
     if not switches.megatron_lora(foreign):
@@ -173,11 +173,10 @@ def write_chat_template(run: Run) -> Mapping[str, Any]:
     return {f"{_MODEL}.custom_chat_template": template} if own else {}
 
 
-@written_by(write_chat_template)
+@written_by(write_chat_template, off={f"{_MODEL}.custom_chat_template": None})
 def chat_template(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the chat template; null means the tokenizer's."""
-    template = foreign[f"{_MODEL}.custom_chat_template"]
-    return {} if template is None else {"data.chat_template": template}
+    return {"data.chat_template": foreign[f"{_MODEL}.custom_chat_template"]}
 
 
 EARLIER_ROWS = RECOMPUTED.earlier_rows(_RECOMPUTED_FIELD, recomputation)

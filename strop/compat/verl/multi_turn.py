@@ -87,7 +87,16 @@ def _keys_of(config: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     return values
 
 
-@written_by(write_workflow)
+@written_by(
+    write_workflow,
+    off={
+        **{
+            f"{_TURNS}.{name}": UNSET
+            for name in ("enable", "tool_config_path", "function_tool_path", "format")
+        },
+        **{f"{_AGENT}.{name}": UNSET for name in ("default_agent_loop", "agent_loop_config_path")},
+    },
+)
 def workflow(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the workflow: without an agent loop (`rollout.mode: sync`) verl's tools keep an instance for the
     rollout, and every call is executed; in an agent loop the task's column `agent_name` chooses the loop."""

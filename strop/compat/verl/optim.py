@@ -410,7 +410,7 @@ def write_betas(run: Run) -> Mapping[str, Any]:
 @written_by(write_betas)
 def betas(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read AdamW's betas under FSDP; Megatron always uses its own betas, which equal Strop's defaults."""
-    return {} if _KEYS.fsdp(foreign) else {"trainer.optimizer.betas": number_list(foreign[f"{OPTIM}.betas"])}
+    return {"trainer.optimizer.betas": number_list(foreign[f"{OPTIM}.betas"])}
 
 
 _WSD = ("constant", "exponential", "cosine", "linear", "minus_sqrt")
@@ -424,7 +424,7 @@ def write_optimizer(run: Run) -> Mapping[str, Any]:
     return {f"{OPTIM}.optimizer": "sgd"} if isinstance(run.trainer.optimizer, SgdConfig) else {}
 
 
-@written_by(write_optimizer)
+@written_by(write_optimizer, off={f"{OPTIM}.optimizer": UNSET})
 def optimizer(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the optimizer: AdamW under every strategy, or Megatron's sgd, which has momentum."""
     key = f"{OPTIM}.optimizer"
@@ -433,8 +433,6 @@ def optimizer(foreign: ForeignValues) -> Mapping[str, Any]:
         return {}
     if name == "sgd" and not switches.megatron(foreign):
         return {"trainer.optimizer.type": "sgd", "trainer.optimizer.momentum": _MOMENTUM}
-    if not foreign.is_set(key):
-        return {}
     raise foreign.error_for(
         key,
         f"{key} is {name}; Strop reads AdamW, and sgd under Megatron. Another optimizer needs a run file.",
@@ -451,7 +449,7 @@ def write_weight_decay_schedule(run: Run) -> Mapping[str, Any]:
 def weight_decay_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the weight decay increase; verl passes Megatron the same weight decay as its start and its end."""
     style = foreign[f"{OPTIM}.weight_decay_incr_style"]
-    if switches.megatron(foreign) or style == "constant":
+    if style == "constant":
         return {}
     return {
         "trainer.weight_decay_increase.style": style,

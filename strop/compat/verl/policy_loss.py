@@ -155,6 +155,8 @@ def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
             f"{', '.join(_LOSSES)}. Your own loss runs with `algorithm.type: custom` in a run file.",
         )
     settings: dict[str, Any] = {f"{_FIELD}.type": _NAMES[mode]}
+    if mode in _AGGREGATION:
+        settings["algorithm.aggregation"] = _AGGREGATION[mode]
     for key, field in _PARAMETERS.get(mode, {}).items():
         settings[f"{_FIELD}.{field}"] = foreign[f"{_ACTOR}.{key}"]
     if mode in _BOUNDS:
@@ -169,19 +171,6 @@ def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
             _MODE, f"{_MODE} is dro, which needs a positive {_ACTOR}.policy_loss.dro_beta; write one."
         )
     return settings
-
-
-def write_aggregation(run: Run) -> Mapping[str, Any]:
-    """Write the aggregation, which some losses do not read."""
-    return {f"{_ACTOR}.loss_agg_mode": getattr(run.algorithm, "aggregation", None)}
-
-
-@written_by(write_aggregation)
-def aggregation(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the aggregation: `loss_agg_mode`, or the fixed one of the loss."""
-    written = foreign[f"{_ACTOR}.loss_agg_mode"]
-    fixed = {} if switches.distillation_alone(foreign) else _AGGREGATION
-    return {"algorithm.aggregation": fixed.get(_mode(foreign), written)}
 
 
 def clip_ratio_alone(foreign: ForeignValues) -> str | None:
@@ -236,7 +225,6 @@ _UNLISTED = not_on_page(
         f"{_ACTOR}.loss_agg_mode",
         "token-mean",
         "algorithm.aggregation",
-        read=aggregation,
         value_type=one_of(
             "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
         ),

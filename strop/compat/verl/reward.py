@@ -159,7 +159,7 @@ def write_overlong_penalty(run: Run) -> Mapping[str, Any]:
     }
 
 
-@written_by(write_overlong_penalty)
+@written_by(write_overlong_penalty, off={f"{_BUFFER}.enable": False})
 def overlong_penalty(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read DAPO's overlong penalty, where it is on."""
     if switches.overlong_buffer(foreign):
@@ -174,22 +174,22 @@ def overlong_penalty(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
+_SANDBOX = "reward_model.sandbox_fusion"
+
+
 def write_sandbox(run: Run) -> Mapping[str, Any]:
     """Write the server that runs programs; null for programs that run on this machine."""
-    sandbox, at = run.reward.sandbox, "reward_model.sandbox_fusion"
+    sandbox = run.reward.sandbox
     if not isinstance(sandbox, SandboxFusionConfig):
-        return {f"{at}.url": None}
-    return {f"{at}.url": sandbox.url, f"{at}.memory_limit_mb": sandbox.memory_mb}
+        return {f"{_SANDBOX}.url": None}
+    return {f"{_SANDBOX}.url": sandbox.url, f"{_SANDBOX}.memory_limit_mb": sandbox.memory_mb}
 
 
-@written_by(write_sandbox)
+@written_by(write_sandbox, off={f"{_SANDBOX}.url": None})
 def sandbox(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the server that runs programs."""
-    at = "reward_model.sandbox_fusion"
-    if switches.sandbox_fusion(foreign):
-        return {}
-    memory = foreign[f"{at}.memory_limit_mb"]
-    return {"reward.sandbox": {"type": "sandbox_fusion", "url": foreign[f"{at}.url"], "memory_mb": memory}}
+    url, memory = (foreign[f"{_SANDBOX}.{name}"] for name in ("url", "memory_limit_mb"))
+    return {"reward.sandbox": {"type": "sandbox_fusion", "url": url, "memory_mb": memory}}
 
 
 _PRIME_MODEL = "reward_model.model"
@@ -234,8 +234,6 @@ def write_prime(run: Run) -> Mapping[str, Any]:
 @written_by(write_prime)
 def prime(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the recipe, where one of its keys is set. The learning rate is constant after its warm-up."""
-    if switches.prime(foreign):
-        return {}
     settings = {
         "model.path": foreign[f"{_PRIME_MODEL}.path"] if foreign.is_set(f"{_PRIME_MODEL}.path") else None,
         "beta": foreign[f"{_PRIME_MODEL}.beta_train"],

@@ -13,6 +13,7 @@ from strop.compat.ledger.key_mapping import (
     ANY,
     BOOLEAN,
     NUMBER,
+    UNSET,
     ForeignValues,
     any_inactive,
     mapped,
@@ -178,7 +179,16 @@ def write_correction(run: Run) -> Mapping[str, Any]:
     return {f"{_AT}.{name}": value for name, value in values.items()}
 
 
-@written_by(write_correction)
+@written_by(
+    write_correction,
+    off={
+        **{f"{_AT}.{name}": UNSET for name in ("rollout_is", "rollout_rs", "rollout_token_veto_threshold")},
+        f"{_AT}.bypass_mode": False,
+        "algorithm.rollout_is": False,
+        "actor_rollout_ref.actor.use_rollout_log_probs": False,
+        _CAP: -1,
+    },
+)
 def correction(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read importance weights, rejection and the old policy. Keys of two generations contradict each other."""
     generations = {

@@ -123,7 +123,7 @@ def write_lora(run: Run) -> Mapping[str, Any]:
     }
 
 
-@written_by(write_lora)
+@written_by(write_lora, off={"model.lora_rank": 0})
 def lora(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the LoRA adapter; rank 0 trains the whole model."""
     if without_lora(foreign):

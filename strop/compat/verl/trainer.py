@@ -152,10 +152,10 @@ def write_mode(run: Run) -> Mapping[str, Any]:
     return {"trainer.val_only": run.mode == "bench"}
 
 
-@written_by(write_mode)
+@written_by(write_mode, off={"trainer.val_only": False})
 def mode(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read whether the run only evaluates."""
-    return {"mode": "bench"} if foreign["trainer.val_only"] else {}
+    return {"mode": "bench"}
 
 
 def write_rollout_files(run: Run) -> Mapping[str, Any]:
