@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.convert import convert
-from strop.compat.hydra.selection import ConfigSelection
+from strop.compat.hydra import ConfigSelection
 from strop.compat.trinity.reader import read_trinity
 from strop.compat.verl.evaluation import read_verl_eval
 from strop.compat.verl.generation import read_verl_generate

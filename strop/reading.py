@@ -32,7 +32,7 @@ def read_any(
 
 def key_owner(dotted: str, by_last_name: bool) -> OwnerHint:
     """Hint for a key that a run file does not have: the tools that have it."""
-    from strop.compat.key_owner import run_file_key_owner  # 0.1 s: imports the keys of all tools
+    from strop.compat.registry import run_file_key_owner  # 0.1 s: imports the keys of all tools
 
     return run_file_key_owner(dotted, by_last_name)
 

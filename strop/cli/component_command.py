@@ -31,7 +31,7 @@ def component(
     from strop.cli.actions import print_outputs, run_job
     from strop.cli.show import explain_or_check
     from strop.compat.azureml.reader import read_component
-    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.registry import key_owner_hint
 
     job = read_component(name, context.args, here=here, key_owner=key_owner_hint)
     if explain or check:

@@ -58,8 +58,8 @@ def ppo(
     check: CheckOption = False,
 ) -> None:
     """Train as `python -m verl.trainer.main_ppo key=value ...` does."""
-    from strop.compat.hydra.selection import ConfigSelection
-    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.hydra import ConfigSelection
+    from strop.compat.registry import key_owner_hint
     from strop.compat.verl.ppo_trainer import read_verl
 
     selection = ConfigSelection(config, config_name, config_path, config_dir)
@@ -79,8 +79,8 @@ def sft(
     check: CheckOption = False,
 ) -> None:
     """Fine-tune as `python -m verl.trainer.fsdp_sft_trainer key=value ...` does."""
-    from strop.compat.hydra.selection import ConfigSelection
-    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.hydra import ConfigSelection
+    from strop.compat.registry import key_owner_hint
     from strop.compat.verl.sft_engine import read_verl_sft
 
     selection = ConfigSelection(config, config_name, config_path, config_dir)
@@ -98,8 +98,8 @@ def evaluate(
     explain: Annotated[bool, typer.Option("--explain", help="Print what would be scored, and how.")] = False,
 ) -> None:
     """Score a file of responses as `python -m verl.trainer.main_eval key=value ...` does."""
-    from strop.compat.hydra.selection import ConfigSelection
-    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.hydra import ConfigSelection
+    from strop.compat.registry import key_owner_hint
     from strop.compat.verl.evaluation import describe_evaluation, read_verl_eval
 
     selection = ConfigSelection(config, config_name, config_path, config_dir)
@@ -129,8 +129,8 @@ def generate(
 ) -> None:
     """Sample responses to prompts as `python -m verl.trainer.main_generation key=value ...` does."""
     from strop.cli.actions import print_notes
-    from strop.compat.hydra.selection import ConfigSelection
-    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.hydra import ConfigSelection
+    from strop.compat.registry import key_owner_hint
     from strop.compat.verl.generation import describe_generation, read_verl_generate
 
     selection = ConfigSelection(config, config_name, config_path, config_dir)
@@ -153,7 +153,7 @@ def merge(context: typer.Context) -> None:
     --local_dir is a run folder or a checkpoint of Strop, or a folder with verl's FSDP shards; --target_dir is
     the folder to write. `strop keys verl-merge` lists all options; each may also be written as key=value.
     """
-    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.registry import key_owner_hint
     from strop.compat.verl.model_merger import read_verl_merge
 
     merging = read_verl_merge(context.args, key_owner=key_owner_hint)
@@ -179,7 +179,7 @@ def trinity(
     """Train as `trinity run --config FILE.yaml` does."""
     import os
 
-    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.registry import key_owner_hint
     from strop.compat.trinity.reader import read_trinity
     from strop.compat.trinity.workflows import PLUGIN_FOLDERS
 
@@ -205,7 +205,7 @@ def trl(
 
     `strop keys trl` lists the keys of GRPO, and `strop keys trl-dpo` those of DPO and so on.
     """
-    from strop.compat.key_owner import key_owner_hint
+    from strop.compat.registry import key_owner_hint
     from strop.compat.trl.reader import find_program, read_trl_arguments
 
     loaded = read_trl_arguments(find_program(program), context.args, here=here, key_owner=key_owner_hint)

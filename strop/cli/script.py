@@ -7,7 +7,7 @@ from pathlib import Path
 
 from strop import api
 from strop.cli.actions import change_recorded, run_job
-from strop.compat.key_owner import key_owner_hint
+from strop.compat.registry import key_owner_hint
 from strop.compat.trl.script.run import run_trl_script
 from strop.config.load.loader import Job
 from strop.run.entry.start import RunResult

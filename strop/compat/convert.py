@@ -9,7 +9,7 @@ from typing import Any
 
 from strop.compat.azureml.component import Component, to_argument
 from strop.compat.azureml.reader import COMPONENTS
-from strop.compat.ledger.table import Ledger
+from strop.compat.ledger.key_mapping import Ledger
 from strop.compat.ledger.writer import WrittenConfig, unflatten, write_dialect
 from strop.compat.trinity.reader import LEDGER as TRINITY
 from strop.compat.trl.reader import IDENTIFYING_KEYS

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from strop.compat.azureml.reader import read_component, read_job
-from strop.compat.key_owner import key_owner_hint, run_file_key_owner
-from strop.compat.registry import LEDGERS
+from strop.compat.registry import LEDGERS, key_owner_hint, run_file_key_owner
 from strop.compat.trinity.reader import read_trinity
 from strop.compat.trl.reader import IDENTIFYING_KEYS, TrlProgram, read_trl_file
 from strop.compat.trl.script.run import read_trl_script

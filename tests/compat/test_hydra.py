@@ -13,11 +13,9 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from strop.compat.hydra.compose import compose
-from strop.compat.hydra.selection import ConfigSelection, ShippedConfig, ShippedConfigs
-from strop.compat.ledger.key_mapping import mapped
+from strop.compat.hydra import ConfigSelection, ShippedConfig, ShippedConfigs, compose
+from strop.compat.ledger.key_mapping import Ledger, mapped
 from strop.compat.ledger.reader import apply_overrides
-from strop.compat.ledger.table import Ledger
 from strop.compat.verl.ppo_trainer import read_verl
 from strop.errors import ConfigError, config_error
 

@@ -8,9 +8,8 @@ import pytest
 
 from strop.compat.azureml.component import Component
 from strop.compat.azureml.reader import COMPONENTS
-from strop.compat.ledger.foreign import ForeignConfig
-from strop.compat.ledger.key_mapping import UNSET
-from strop.compat.ledger.table import Ledger
+from strop.compat.ledger.key_mapping import UNSET, Ledger
+from strop.compat.ledger.reader import ForeignConfig
 from strop.compat.registry import LEDGERS, ledger_of
 from strop.config.load.config_tree import ConfigTree, Source, split_key
 from strop.config.schema.run import all_keys

@@ -63,7 +63,7 @@ def test_single_machine_runs_one_process(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (cpu.run, cpu.notes) == (read().run, ())
     with pytest.raises(PlacementError, match=r"--here.*cluster\.gpu_per_node=1"):
         read("cluster.gpu_per_node=1", here=False)
-    monkeypatch.setattr("strop.compat.verl.gpus.count_cuda_devices", lambda: 8)
+    monkeypatch.setattr("strop.compat.verl.engine.count_cuda_devices", lambda: 8)
     run = read("cluster={node_num: 1, gpu_per_node: 1}", here=False).run
     assert isinstance(run.cluster, LocalClusterConfig) and isinstance(run.synchronizer, MemorySyncConfig)
 

@@ -18,7 +18,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from strop.compat.convert import convert
-from strop.compat.ledger.table import no_key_owner
+from strop.compat.ledger.key_mapping import no_key_owner
 from strop.compat.trl.reader import read_trl_arguments
 from strop.compat.trl.script.configurations import (
     CONFIGURATIONS,

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from strop.compat.hydra.selection import ConfigSelection
+from strop.compat.hydra import ConfigSelection
 from strop.compat.ledger.writer import write_dialect
 from strop.compat.verl.ppo_trainer import LEDGER, NULL_IS_UNSET, read_verl
 from strop.compat.verl.sft_engine import read_verl_sft
@@ -110,7 +110,7 @@ def test_available_placement_is_accepted(override: str) -> None:
 
 
 def test_one_gpu_is_accepted_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strop.compat.verl.gpus.count_cuda_devices", lambda: 1)
+    monkeypatch.setattr("strop.compat.verl.engine.count_cuda_devices", lambda: 1)
     assert read("trainer.n_gpus_per_node=1").overridden == ()
     with pytest.raises(PlacementError):
         read("trainer.n_gpus_per_node=8")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from strop.compat.hydra.selection import ConfigSelection
+from strop.compat.hydra import ConfigSelection
 from strop.compat.launch.importer import import_script
 from strop.compat.verl.ppo_trainer import read_verl
 from strop.config.load.loader import LoadedRun

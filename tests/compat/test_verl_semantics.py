@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from strop.algorithms.schedules import lr_at
-from strop.compat.hydra.selection import ConfigSelection
+from strop.compat.hydra import ConfigSelection
 from strop.compat.verl.generation import read_verl_generate
 from strop.compat.verl.ppo_trainer import read_verl
 from strop.compat.verl.reward import write_sandbox

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from strop.compat.ledger.key_mapping import UNSET, ForeignValues, KeyConverter, KeyMapping
-from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
+from strop.compat.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    KeyConverter,
+    KeyMapping,
+    KeyOwnerHint,
+    Ledger,
+    no_key_owner,
+)
 from strop.config.load.loader import ComponentOutput
 from strop.config.load.yaml_file import read_yaml
 from strop.config.paths import existing_path

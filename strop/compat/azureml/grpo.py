@@ -22,6 +22,7 @@ from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
     KeyMapping,
+    Ledger,
     always,
     fused_kernels,
     mapped,
@@ -33,7 +34,6 @@ from strop.compat.ledger.key_mapping import (
     unless,
     written_by,
 )
-from strop.compat.ledger.table import Ledger
 from strop.config.load.loader import ComponentOutput
 from strop.config.schema import Run
 from strop.config.schema.algorithm import GrpoConfig

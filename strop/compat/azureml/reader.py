@@ -17,8 +17,8 @@ from strop.compat.azureml.deepspeed import read_deepspeed
 from strop.compat.azureml.grpo import GRPO
 from strop.compat.azureml.job import parse_requirements
 from strop.compat.azureml.verl_components import RFT_TRAINER, VERL_TRAINER, rename_keys
+from strop.compat.ledger.key_mapping import KeyOwnerHint, no_key_owner
 from strop.compat.ledger.reader import read_dialect
-from strop.compat.ledger.table import KeyOwnerHint, no_key_owner
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
 from strop.config.load.loader import Job, LoadedRun
 from strop.config.machine import OverriddenKey, here_requested

@@ -15,8 +15,16 @@ from strop.compat.azureml.component import (
     model_folder_converter,
 )
 from strop.compat.azureml.job import REQUIREMENTS
-from strop.compat.ledger.key_mapping import UNSET, KeyConverter, KeyMapping, mapped, one_of, only, placement
-from strop.compat.ledger.table import Ledger
+from strop.compat.ledger.key_mapping import (
+    UNSET,
+    KeyConverter,
+    KeyMapping,
+    Ledger,
+    mapped,
+    one_of,
+    only,
+    placement,
+)
 from strop.compat.verl.algorithm import ESTIMATORS
 from strop.compat.verl.ppo_trainer import LEDGER as VERL
 from strop.compat.verl.trainer import every, frequency

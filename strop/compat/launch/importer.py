@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from strop.compat.detect import read_file
-from strop.compat.hydra.selection import ConfigSelection
-from strop.compat.key_owner import key_owner_hint
+from strop.compat.hydra import ConfigSelection
 from strop.compat.launch.programs import TrainingProgram, find_program, is_python
 from strop.compat.launch.recorder import RecordedCommand, Recording, record
+from strop.compat.registry import key_owner_hint
 from strop.compat.trinity.reader import read_trinity
 from strop.compat.trl.reader import find_program as find_trl_program
 from strop.compat.trl.reader import read_trl_arguments, read_trl_file, take_config

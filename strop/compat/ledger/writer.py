@@ -7,10 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strop.compat.ledger.foreign import ForeignConfig
-from strop.compat.ledger.key_mapping import KeyMapping
-from strop.compat.ledger.reader import read_ignoring_placement
-from strop.compat.ledger.table import Ledger
+from strop.compat.ledger.key_mapping import KeyMapping, Ledger
+from strop.compat.ledger.reader import ForeignConfig, read_ignoring_placement
 from strop.config.load.config_tree import ConfigTree, Source, split_key, to_plain
 from strop.config.save import escape_interpolations
 from strop.config.schema import Run

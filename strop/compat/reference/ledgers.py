@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from strop.compat.ledger.key_mapping import UNSET, KeyMapping
-from strop.compat.ledger.table import Ledger
+from strop.compat.ledger.key_mapping import UNSET, KeyMapping, Ledger
 from strop.compat.trinity.embedded_verl import PREFIX
 from strop.config.load.config_tree import split_key
 from strop.config.reference import GENERATED_NOTICE, field_link, format_yaml, inline_code, table

@@ -26,7 +26,7 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.trinity.inference_model import gpus_per_engine
 from strop.compat.trinity.presets import is_offline
-from strop.compat.verl.gpus import one_gpu
+from strop.compat.verl.engine import one_gpu
 from strop.config.schema import Run
 from strop.config.schema.run import RayClusterConfig
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from strop.compat.ledger.key_mapping import KeyOwnerHint, Ledger, no_key_owner
 from strop.compat.ledger.reader import config_tree_from_overrides, read_dialect
-from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.compat.trinity import (
     algorithm,
     buffer,

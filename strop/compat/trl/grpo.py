@@ -16,6 +16,7 @@ from strop.compat.ledger.key_mapping import (
     NUMBER_LIST,
     STRING_OR_LIST,
     ForeignValues,
+    Ledger,
     ValueConversion,
     always,
     mapped,
@@ -29,7 +30,6 @@ from strop.compat.ledger.key_mapping import (
     unless,
     written_by,
 )
-from strop.compat.ledger.table import Ledger
 from strop.compat.trl import rewards
 from strop.compat.trl.model_and_data import (
     INITIAL_REFERENCE_ROWS,

@@ -13,6 +13,7 @@ from strop.compat.ledger.key_mapping import (
     ForeignValues,
     InactiveCheck,
     KeyMapping,
+    Ledger,
     ReadFunction,
     mapped,
     no_effect,
@@ -23,7 +24,6 @@ from strop.compat.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.compat.ledger.table import Ledger
 from strop.compat.trl.model_and_data import (
     MODEL_ROWS,
     TEXT_PROMPTS,

@@ -16,6 +16,7 @@ from strop.compat.ledger.key_mapping import (
     STRING_OR_LIST,
     ForeignValues,
     KeyMapping,
+    Ledger,
     ValueType,
     mapped,
     no_effect,
@@ -25,7 +26,6 @@ from strop.compat.ledger.key_mapping import (
     unless,
     written_by,
 )
-from strop.compat.ledger.table import Ledger
 from strop.compat.trl.model_and_data import INITIAL_REFERENCE_ROWS, dropout_row
 from strop.compat.trl.offline import (
     ACTIVATION_ROW,

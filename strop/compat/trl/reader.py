@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import yaml
 
-from strop.compat.ledger.key_mapping import BOOLEAN
+from strop.compat.ledger.key_mapping import BOOLEAN, KeyOwnerHint, Ledger, no_key_owner
 from strop.compat.ledger.reader import CompleteFunction, read_dialect
-from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.compat.trl.grpo import GRPO_LEDGER
 from strop.compat.trl.offline import SFT_LEDGER
 from strop.compat.trl.preferences import CPO_LEDGER, DPO_LEDGER, KTO_LEDGER, ORPO_LEDGER

@@ -12,13 +12,13 @@ from strop.compat.ledger.key_mapping import (
     STRING_OR_LIST,
     ForeignValues,
     KeyMapping,
+    Ledger,
     mapped,
     no_effect,
     nullable,
     one_of,
     written_by,
 )
-from strop.compat.ledger.table import Ledger
 from strop.compat.trl.model_and_data import dropout_row, without_peft
 from strop.compat.trl.offline import (
     ACTIVATION_ROW,

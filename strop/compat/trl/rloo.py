@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from strop.compat.ledger.key_mapping import NUMBER, ForeignValues, mapped, nullable, refused, written_by
-from strop.compat.ledger.table import Ledger
+from strop.compat.ledger.key_mapping import (
+    NUMBER,
+    ForeignValues,
+    Ledger,
+    mapped,
+    nullable,
+    refused,
+    written_by,
+)
 from strop.compat.trl.grpo import ROLLOUT_ROWS
 from strop.compat.trl.training_arguments import update_batch
 from strop.config.schema import Run

@@ -23,7 +23,7 @@ from strop.compat.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.compat.verl import async_units, switches
+from strop.compat.verl import switches
 from strop.compat.verl.reward import BY_SOURCE
 from strop.config.schema import Run
 from strop.config.schema.algorithm import GdpoConfig, OnlineDpoConfig, SelfPlayConfig
@@ -427,7 +427,7 @@ _UNLISTED = not_on_page(
         "algorithm.filter_groups.enable",
         False,
         "algorithm.dynamic_sampling",
-        inactive=any_inactive(switches.distillation_alone, async_units.unfiltered, switches.compares_one),
+        inactive=any_inactive(switches.distillation_alone, switches.unfiltered, switches.compares_one),
         note="replaces groups whose rewards are all equal",
     ),
     _filter_row(

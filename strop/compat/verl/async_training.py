@@ -1,5 +1,5 @@
 """Ledger rows of verl's asynchronous trainers: `fully_async_policy`, the modes of trainer v1, and the
-one-step-off-policy trainer, which samples a step while it trains on the one before. `async_units` has their meaning."""
+one-step-off-policy trainer, which samples a step while it trains on the one before. `switches` has their units."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from strop.compat.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.compat.verl import async_units
-from strop.compat.verl.async_units import SEPARATE, V1, V1_INTERVAL, V1_MODE, V1_OLDEST, V1_WARMUP, async_mode
+from strop.compat.verl import switches
 from strop.compat.verl.data import batches
 from strop.compat.verl.rollout_correction import correction
+from strop.compat.verl.switches import SEPARATE, V1, V1_INTERVAL, V1_MODE, V1_OLDEST, V1_WARMUP, async_mode
 from strop.compat.verl.trainer import duration
 from strop.config.schema import Run
 from strop.config.schema.buffer import CollectiveSyncConfig, FixedStyleConfig
@@ -46,13 +46,19 @@ def write_one_step_off(run: Run) -> Mapping[str, Any]:
     return {_HYBRID: False} if synchronizer.style == one_ahead else {}
 
 
-@written_by(write_one_step_off)
+@written_by(
+    write_one_step_off,
+    off={_HYBRID: True}
+    | dict.fromkeys(
+        (switches.STALENESS, switches.INTERVAL, switches.REQUIRED, switches.TOTAL, switches.V1_MODE), UNSET
+    ),
+)
 def explorer(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the explorer: in turns with the trainer, or a process of its own, one step ahead or asynchronous."""
-    if async_units.is_fully_async(foreign):
-        return async_units.synchronizer(foreign)
-    if mode := async_units.async_mode(foreign):
-        return async_units.v1_synchronizer(foreign, mode)
+    if switches.is_fully_async(foreign):
+        return switches.synchronizer(foreign)
+    if mode := switches.async_mode(foreign):
+        return switches.v1_synchronizer(foreign, mode)
     if foreign[_HYBRID]:
         return {}
     return {"synchronizer.type": "collective", "synchronizer.style.max_lead": "1 steps"}
@@ -93,30 +99,30 @@ _UNLISTED = not_on_page(
     ),
     no_effect("rollout.n", UNSET, "actor_rollout_ref.rollout.n applies"),
     _row(
-        async_units.STALENESS,
+        switches.STALENESS,
         0.1,
         f"{_STYLE}.max_staleness",
         value_type=NUMBER,
-        warn=async_units.staleness_notice,
-        inactive=async_units.synchronous,
+        warn=switches.staleness_notice,
+        inactive=switches.synchronous,
         note="the prompts that verl samples with one version, as whole steps: floor((1 + it) * "
         "trigger_parameter_sync_step) - 1",
     ),
     _row(
-        async_units.INTERVAL,
+        switches.INTERVAL,
         4,
         f"{_STYLE}.every",
         value_type=INTEGER,
-        inactive=async_units.synchronous,
+        inactive=switches.synchronous,
         note="counts steps of ppo_mini_batch_size * require_batches prompts; trainer.test_freq and trainer.save_freq "
         "then count these intervals",
     ),
     _row(
-        async_units.PARTIAL,
+        switches.PARTIAL,
         True,
         f"{_STYLE}.pause_mode",
         value_type=BOOLEAN,
-        inactive=async_units.synchronous,
+        inactive=switches.synchronous,
         note="True: abort; False: finish, as verl's documentation says",
     ),
     _row(
@@ -124,7 +130,7 @@ _UNLISTED = not_on_page(
         "sync",
         f"{_STYLE}.type",
         value_type=one_of("sync", *V1_WARMUP),
-        warn=async_units.unwritten_ratio_notice,
+        warn=switches.unwritten_ratio_notice,
         inactive=lambda foreign: None if foreign["trainer.use_v1"] else "trainer.use_v1 is False",
         note="the asynchronous modes have an explorer of style bounded, whose rollouts continue with newer "
         f"weights; under {SEPARATE} a step is ppo_mini_batch_size prompts, and trainer.total_training_steps, "
@@ -151,21 +157,21 @@ _UNLISTED = not_on_page(
         V1_INTERVAL, 4, f"{_STYLE}.every", "trainer.tasks_per_step", read=batches, inactive=_only(SEPARATE)
     ),
     mapped(
-        async_units.REQUIRED,
+        switches.REQUIRED,
         1,
         "trainer.tasks_per_step",
         read=batches,
         value_type=INTEGER,
-        inactive=async_units.synchronous,
+        inactive=switches.synchronous,
         note="updates of a step, each of ppo_mini_batch_size prompts",
     ),
     mapped(
-        async_units.TOTAL,
+        switches.TOTAL,
         100,
         "trainer.duration",
         read=duration,
         value_type=nullable(INTEGER),
-        inactive=async_units.synchronous,
+        inactive=switches.synchronous,
         note="counts prompts; trainer.total_epochs may end the run before",
     ),
     *(
@@ -185,8 +191,8 @@ _UNLISTED = not_on_page(
         False,
         "algorithm.old_policy",
         read=correction,
-        warn=async_units.ratio_notice,
-        inactive=async_units.synchronous,
+        warn=switches.ratio_notice,
+        inactive=switches.synchronous,
         note="the opposite of algorithm.rollout_correction.bypass_mode, over which it takes precedence",
     ),
     refused(
@@ -194,7 +200,7 @@ _UNLISTED = not_on_page(
         True,
         "without the sampler's log-probs, write async_training.compute_prox_log_prob=True or, in later versions, "
         "algorithm.rollout_correction.bypass_mode=False",
-        inactive=async_units.synchronous,
+        inactive=switches.synchronous,
     ),
     refused(
         "async_training.*",

@@ -39,17 +39,16 @@ from strop.compat.ledger.key_mapping import (
     unless,
     written_by,
 )
-from strop.compat.verl import async_units, switches
+from strop.compat.verl import switches
 from strop.compat.verl.actor import micro_batch_size
 from strop.compat.verl.data import mini_batch_size
 from strop.compat.verl.engine import (
     ONE_SEED,
-    RecomputedModel,
     default_only,
     megatron_parallelism_rows,
     worker_rows,
 )
-from strop.compat.verl.model import overrides
+from strop.compat.verl.model import RecomputedModel, overrides
 from strop.compat.verl.optim import ADAMW, MIXED_STATE, OptimizerKeys, requires_megatron, schedule_values
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
@@ -129,7 +128,7 @@ def critic(foreign: ForeignValues) -> Mapping[str, Any]:
         "head": "normal",
         "value_clip": foreign["critic.cliprange_value"],
         "aggregation": foreign["critic.loss_agg_mode"],
-        "warmup_steps": foreign["trainer.critic_warmup"] * async_units.v1_steps_per_version(foreign),
+        "warmup_steps": foreign["trainer.critic_warmup"] * switches.v1_steps_per_version(foreign),
         "tasks_per_update": mini_batch_size(foreign, "critic.ppo_mini_batch_size"),
         "epochs_per_step": foreign["critic.ppo_epochs"],
         "microbatch": micro_batch_size(foreign, "critic"),

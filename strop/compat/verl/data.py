@@ -26,7 +26,7 @@ from strop.compat.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.compat.verl import async_units, switches
+from strop.compat.verl import switches
 from strop.compat.verl.switches import serving_engine
 from strop.config.schema import Run
 from strop.config.schema.data import CustomDatasetConfig, EvalTasksetConfig
@@ -257,8 +257,8 @@ def batches(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def step_size(foreign: ForeignValues) -> int:
     """Prompts of a step. Without dynamic sampling, verl trains on all prompts of `data.gen_batch_size`."""
-    if async_units.has_mini_batch_steps(foreign):
-        return async_units.tasks_per_step(foreign)
+    if switches.has_mini_batch_steps(foreign):
+        return switches.tasks_per_step(foreign)
     return int(foreign[step_size_key(foreign)])
 
 
@@ -363,7 +363,7 @@ _LISTED = (
         1024,
         "trainer.tasks_per_step",
         read=batches,
-        inactive=async_units.fully_async,
+        inactive=switches.fully_async,
         note="counts prompts",
     ),
     no_effect("data.return_raw_input_ids", False, "a reward model with another tokenizer receives the text"),
@@ -409,7 +409,7 @@ _UNLISTED = not_on_page(
         "trainer.tasks_per_step",
         read=batches,
         value_type=nullable(INTEGER),
-        inactive=any_inactive(async_units.fully_async, _no_generation_batch),
+        inactive=any_inactive(switches.fully_async, _no_generation_batch),
         note="prompts of a step; with algorithm.filter_groups.enable, of one sampling round, and "
         "data.train_batch_size counts the prompts of a step",
     ),

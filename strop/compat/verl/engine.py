@@ -2,24 +2,28 @@
 that actor, critic and reference model share.
 
 Where the run uses its GPUs, sizes of FSDP, Megatron and Ulysses become the layout of `trainer.engine: fsdp2`. The
-gradient is the same in every layout; where FSDP2 stands in for another mechanism, a notice says so. Recomputation
-changes memory and time only: Strop recomputes every layer, or all but its products.
+gradient is the same in every layout; where FSDP2 stands in for another mechanism, a notice says so.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from math import prod
+from typing import Any
 
 from strop.compat.ledger.key_mapping import (
     ALWAYS_PACKED,
     ANY,
+    BOOLEAN,
     INTEGER,
     NO_QUANTIZED_TRAINING,
     NO_SHARDS,
     NUMBER,
+    ONE_GPU,
     ONE_MACHINE,
+    ONE_TRAINER,
     OWN_KERNELS,
     STRING_OR_LIST,
     TRAINER_MICRO_BATCHES,
@@ -27,13 +31,12 @@ from strop.compat.ledger.key_mapping import (
     ForeignValues,
     InactiveCheck,
     KeyMapping,
-    ReadFunction,
+    SupportCheck,
     ValueType,
     always,
     any_inactive,
     mapped,
     no_effect,
-    not_on_page,
     nullable,
     one_of,
     only,
@@ -45,9 +48,207 @@ from strop.compat.ledger.key_mapping import (
     written_by,
 )
 from strop.compat.verl import switches
-from strop.compat.verl.gpus import gpus, uses_gpus
+from strop.compat.verl.switches import serving_engine
+from strop.config.machine import count_cuda_devices, described_machine
 from strop.config.schema import Run
+from strop.config.schema.rollout import ServingEngineConfig
+from strop.config.schema.run import RayClusterConfig
 from strop.config.schema.trainer import Fsdp2EngineConfig
+
+
+def devices_per_engine(foreign: ForeignValues) -> int:
+    """Number of GPUs of one engine; 1 for the native sampler."""
+    name = serving_engine(foreign)
+    sizes = {
+        "vllm": ("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+        "sglang": ("tensor_model_parallel_size",),
+    }
+    return prod(int(foreign[f"actor_rollout_ref.rollout.{size}"]) for size in sizes.get(name or "", ()))
+
+
+_NODES, _GPUS, _DEVICE = "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.device"
+_RELEASE = "actor_rollout_ref.rollout.free_cache_engine"
+_DATA_PARALLEL = "actor_rollout_ref.rollout.data_parallel_size"
+_HARDWARE = (
+    _NODES,
+    _GPUS,
+    "actor_rollout_ref.rollout.name",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.pipeline_model_parallel_size",
+    _DATA_PARALLEL,
+)
+"""Keys that ask for hardware or an engine; where it lacks, no notice replaces it."""
+_RELEASING = ("vllm", "sglang")
+"""Engines that free their memory between two phases."""
+_WITH_RANKS = {
+    NO_SHARDS: "the trainer's ranks hold shards of the model (FSDP2)",
+    ONE_TRAINER: "FSDP2 trains on the trainer's ranks",
+}
+"""Notes on a single process, and what they are where the trainer has ranks."""
+
+
+def uses_gpus(foreign: ForeignValues) -> bool:
+    """Whether the run uses the GPUs that the configuration asks for: they are set and present, and `--here` does not
+    replace them."""
+    return foreign.is_set(_GPUS) and not foreign.here and _are_present(foreign)
+
+
+def _are_present(foreign: ForeignValues) -> bool:
+    """One node's GPUs are those of this machine; several nodes are a Ray cluster, which the start of the run checks."""
+    nodes, gpus = foreign[_NODES], foreign[_GPUS]
+    if _on_cpu(foreign):
+        return bool(nodes == 1 and gpus > 0)
+    if nodes == 1:
+        return bool(0 < gpus <= count_cuda_devices())
+    machine = described_machine()
+    if machine is None:
+        return bool(os.environ.get("RAY_ADDRESS"))
+    return sum(node.gpus >= gpus for node in machine.nodes) >= nodes
+
+
+def _on_cpu(foreign: ForeignValues) -> bool:
+    """Whether the ranks are processes that share the CPU of this machine."""
+    return bool(foreign[_DEVICE] == "cpu")
+
+
+def write_gpus(run: Run) -> Mapping[str, Any]:
+    """Write the number of GPUs of a cluster, or of the trainer's ranks that share them with the engines."""
+    if isinstance(run.cluster, RayClusterConfig):
+        return {_NODES: run.cluster.nodes, _GPUS: run.cluster.gpus_per_node}
+    if run.trainer.engine.device == "cpu":
+        return {_DEVICE: "cpu", _NODES: 1, _GPUS: run.trainer.engine.ranks} | _write_data_parallel(run)
+    if not run.rollout.colocated:
+        return _write_data_parallel(run)
+    return {_GPUS: run.trainer.engine.ranks, _RELEASE: run.releases_engine_memory}
+
+
+def _write_data_parallel(run: Run) -> dict[str, Any]:
+    """Write several serving engines that do not share the trainer's GPUs as data-parallel ranks."""
+    if run.rollout.pool is None or not isinstance(run.rollout.engine, ServingEngineConfig):
+        return {}
+    return {_DATA_PARALLEL: run.rollout.pool.engines}
+
+
+@written_by(write_gpus, off={_GPUS: UNSET, _DATA_PARALLEL: 1})
+def gpus(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the GPUs: ranks of the trainer, and the number of engines."""
+    if not uses_gpus(foreign):
+        return _data_parallel(foreign)
+    nodes, per_node = foreign[_NODES], foreign[_GPUS]
+    if _on_cpu(foreign):
+        return _ranks(per_node) | {"trainer.engine.device": "cpu"} | _data_parallel(foreign)
+    each = devices_per_engine(foreign)
+    if each > per_node:
+        raise foreign.error_for(
+            "actor_rollout_ref.rollout.tensor_model_parallel_size",
+            f"each engine needs {each} GPUs of one node (tensor_model_parallel_size x "
+            f"pipeline_model_parallel_size), and {_GPUS} is {per_node}; write smaller sizes.",
+        )
+    if nodes == 1:
+        return _on_one_node(per_node, each, serving_engine(foreign), bool(foreign[_RELEASE]))
+    total = nodes * per_node
+    engines = max(1, min(total // 2 // each, nodes * (per_node // each)))
+    settings: dict[str, Any] = {
+        "cluster.type": "ray",
+        "cluster.address": "auto",
+        "cluster.nodes": nodes,
+        "cluster.gpus_per_node": per_node,
+        "rollout.pool.engines": engines,
+    }
+    return settings | _ranks(total - engines * each)
+
+
+def _data_parallel(foreign: ForeignValues) -> dict[str, Any]:
+    size = foreign[_DATA_PARALLEL] if serving_engine(foreign) is not None else 1
+    return {} if size == 1 else {"rollout.pool.engines": size}
+
+
+def _on_one_node(gpus: int, each: int, engine: str | None, releases: bool) -> dict[str, Any]:
+    if engine is None:
+        return _ranks(gpus)
+    sharing = {
+        "rollout.pool.engines": gpus // each,
+        "rollout.colocated": True,
+        "rollout.release_memory": releases and engine in _RELEASING,
+    }
+    return _ranks(gpus) | sharing
+
+
+def _ranks(number: int) -> dict[str, Any]:
+    return {} if number == 1 else {"trainer.engine.type": "fsdp2", "trainer.engine.ranks": number}
+
+
+def one_gpu(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports one GPU on a machine that has a GPU, because a single process trains."""
+    return bool(value == 1) and count_cuda_devices() > 0
+
+
+def _or_present(native: SupportCheck) -> SupportCheck:
+    return lambda foreign, value: uses_gpus(foreign) or native(foreign, value)
+
+
+def with_gpus(row: KeyMapping) -> KeyMapping:
+    """The row of a key that needs no replacement where the run uses its GPUs; a notice says what is done instead."""
+    native = row.supported
+    if not row.is_placement or row.key in _HARDWARE or native is None:
+        return row
+
+    if row.fields and row.fields[0].startswith("trainer.engine."):
+        return replace(row, supported=_or_present(native))
+
+    def notice(foreign: ForeignValues) -> str | None:
+        value = foreign[row.key]
+        if not uses_gpus(foreign) or (native(foreign, value) and (row.fields or value == row.default)):
+            return None
+        return f"without effect: {_WITH_RANKS.get(row.note, row.note)}"
+
+    return replace(row, supported=_or_present(native), warn=notice)
+
+
+def _not_shared(foreign: ForeignValues) -> str | None:
+    if uses_gpus(foreign) and serving_engine(foreign) in _RELEASING and foreign[_NODES] == 1:
+        return None
+    return "no engine of vLLM or SGLang shares GPUs with the trainer"
+
+
+RELEASE = mapped(
+    _RELEASE, True, "rollout.release_memory", read=gpus, value_type=BOOLEAN, inactive=_not_shared
+)
+DATA_PARALLEL = placement(
+    _DATA_PARALLEL,
+    1,
+    "each rank is an engine of its own, and engines fill all of n_gpus_per_node where it is set; with --here, there is "
+    "one engine",
+    supported=lambda foreign, value: value == 1 or serving_engine(foreign) is not None,
+    fields=("rollout.pool.engines",),
+    read=gpus,
+)
+NODES = placement(
+    _NODES,
+    1,
+    f"{ONE_MACHINE}; several nodes need a running Ray cluster (RAY_ADDRESS)",
+    supported=_or_present(only(1)),
+    fields=("cluster.type", "cluster.nodes"),
+    read=gpus,
+)
+GPUS = placement(
+    _GPUS,
+    8,
+    f"{ONE_GPU}; a rank of the trainer on each of them needs a machine that has this number of GPUs",
+    supported=_or_present(one_gpu),
+    fields=("trainer.engine", "rollout.pool.engines", "rollout.colocated", "cluster.gpus_per_node"),
+    read=gpus,
+)
+DEVICE = placement(
+    _DEVICE,
+    "cuda",
+    "this machine's GPU, or its CPU if there is no GPU",
+    value_type=one_of("cuda", "cpu", "npu"),
+    supported=only("cuda"),
+    fields=("trainer.engine.device",),
+    read=gpus,
+)
+
 
 _ACTOR, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 _HALF = ("fp16", "float16")
@@ -186,113 +387,6 @@ def _off(key: str, reason: str, inactive: InactiveCheck) -> KeyMapping:
 
 def _is_off(foreign: ForeignValues, value: Any) -> bool:
     return not value
-
-
-_FULL = "Strop recomputes every layer, each from its own input; the results are the same"
-_SELECTIVE = (
-    "Strop keeps the results of matrix products and attention kernels and recomputes the rest of each layer; the "
-    "results are the same"
-)
-_OFFLOADED = "the inputs of recomputed layers are offloaded; write enable_gradient_checkpointing=True"
-
-
-@dataclass(frozen=True, slots=True)
-class RecomputedModel:
-    """Keys of one trained model, and the check of Megatron's."""
-
-    section: str
-    """Section of the model, such as `critic.model`."""
-    engine: str
-    """Section of its engine's settings, such as `critic`."""
-    megatron: InactiveCheck
-    """Check that finds Megatron's keys of this model inactive."""
-
-    @property
-    def switch(self) -> str:
-        """Key of all engines that recomputes the layers."""
-        return f"{self.section}.enable_gradient_checkpointing"
-
-    @property
-    def offload(self) -> str:
-        """Key that offloads the inputs of recomputed layers."""
-        return f"{self.section}.enable_activation_offload"
-
-    @property
-    def earlier(self) -> str:
-        """Prefix of Megatron's keys in earlier versions, which have an effect where the switch is on."""
-        return f"{self.section}.gradient_checkpointing_kwargs.activations_checkpoint"
-
-    @property
-    def later(self) -> str:
-        """Prefix of Megatron's own options."""
-        return f"{self.engine}.megatron.override_transformer_config.recompute"
-
-    def granularity(self, foreign: ForeignValues) -> str | None:
-        """Megatron's granularity: `full`, `selective` or None."""
-        if self.megatron(foreign):
-            return None
-        found: str | None = foreign[f"{self.later}_granularity"]
-        return found or (foreign[f"{self.earlier}_granularity"] if foreign[self.switch] else None)
-
-    def recomputes(self, foreign: ForeignValues) -> bool | Literal["selective"]:
-        """Value of `gradient_checkpointing`."""
-        granularity = self.granularity(foreign)
-        return "selective" if granularity == "selective" else bool(granularity or foreign[self.switch])
-
-    def offloads(self, foreign: ForeignValues) -> bool:
-        """Value of `activation_offload`."""
-        return bool(foreign[self.offload] and self.recomputes(foreign))
-
-    def offload_row(
-        self, field: str, read: ReadFunction, inactive: InactiveCheck | None = None
-    ) -> KeyMapping:
-        """Row of the key that offloads inputs."""
-        return placement(
-            self.offload,
-            False,
-            _OFFLOADED,
-            supported=lambda foreign, value: not value or bool(self.recomputes(foreign)),
-            fields=(field,),
-            read=read,
-            inactive=inactive,
-        )
-
-    def earlier_rows(self, field: str, read: ReadFunction) -> tuple[KeyMapping, ...]:
-        """Rows of Megatron's keys in earlier versions."""
-        return not_on_page(*self._rows(self.earlier, field, read))
-
-    def megatron_rows(self, field: str, read: ReadFunction) -> tuple[KeyMapping, ...]:
-        """Rows of Megatron's own options."""
-        modules = mapped(
-            f"{self.later}_modules",
-            UNSET,
-            field,
-            read=read,
-            inactive=any_inactive(self.megatron, self._unless("selective")),
-            note=_SELECTIVE,
-        )
-        return (*self._rows(self.later, field, read), modules)
-
-    def _rows(self, prefix: str, field: str, read: ReadFunction) -> tuple[KeyMapping, ...]:
-        def stands_in(foreign: ForeignValues) -> str | None:
-            return {"full": _FULL, "selective": _SELECTIVE}.get(foreign[f"{prefix}_granularity"])
-
-        def row(name: str, kind: Any, **more: Any) -> KeyMapping:
-            return mapped(f"{prefix}_{name}", None, field, read=read, value_type=nullable(kind), **more)
-
-        full = any_inactive(self.megatron, self._unless("full"))
-        return (
-            row("granularity", one_of("full", "selective"), inactive=self.megatron, warn=stands_in),
-            row("method", one_of("uniform", "block"), inactive=full, note=_FULL),
-            row("num_layers", INTEGER, inactive=full, note=_FULL),
-        )
-
-    def _unless(self, granularity: str) -> InactiveCheck:
-        def inactive(foreign: ForeignValues) -> str | None:
-            found = self.granularity(foreign)
-            return None if found == granularity else f"the granularity of recomputation is {found}"
-
-        return inactive
 
 
 _FSDP, _MEGATRON = f"{_ACTOR}.fsdp_config", f"{_ACTOR}.megatron"

@@ -6,23 +6,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.compat.hydra.selection import ConfigSelection, select
-from strop.compat.ledger.foreign import ForeignConfig
+from strop.compat.hydra import ConfigSelection, read_command_line, select
 from strop.compat.ledger.key_mapping import (
     NO_RAY,
     STRING,
     STRING_OR_LIST,
     UNSET,
     ForeignValues,
+    KeyOwnerHint,
+    Ledger,
     mapped,
     no_effect,
+    no_key_owner,
     not_on_page,
     nullable,
 )
-from strop.compat.ledger.reader import apply_converters, check_values, notices_on_error, usage_notes
-from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
+from strop.compat.ledger.reader import (
+    ForeignConfig,
+    apply_converters,
+    check_values,
+    notices_on_error,
+    usage_notes,
+)
 from strop.compat.verl import switches
-from strop.compat.verl.hydra import EVALUATION, read_command_line
+from strop.compat.verl.hydra import EVALUATION
 from strop.compat.verl.reward import BY_SOURCE, reward
 from strop.config.schema.base import Section
 from strop.config.schema.reward import RewardConfig

@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from strop.compat.hydra.selection import ConfigSelection, select
-from strop.compat.ledger.foreign import ForeignConfig
+from strop.compat.hydra import ConfigSelection, read_command_line, select
 from strop.compat.ledger.key_mapping import (
     INTEGER,
     NAMES,
@@ -26,11 +25,14 @@ from strop.compat.ledger.key_mapping import (
     STRING_OR_LIST,
     UNSET,
     ForeignValues,
+    KeyOwnerHint,
+    Ledger,
     aliases,
     always,
     mapped,
     never,
     no_effect,
+    no_key_owner,
     not_on_page,
     nullable,
     one_of,
@@ -39,11 +41,16 @@ from strop.compat.ledger.key_mapping import (
     placement_section,
     refused,
 )
-from strop.compat.ledger.reader import apply_converters, check_values, notices_on_error, usage_notes
-from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
+from strop.compat.ledger.reader import (
+    ForeignConfig,
+    apply_converters,
+    check_values,
+    notices_on_error,
+    usage_notes,
+)
 from strop.compat.verl.data import all_tokens, image_columns
-from strop.compat.verl.gpus import one_gpu
-from strop.compat.verl.hydra import GENERATION, read_command_line
+from strop.compat.verl.engine import one_gpu
+from strop.compat.verl.hydra import GENERATION
 from strop.config.load.schema_faults import value_reason
 from strop.config.machine import OverriddenKey, here_requested
 from strop.config.schema.generation import GenerationConfig

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.compat.ledger.foreign import ForeignConfig
 from strop.compat.ledger.key_mapping import (
     NUMBER,
     STRING,
     UNSET,
+    KeyOwnerHint,
+    Ledger,
     always,
     mapped,
+    no_key_owner,
     not_on_page,
     nullable,
     one_of,
@@ -20,8 +22,7 @@ from strop.compat.ledger.key_mapping import (
     placement,
     refused,
 )
-from strop.compat.ledger.reader import apply_converters, check_values
-from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
+from strop.compat.ledger.reader import ForeignConfig, apply_converters, check_values
 from strop.config.load.config_tree import ConfigTree, Source
 from strop.config.paths import expand_user
 from strop.errors import ConfigError

@@ -38,9 +38,17 @@ from strop.compat.ledger.key_mapping import (
     same_as,
     written_by,
 )
-from strop.compat.verl import gpus, switches
+from strop.compat.verl import switches
 from strop.compat.verl.data import all_tokens, tasksets
-from strop.compat.verl.engine import NO_PROFILER, ONE_ROUTING, ONE_SEED, default_only, log_prob_rows
+from strop.compat.verl.engine import (
+    DATA_PARALLEL,
+    NO_PROFILER,
+    ONE_ROUTING,
+    ONE_SEED,
+    RELEASE,
+    default_only,
+    log_prob_rows,
+)
 from strop.compat.verl.switches import serving_engine
 from strop.config.schema import Run
 from strop.config.schema.rollout import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
@@ -305,7 +313,7 @@ _LISTED = (
         f"{_ROLLOUT}.ignore_eos", False, "rollout.sampling.ignore_eos", "data.eval.0.sampling.ignore_eos"
     ),
     _serving_option("enforce_eager", True, native=only(True)),
-    gpus.RELEASE,
+    RELEASE,
     placement(
         f"{_ROLLOUT}.load_format",
         "dummy_dtensor",
@@ -378,7 +386,7 @@ _LISTED = (
     ),
 )
 _UNLISTED = not_on_page(
-    gpus.DATA_PARALLEL,
+    DATA_PARALLEL,
     _serving_option("enable_chunked_prefill", True, native=only(False)),
     _serving_option("max_model_len", None, native=_is_long_enough, value_type=nullable(INTEGER)),
     _serving_option("enable_prefix_caching", True, native=only(True), value_type=ANY),

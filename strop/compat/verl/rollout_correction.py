@@ -23,7 +23,7 @@ from strop.compat.ledger.key_mapping import (
     unless,
     written_by,
 )
-from strop.compat.verl import async_units, switches
+from strop.compat.verl import switches
 from strop.config.schema import Run
 from strop.config.schema.policy_loss import GpgLossConfig, RejectionRuleConfig
 
@@ -312,7 +312,7 @@ ROWS = not_on_page(
         f"{_AT}.bypass_mode",
         False,
         "algorithm.old_policy",
-        warn=async_units.ratio_notice,
+        warn=switches.ratio_notice,
         note="the sampler's log-probs are the old ones; only the losses of loss_type are then in use",
     ),
     _row(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from strop.compat.hydra.selection import ConfigSelection
+from strop.compat.hydra import ConfigSelection, read_command_line
 from strop.compat.ledger.key_mapping import (
     ANY,
     BETAS,
@@ -23,6 +23,8 @@ from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
     KeyMapping,
+    KeyOwnerHint,
+    Ledger,
     aliases,
     empty,
     fused_kernels,
@@ -39,7 +41,6 @@ from strop.compat.ledger.key_mapping import (
     written_by,
 )
 from strop.compat.ledger.reader import read_dialect
-from strop.compat.ledger.table import KeyOwnerHint, Ledger
 from strop.compat.verl.data import (
     custom_class,
     custom_class_rows,
@@ -48,9 +49,8 @@ from strop.compat.verl.data import (
     write_custom_class,
     write_row_limits,
 )
-from strop.compat.verl.engine import PARAMETER_DTYPES, half_parameters
-from strop.compat.verl.gpus import one_gpu
-from strop.compat.verl.hydra import SFT, read_command_line
+from strop.compat.verl.engine import PARAMETER_DTYPES, half_parameters, one_gpu
+from strop.compat.verl.hydra import SFT
 from strop.compat.verl.trainer import (
     FOLDER,
     MONITOR_NAMES,

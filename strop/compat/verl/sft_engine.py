@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from strop.compat.hydra.selection import ConfigSelection, select
+from strop.compat.hydra import ConfigSelection, read_command_line, select
 from strop.compat.ledger.key_mapping import (
     ALWAYS_PACKED,
     ANY,
@@ -23,10 +23,13 @@ from strop.compat.ledger.key_mapping import (
     SWITCH,
     UNSET,
     ForeignValues,
+    KeyOwnerHint,
+    Ledger,
     aliases,
     fused_kernels,
     mapped,
     no_effect,
+    no_key_owner,
     not_on_page,
     nullable,
     one_of,
@@ -39,7 +42,6 @@ from strop.compat.ledger.key_mapping import (
     written_by,
 )
 from strop.compat.ledger.reader import read_dialect
-from strop.compat.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.compat.verl import sft
 from strop.compat.verl.data import (
     NO_VIDEO,
@@ -54,9 +56,8 @@ from strop.compat.verl.data import (
     write_row_limits,
     write_template_args,
 )
-from strop.compat.verl.engine import PARAMETER_DTYPES, half_parameters
-from strop.compat.verl.gpus import one_gpu
-from strop.compat.verl.hydra import SFT_ENGINE, read_command_line
+from strop.compat.verl.engine import PARAMETER_DTYPES, half_parameters, one_gpu
+from strop.compat.verl.hydra import SFT_ENGINE
 from strop.compat.verl.optim import ADAMW, OptimizerKeys
 from strop.compat.verl.sft import (
     checkpoint_contents_rows,

@@ -27,7 +27,7 @@ from strop.compat.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.compat.verl import async_units, gpus, switches
+from strop.compat.verl import engine, switches
 from strop.compat.verl.critic import critic
 from strop.compat.verl.engine import NO_PROFILER
 from strop.config.schema import Run
@@ -68,14 +68,14 @@ def write_duration(run: Run) -> Mapping[str, Any]:
 @written_by(write_duration)
 def duration(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the duration: schedules span the number of steps, if set, and the epochs may end the run before."""
-    if async_units.is_fully_async(foreign):
-        return async_units.duration(foreign)
+    if switches.is_fully_async(foreign):
+        return switches.duration(foreign)
     steps, epochs = foreign["trainer.total_training_steps"], foreign["trainer.total_epochs"]
     if steps is None:
         return {"trainer.duration": f"{epochs} epochs"}
     is_limit = epochs < _UNREACHED_EPOCHS
     return {
-        "trainer.duration": f"{steps * async_units.steps_per_version(foreign)} steps",
+        "trainer.duration": f"{steps * switches.steps_per_version(foreign)} steps",
         "trainer.stop_after": f"{epochs} epochs" if is_limit else None,
     }
 
@@ -179,7 +179,7 @@ def write_checkpointing(run: Run) -> Mapping[str, Any]:
 @written_by(write_checkpointing)
 def checkpointing(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the checkpoint interval; -1 saves only at the end."""
-    return {"checkpoint.every": every(foreign["trainer.save_freq"] * async_units.steps_per_version(foreign))}
+    return {"checkpoint.every": every(foreign["trainer.save_freq"] * switches.steps_per_version(foreign))}
 
 
 def write_max_checkpoints(run: Run) -> Mapping[str, Any]:
@@ -207,8 +207,8 @@ def write_evaluation_schedule(run: Run) -> Mapping[str, Any]:
 def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the evaluation interval; -1 evaluates only at the start. The fully asynchronous trainer counts weight
     versions, and does not evaluate at the end."""
-    interval = foreign["trainer.test_freq"] * async_units.steps_per_version(foreign)
-    at_end = interval > 0 and not async_units.is_fully_async(foreign)
+    interval = foreign["trainer.test_freq"] * switches.steps_per_version(foreign)
+    at_end = interval > 0 and not switches.is_fully_async(foreign)
     return {"evaluate.every": every(interval), "evaluate.at_end": at_end}
 
 
@@ -309,8 +309,8 @@ _LISTED = (
         converts=_ANSWERS,
         note="number of responses shown in TensorBoard and in report.html; a negative number means all",
     ),
-    gpus.NODES,
-    gpus.GPUS,
+    engine.NODES,
+    engine.GPUS,
     mapped(
         "trainer.save_freq", -1, "checkpoint.every", read=checkpointing, note="counts steps; -1 means never"
     ),
@@ -348,7 +348,7 @@ _LISTED = (
     ),
 )
 _UNLISTED = not_on_page(
-    gpus.DEVICE,
+    engine.DEVICE,
     no_effect(
         "model_engine",
         "dp",
@@ -363,7 +363,7 @@ _UNLISTED = not_on_page(
         "trainer.duration",
         read=duration,
         value_type=nullable(INTEGER),
-        inactive=async_units.steps_alone,
+        inactive=switches.steps_alone,
         note="schedules span it, and total_epochs may end the run before",
     ),
     mapped(

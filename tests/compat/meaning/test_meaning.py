@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from strop.compat.azureml.reader import read_component
-from strop.compat.hydra.selection import ConfigSelection
+from strop.compat.hydra import ConfigSelection
 from strop.compat.trinity.reader import read_trinity
 from strop.compat.trl.reader import find_program, read_trl_arguments
 from strop.compat.verl.ppo_trainer import read_verl

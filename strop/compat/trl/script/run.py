@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from strop.compat.ledger.table import KeyOwnerHint, no_key_owner
+from strop.compat.ledger.key_mapping import KeyOwnerHint, no_key_owner
 from strop.compat.trl.script.session import PACKAGES, ScriptSession, ScriptStopped, opened
 from strop.config.load.loader import Job
 from strop.config.load.yaml_file import read_bounded

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.compat.ledger.table import KeyOwnerHint, no_key_owner
+from strop.compat.ledger.key_mapping import KeyOwnerHint, no_key_owner
 from strop.config.load.config_tree import Source
 from strop.errors import ConfigError
 

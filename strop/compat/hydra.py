@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from posixpath import normpath
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 
-from strop.compat.hydra.selection import ConfigSelection, ShippedConfig, ShippedConfigs
+from strop.compat.ledger.key_mapping import KeyOwnerHint, Ledger
+from strop.compat.ledger.reader import apply_overrides
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
 from strop.config.load.overrides import override_source, parse_valid_overrides
 from strop.config.load.yaml_file import read_bounded, read_yaml
@@ -30,8 +32,101 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigSelection:
+    """The primary configuration, and the folders in which configurations are searched."""
+
+    file: Path | None = None
+    """Primary configuration as a file."""
+    name: str | None = None
+    """Name of the primary configuration (`--config-name`); None for the program's own."""
+    path: str | None = None
+    """Folder of the primary configuration (`--config-path`)."""
+    folder: str | None = None
+    """Additional folder that is searched (`--config-dir`)."""
+
+    def folders(self) -> list[Path]:
+        """The folders that are searched, in order; those of a `pkg://` path are not among them."""
+        named = [] if self.file is None else [str(self.file.parent)]
+        named += [name for name in (self.path, self.folder) if name is not None]
+        return [Path(name.removeprefix("file://")) for name in named if not name.startswith("pkg://")]
+
+    def primary(self, default: str) -> str:
+        """Name of the primary configuration, without `.yaml`. Raises ConfigError for a file and a name."""
+        if self.file is not None and self.name is not None:
+            raise ConfigError(
+                f"--config {self.file} and --config-name {self.name} both name the configuration; write one."
+            )
+        name = self.file.name if self.file is not None else self.name or default
+        return name.removesuffix(".yaml").removesuffix(".yml")
+
+
+def select(file: Path | None, selection: ConfigSelection | None) -> ConfigSelection:
+    """The selection with a file, if one is given."""
+    selection = selection or ConfigSelection()
+    return selection if file is None else replace(selection, file=file)
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedConfig:
+    """A configuration of the tool. A ledger has its default values; this has what differs from them."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Values by dotted key, relative to the configuration's package."""
+    defaults: tuple[Any, ...] = ()
+    """Defaults list, as Hydra's YAML files have it."""
+    package: str | None = None
+    """Package header; None for the package that Hydra derives from the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedConfigs:
+    """Configurations that a tool ships."""
+
+    tool: str
+    configs: Mapping[str, ShippedConfig]
+    """Configurations by path, such as `ppo_trainer` or `actor/dp_actor`."""
+    packages: tuple[str, ...] = ()
+    """Search path entries that mean these configurations, such as `pkg://verl.trainer.config`."""
+
+    def primary_names(self) -> list[str]:
+        """Names of the configurations outside groups."""
+        return [name for name in self.configs if "/" not in name]
+
+    def groups(self) -> set[str]:
+        """Names of the config groups."""
+        return {name.rpartition("/")[0] for name in self.configs if "/" in name}
+
+
 _NOT_VALUES = ("_target_", "_convert_", "_recursive_")
 """Keys that name the Python class of a section in Hydra's files; the tool's classes are not used."""
+
+
+_PLACEHOLDER = re.compile(r"([^=]+)=(<[^<>']*>)")
+"""A value that the reader of a launch script is to fill in, such as `<path to the model>`."""
+
+
+def read_command_line(
+    ledger: Ledger,
+    shipped: ShippedConfigs,
+    default: str,
+    overrides: Sequence[str],
+    selection: ConfigSelection,
+    key_owner: KeyOwnerHint,
+) -> ConfigTree:
+    """The values that a program would be started with. Raises ConfigError."""
+    if any(not text.strip() for text in overrides):
+        raise ConfigError(
+            "a word of the command is blank: in a script, a backslash followed by a space ends the command, so that "
+            "the lines after it are not part of it. Remove the space, or the comment, after the backslash."
+        )
+    tree, left = compose(selection, default, [_quote_placeholder(text) for text in overrides], shipped)
+    return apply_overrides(ledger, tree, left, key_owner=key_owner)
+
+
+def _quote_placeholder(override: str) -> str:
+    found = _PLACEHOLDER.fullmatch(override)
+    return f"{found[1]}='{found[2]}'" if found else override
 
 
 def compose(
