@@ -28,7 +28,7 @@ from transformers.utils import logging
 
 from strop.config.schema.rollout import NativeEngineConfig
 from strop.inference.native import NativeEngine
-from strop.models.fused_storage import fuse_storage
+from strop.models.shared_weights import fuse_storage
 from strop.models.tiny import make_tokenizer
 from strop.types import IntArray, SampleRequest, SamplingParams
 

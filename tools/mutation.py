@@ -31,7 +31,7 @@ from typing import Any
 AREAS = {
     "algorithms": ["strop/algorithms"],
     "packing": ["strop/data/packing.py", "strop/models/packed_attention"],
-    "log-probs": ["strop/models/logprobs.py", "strop/models/chunked_head.py", "strop/models/divergences.py"],
+    "log-probs": ["strop/models/logprobs.py", "strop/models/chunked_head.py", "strop/models/chunked_head.py"],
     "run/optimize": ["strop/run/optimize"],
     "buffer": ["strop/buffer"],
     "sync": ["strop/sync"],
@@ -69,7 +69,7 @@ IGNORED = re.compile(r"\b(logging|logger|warnings|raise|assert|TYPE_CHECKING|ove
 FIRST = 12
 """Number of tests that are tried before all others."""
 PROBE = "_strop_probe"
-NOT_TRACED = ("strop/sandbox/inside", "strop/models/packed_attention/flex_kernel.py")
+NOT_TRACED = ("strop/sandbox/inside", "strop/models/packed_attention/attention.py")
 """Code that is copied into a sandbox, or compiled by torch, where a probe cannot run."""
 
 

@@ -13,8 +13,7 @@ from gpu_parts.measuring import milliseconds, print_table
 from gpu_parts.options import Options
 from strop.models.packed_attention.attention import PackedLayout, attention, choose_kernel
 from strop.models.packed_attention.block_kernel import block_attention
-from strop.models.packed_attention.options import AttentionOptions
-from strop.models.packed_attention.segments import PackedSegments
+from strop.models.packed_attention.segments import AttentionOptions, PackedSegments
 
 _CASES = (
     (torch.bfloat16, None, None),

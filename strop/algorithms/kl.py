@@ -28,7 +28,7 @@ OpenRLHF that of each estimator; the gradient of a token beyond this bound is 0,
 
 On-policy distillation as a reward: K. Lu, "On-Policy Distillation" (Thinking Machines Lab, 2025), where the
 advantage of each token is minus its k1 estimate, log q - log p, without a baseline and without a discount. Divergences
-from a teacher over the whole vocabulary are in `strop/models/divergences.py`.
+from a teacher over the whole vocabulary are in `strop/models/chunked_head.py`.
 """
 
 from __future__ import annotations

@@ -30,9 +30,8 @@ from strop.inference.serving.backend import serves_images
 from strop.inference.sglang import SglangBackend, SglangServerBackend
 from strop.inference.vllm import VllmBackend
 from strop.inference.vllm.library import is_vllm_installed
-from strop.models.fused_storage import fuse_storage
 from strop.models.loading import load_config, load_generation_config, load_model
-from strop.models.shared_weights import MappedWeights, model_weights
+from strop.models.shared_weights import MappedWeights, fuse_storage, model_weights
 from strop.models.vision.embedding import takes_images
 from strop.models.vision.model_images import ModelImages
 from strop.protocols import InferenceEngine, SharedWeights

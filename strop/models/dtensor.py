@@ -1,8 +1,13 @@
-"""Helpers that treat sharded tensors (FSDP2's DTensors, DeepSpeed's parameters) and plain tensors alike."""
+"""Helpers that treat sharded tensors (FSDP2's DTensors, DeepSpeed's parameters) and plain tensors alike.
+
+A parameter that DeepSpeed partitions (ZeRO-3) is empty between two passes; all ranks must call for its full values. A
+trained one has a float32 master value, of which each rank holds a part, in every stage.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +16,13 @@ from torch.distributed.tensor import _redistribute as redistribution
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from strop.models.zero_parameters import full_zero_parameter, is_zero_parameter
-
 Block = tuple[slice, ...]
 """A rectangular part of a tensor: first index and end in each dimension."""
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """The tensor itself, or the gathered tensor of a sharded one, for which all ranks must call; detached."""
-    if is_zero_parameter(tensor):
+    if _is_zero_parameter(tensor):
         return full_zero_parameter(tensor)
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -66,3 +69,25 @@ def forget_meshes() -> None:
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     redistribution._gen_transform_infos.cache_clear()
     redistribution._planner_cache.clear()
+
+
+def _is_zero_parameter(tensor: Tensor) -> bool:
+    """Whether DeepSpeed holds the tensor's value, or its master value, in parts."""
+    return hasattr(tensor, "ds_id") or hasattr(tensor, "_hp_mapping")
+
+
+@torch.no_grad()
+def full_zero_parameter(parameter: Any) -> Tensor:
+    """The full value: of a trained parameter its float32 master, of a frozen one the value that computes."""
+    if parameter.requires_grad:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        master: Tensor = safe_get_full_fp32_param(parameter)
+        return master
+    if not hasattr(parameter, "ds_id"):
+        whole: Tensor = parameter.detach()
+        return whole
+    parameter.all_gather()
+    gathered: Tensor = parameter.detach().clone()
+    parameter.partition()
+    return gathered

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
-from strop.models.silence import one_line
+from strop.models.library_settings import one_line
 
 _PROBE_EPS = 1e-3
 _REPLACED = "class_without_fused_layer"

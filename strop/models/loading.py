@@ -34,7 +34,6 @@ from strop.config.schema.model import ModelConfig
 from strop.config.schema.policy_gradient import HeadInit
 from strop.config.user_code import import_user_module
 from strop.errors import ModelError
-from strop.models.cpu_memory import limit_cpu_memory
 from strop.models.family_traits import attention_implementation
 from strop.models.formats.gguf import (
     dequantization,
@@ -44,6 +43,7 @@ from strop.models.formats.gguf import (
 )
 from strop.models.fused_layers import fuse_layers
 from strop.models.hub import check_hub
+from strop.models.library_settings import limit_cpu_memory, one_line, silence_transformers
 from strop.models.logprobs import check_logits
 from strop.models.packed_attention.forward import enable_packed_attention
 from strop.models.quantization import (
@@ -54,7 +54,6 @@ from strop.models.quantization import (
 )
 from strop.models.routers import router_modules
 from strop.models.selective_recompute import selective_contexts
-from strop.models.silence import one_line, silence_transformers
 from strop.models.value_head import SCORE, head_of, init_head, wrong_head
 from strop.models.vision.embedding import takes_images, vision_tower
 from strop.printable import did_you_mean, printable, shorten

@@ -22,11 +22,16 @@ from strop.models.chunked_head import (
     head_outputs,
     squared_probability_sums,
 )
-from strop.models.packed_attention.forward import base_model, decoder_of, packed_forward, packed_outputs
-from strop.models.packed_attention.sequence_parallel import SequenceGroup
-from strop.models.packed_attention.targets import TargetRows, head_rows
-from strop.models.packed_attention.tensor_parallel import TensorGroup
-from strop.models.silence import one_line
+from strop.models.library_settings import one_line
+from strop.models.packed_attention.forward import (
+    TargetRows,
+    base_model,
+    decoder_of,
+    head_rows,
+    packed_forward,
+    packed_outputs,
+)
+from strop.models.packed_attention.model_ranks import SequenceGroup, TensorGroup
 from strop.transfers import Positions
 from strop.types import MicroBatch, TokenOutputs
 

@@ -29,9 +29,9 @@ from strop.config.paths import gguf_file
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.policy_gradient import HeadInit
 from strop.errors import ModelError
-from strop.models.cpu_memory import limit_cpu_memory
 from strop.models.dtensor import Block
 from strop.models.fused_layers import fuse_layers
+from strop.models.library_settings import limit_cpu_memory, silence_transformers
 from strop.models.loading import (
     LOAD_ERRORS,
     classifier_config,
@@ -41,7 +41,6 @@ from strop.models.loading import (
     require_finite,
     set_trained_parameters,
 )
-from strop.models.silence import silence_transformers
 from strop.models.value_head import head_of
 
 _INDEX_FILE, _SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"

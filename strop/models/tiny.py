@@ -69,8 +69,8 @@ def make_model(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from strop.models.library_settings import silence_transformers
     from strop.models.loading import without_deepspeed
-    from strop.models.silence import silence_transformers
 
     folder.mkdir(parents=True, exist_ok=True)
     size = make_tokenizer(folder, corpus, vocab_size)

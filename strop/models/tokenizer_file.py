@@ -31,7 +31,7 @@ def read_tokenizer_file(section: ModelConfig) -> PreTrainedTokenizerBase | None:
         return None
     from transformers import PreTrainedTokenizerFast  # imports no torch, as `AutoTokenizer` does
 
-    from strop.models.silence import silence_transformers
+    from strop.models.library_settings import silence_transformers
 
     try:
         with silence_transformers():

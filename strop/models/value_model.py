@@ -14,8 +14,7 @@ from strop.models.dtensor import whole_parameter
 from strop.models.loading import load_decoder
 from strop.models.lora import add_lora
 from strop.models.meta_loading import MetaLoadingUnsupported, local_folder, tensor_files
-from strop.models.packed_attention.forward import packed_forward
-from strop.models.packed_attention.targets import target_rows
+from strop.models.packed_attention.forward import packed_forward, target_rows
 from strop.models.value_head import SCORE, init_head, wrong_head
 from strop.types import MicroBatch
 

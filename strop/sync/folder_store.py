@@ -44,9 +44,9 @@ class FolderVersionStore:
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Write a version atomically. Raises `CheckpointError` if it cannot be written."""
-        from strop.models.formats.safetensors_file import (
-            save_tensors,
-        )  # imports torch, which the launcher of a run does not need
+        from strop.models.formats.safetensors_files import (
+            save_tensors,  # imports torch, which the launcher of a run does not need
+        )
 
         tensors = {name: tensor.detach().contiguous() for name, tensor in weights}
         with _storage_errors(self.folder, "written"), atomic_path(self._path(version)) as temporary:

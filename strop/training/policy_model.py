@@ -20,10 +20,8 @@ from strop.algorithms.losses.router_losses import RouterLoss, add_losses, expert
 from strop.config.schema.distillation import DivergenceConfig
 from strop.errors import ModelError
 from strop.models.chunked_head import Comparison, FrozenStates
-from strop.models.classifier import classifier_outputs
 from strop.models.family_traits import check_rope_limit
 from strop.models.formats.huggingface import export_model, join_write_adapter, write_serving_adapter
-from strop.models.fused_storage import fuse_storage
 from strop.models.logprobs import (
     expected_entropy_effects,
     frozen_states,
@@ -33,7 +31,8 @@ from strop.models.logprobs import (
 from strop.models.lora import low_rank_updates, merged_weights, without_adapter
 from strop.models.packed_attention.forward import base_model, can_share_prompts
 from strop.models.routers import experts_per_token, router_logits
-from strop.models.shared_weights import named_weights
+from strop.models.shared_weights import fuse_storage, named_weights
+from strop.models.value_head import classifier_outputs
 from strop.models.vision.model_images import ModelImages
 from strop.protocols import LossFn, SharedWeights, TokenQuantity, UnmergedWeights
 from strop.training.checkpoints.file_writer import REFERENCE_FILE, RNG_FILE

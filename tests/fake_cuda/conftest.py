@@ -19,8 +19,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import masking_utils
 
 from strop.models import fused_layers
-from strop.models.packed_attention import flex_kernel, forward
-from strop.models.vision import tower_plans
+from strop.models.packed_attention import attention, forward
+from strop.models.vision import embedding
 from tests.fake_cuda.backward import backward
 
 
@@ -55,10 +55,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch, pinned: list[torch.Size]) -> Iterator[t
     # transformers looks at the values of masks and positions, but not at those of fake tensors.
     monkeypatch.setattr(masking_utils, "is_tracing", lambda _tensor=None: False)
     for plan in ("grid_plan", "tile_positions"):
-        monkeypatch.setattr(tower_plans, plan, on_the_host(getattr(tower_plans, plan)))
+        monkeypatch.setattr(embedding, plan, on_the_host(getattr(embedding, plan)))
     # These compare values or compile for the device, when a model is loaded or first runs.
     monkeypatch.setattr(forward, "_probe", lambda _base: None)
-    monkeypatch.setattr(flex_kernel, "_function", lambda _device_type: _flex_attention)
+    monkeypatch.setattr(attention, "_flex_function", lambda _device_type: _flex_attention)
     monkeypatch.setattr(fused_layers, "_fused_class", on_the_host(fused_layers._fused_class))
     with FakeTensorMode(), torch.device("cuda"):
         yield torch.device("cuda")

@@ -16,8 +16,7 @@ from strop.config.schema.rollout import NativeEngineConfig
 from strop.errors import ModelError
 from strop.inference.native import NativeEngine
 from strop.inference.weight_files import checkpoint_weights, read_weights
-from strop.models.fused_storage import fuse_storage
-from strop.models.shared_weights import named_weights
+from strop.models.shared_weights import fuse_storage, named_weights
 from strop.models.tiny import make_model
 from strop.types import SamplingParams
 from tests.inference.helpers import (

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from strop.models.cpu_memory import limit_cpu_memory
+from strop.models.library_settings import limit_cpu_memory
 
 
 def resident_mb():

@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.errors import ModelError
 from strop.models.formats.huggingface import ADAPTER_FOLDER, export_model
-from strop.models.fused_storage import fuse_storage
 from strop.models.loading import load_model, load_tokenizer
 from strop.models.lora import add_lora, merged_weights
+from strop.models.shared_weights import fuse_storage
 from strop.models.tiny import make_model
 
 TOKENS = torch.tensor([[5, 9, 30, 7, 11]])

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from strop.models.fused_storage import concatenated_view, fuse_storage
+from strop.models.shared_weights import concatenated_view, fuse_storage
 from tests.models.models import VOCAB, make
 
 TRIOS = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}

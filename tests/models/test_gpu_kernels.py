@@ -13,12 +13,18 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strop.errors import ModelError
-from strop.models.packed_attention import flex_kernel, varlen_kernel
-from strop.models.packed_attention.attention import PackedLayout, attention, choose_kernel
-from strop.models.packed_attention.flex_kernel import TokenBounds, flex_attention, plan_mask
-from strop.models.packed_attention.options import AttentionOptions
-from strop.models.packed_attention.segments import PackedSegments
-from strop.models.packed_attention.varlen_kernel import VarlenLayout, varlen_attention
+from strop.models.packed_attention import attention as kernels
+from strop.models.packed_attention.attention import (
+    PackedLayout,
+    TokenBounds,
+    VarlenLayout,
+    attention,
+    choose_kernel,
+    flex_attention,
+    plan_mask,
+    varlen_attention,
+)
+from strop.models.packed_attention.segments import AttentionOptions, PackedSegments
 
 CPU = torch.device("cpu")
 
@@ -96,7 +102,7 @@ def test_one_varlen_call_equals_blocks(segments: PackedSegments, window: int | N
     inputs, options = projections(segments, shared), AttentionOptions(scale=0.4, window=window)
     expected = attention(*inputs, PackedLayout(segments, CPU), options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(varlen_kernel, "varlen_attn", emulated_varlen)
+        patch.setattr(kernels, "varlen_attn", emulated_varlen)
         found = varlen_attention(*inputs, VarlenLayout.of(segments, CPU), options)
     torch.testing.assert_close(found, expected)
     weights = torch.randn_like(expected)
@@ -120,14 +126,14 @@ def test_the_scores_and_mask_of_flex_attention_equal_blocks(
     query, key, value = inputs[0], *(each.repeat_interleave(shared, 1) for each in inputs[1:])
     scores = torch.einsum("qhd,khd->hqk", query, key) * options.scale
     if softcap is not None:
-        scores = flex_kernel._softcap(softcap)(scores)
+        scores = kernels._softcap(softcap)(scores)
     p = scores.masked_fill(~visible(segments, window), -torch.inf).softmax(-1)
     torch.testing.assert_close(torch.einsum("hqk,khd->qhd", p, value), expected)
 
 
 def visible(segments: PackedSegments, window: int | None) -> Tensor:
     """[T, T] Whether a query sees a key, by the function that flex attention gets."""
-    sees = flex_kernel._mask_function(TokenBounds.of(segments), window, CPU)
+    sees = kernels._mask_function(TokenBounds.of(segments), window, CPU)
     tokens = torch.arange(segments.tokens)
     return sees(tokens[:0], tokens[:0], tokens[:, None], tokens[None, :])
 
@@ -158,8 +164,8 @@ def test_flex_attention_computes_every_block_with_a_visible_score(
     """And masks no block of which it says that all scores are visible."""
     bounds = TokenBounds.of(segments)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flex_kernel, "BLOCK", 3)
-        partial, full = flex_kernel._blocks(bounds, window)
+        patch.setattr(kernels, "BLOCK", 3)
+        partial, full = kernels._blocks(bounds, window)
     sees = visible(segments, window).numpy()
     for row, column in np.ndindex(partial.shape):
         block = sees[3 * row : 3 * row + 3, 3 * column : 3 * column + 3]

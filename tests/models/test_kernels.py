@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strop.models.packed_attention import block_kernel, block_layout
-from strop.models.packed_attention.block_kernel import block_attention
-from strop.models.packed_attention.block_layout import SegmentLayout, SegmentRun, plan_layout
-from strop.models.packed_attention.options import AttentionOptions
-from strop.models.packed_attention.segments import PackedSegments
+from strop.models.packed_attention import block_kernel
+from strop.models.packed_attention.block_kernel import SegmentLayout, SegmentRun, block_attention, plan_layout
+from strop.models.packed_attention.segments import AttentionOptions, PackedSegments
 
 
 def dense(
@@ -93,7 +91,7 @@ def test_equals_a_dense_softmax(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_kernel, "SCORES_PER_BLOCK", block_scores)
         patch.setattr(block_kernel, "MIN_ROWS_PER_BLOCK", 2)
-        patch.setattr(block_layout, "ALWAYS_MERGE_TOKENS", together)
+        patch.setattr(block_kernel, "ALWAYS_MERGE_TOKENS", together)
         layout = plan_layout(PackedSegments(tuple(bounds), tuple(prefix_of), images))
         result = block_attention(query, key, value, layout, options)
         weights = torch.randn_like(expected)

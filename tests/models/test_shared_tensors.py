@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from strop.models.shared_tensors import SharedTensors
+from strop.models.shared_weights import SharedTensors
 
 
 def descriptors() -> int:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from strop.config.schema.distillation import DivergenceConfig, ForwardKlConfig, JsdConfig, ReverseKlConfig
-from strop.models.chunked_head import Comparison, FrozenStates
-from strop.models.divergences import divergence_slopes, token_divergences
+from strop.models.chunked_head import Comparison, FrozenStates, divergence_slopes, token_divergences
 from strop.models.logprobs import sampled_logprobs, token_outputs
 from tests.models.test_logprobs import check_gradients, plain_logprobs, with_states
 

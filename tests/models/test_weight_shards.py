@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from strop.models.formats.weight_shards import write_weight_shards
+from strop.models.formats.safetensors_files import write_weight_shards
 from strop.models.lora import merged_weights
 from tests.models.families import family_folder
 

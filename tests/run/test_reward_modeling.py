@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from strop.config.schema.reward import RewardModelConfig
 from strop.inference.reward_model import RewardModel
-from strop.models.silence import silence_transformers
+from strop.models.library_settings import silence_transformers
 from strop.report.build import write_report
 from strop.report.score_section import read_score_sections
 from strop.runs.folder import RunFolder

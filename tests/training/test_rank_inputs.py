@@ -26,7 +26,7 @@ from strop.models.loading import load_model
 from strop.models.lora import add_lora
 from strop.models.meta_loading import MetaLoadingUnsupported, build_on_meta
 from strop.models.packed_attention.forward import split_sequences
-from strop.models.packed_attention.sequence_parallel import SequenceGroup
+from strop.models.packed_attention.model_ranks import SequenceGroup
 from strop.models.tiny import make_model
 from strop.models.vision.model_images import ModelImages
 from strop.training.parallel.tensor import divide_matrices

@@ -32,8 +32,8 @@ from strop.config.peft_adapter import CONFIG_FILE, AdapterOptions, read_adapter_
 from strop.config.schema.model import ModelConfig
 from strop.errors import CheckpointError, ModelError
 from strop.models.formats.huggingface import export_model
+from strop.models.library_settings import silence_transformers
 from strop.models.loading import LOAD_ERRORS, load_tokenizer
-from strop.models.silence import silence_transformers
 from strop.run.entry.export import export_checkpoint
 from strop.runs.folder import RunFolder
 from strop.training.checkpoints import checkpoint as checkpoints

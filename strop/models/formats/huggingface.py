@@ -1,36 +1,45 @@
-"""Export of a model as a Hugging Face folder, which `AutoModelForCausalLM` or PEFT loads."""
+"""Export of a model as a Hugging Face folder, which `AutoModelForCausalLM` or PEFT loads.
+
+A run may hold the frozen weights in a shorter type to save memory. Rounding them can be larger than what an adapter
+changes, so that the export of a merged adapter reads them again (`StoredBase`).
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import cast
 
 import torch
 from peft import PeftModel
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from strop.config.paths import gguf_file
 from strop.config.peft_adapter import CONFIG_FILE
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
-from strop.models.formats.stored_base import StoredBase, read_stored_base
-from strop.models.formats.weight_shards import write_weight_shards
-from strop.models.loading import without_deepspeed
+from strop.models.formats.safetensors_files import write_weight_shards
+from strop.models.library_settings import silence_transformers
+from strop.models.loading import load_config, load_weights, without_deepspeed
 from strop.models.lora import adapter_weights, merged_weights, serving_layout
+from strop.models.meta_loading import MetaLoadingUnsupported, local_folder, tensor_files
 from strop.models.packed_attention.forward import base_model
-from strop.models.silence import silence_transformers
 from strop.models.value_head import SCORE
 from strop.workers.files import atomic_folder
 
 ADAPTER_FOLDER = "adapter"
 """Name of the adapter's folder inside the folder of the merged model."""
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+"""Data types of floating-point weights, by their names in safetensors files; others are those of quantized weights."""
 
 
 def export_model(
@@ -56,7 +65,7 @@ def export_model(
     """
     _require_replaceable(folder)
     stored = (
-        read_stored_base(base, loaded=base_model(model).dtype)
+        _read_stored_base(base, loaded=base_model(model).dtype)
         if base and isinstance(model, PeftModel)
         else StoredBase()
     )
@@ -162,3 +171,54 @@ def join_export(model: nn.Module) -> None:
         pass
     if isinstance(model, PeftModel):
         join_write_adapter(model)
+
+
+@dataclass(frozen=True)
+class StoredBase:
+    """Data types and weights of a model's files; without them, those of the model in memory."""
+
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """By name in the files."""
+    default: torch.dtype | None = None
+    """Data type of floating-point tensors that the files have under no such name; None keeps a tensor's own."""
+    weights: Mapping[str, Tensor] | None = None
+    """By Hugging Face's names, on the CPU; None where the model in memory has them exactly."""
+
+    def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype:
+        """Data type of a tensor in an export."""
+        if not tensor.is_floating_point():
+            return tensor.dtype
+        return self.dtypes.get(name, self.default or tensor.dtype)
+
+
+def _read_stored_base(section: ModelConfig, *, loaded: torch.dtype) -> StoredBase:
+    """Read the data types of a model's files, and its weights if those in memory, of the type `loaded`, are shorter.
+
+    Quantized weights stay as they are in memory: an adapter was trained on them. Raises ModelError where the files
+    cannot be read any more.
+    """
+    if getattr(load_config(section), "quantization_config", None) is not None:
+        return StoredBase(default=loaded)
+    dtypes = {} if gguf_file(section.path) is not None else _stored_dtypes(section.path)
+    widest = reduce(torch.promote_types, dtypes.values()) if dtypes else getattr(torch, section.dtype)
+    weights = None
+    if section.quantization is None and torch.promote_types(loaded, widest) != loaded:
+        exact = section.model_copy(
+            update={"dtype": str(widest).removeprefix("torch."), "compute_dtype": None, "lora": None}
+        )
+        weights = dict(merged_weights(load_weights(exact)))
+    return StoredBase(dtypes, widest, weights)
+
+
+def _stored_dtypes(path: str) -> dict[str, torch.dtype]:
+    """Data types of a model folder's floating-point tensors; empty for files that cannot be listed."""
+    try:
+        files = tensor_files(local_folder(path))
+    except MetaLoadingUnsupported:
+        return {}
+    found: dict[str, torch.dtype] = {}
+    for file in sorted(set(files.values())):
+        with safe_open(file, framework="pt") as opened:
+            names = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+        found |= {name: _FLOATS[kind] for name, kind in names.items() if kind in _FLOATS}
+    return found

@@ -34,7 +34,7 @@ def write_mlflow(model: Path, folder: Path, *, max_new_tokens: int) -> None:
     import mlflow.transformers
 
     # Imports torch, which a command that starts a run's processes does without.
-    from strop.models.silence import silence_transformers
+    from strop.models.library_settings import silence_transformers
 
     partial = temporary_path(folder / "mlflow")
     try:

@@ -11,6 +11,11 @@ Dimensions, in addition to those of `strop.types`:
 
 Measured on an AVX-512 CPU this is faster than torch 2.13's fused attention, in float32 and bfloat16:
 a block stays in the cache, and the matrix products run at full speed.
+
+A *run* is a group of segments with the same ancestors (their prefix, its prefix, and so on) and the same length; its
+segments are computed together. Segments of similar length are padded to the longest of them, for attention only: a
+segment's queries come before its padding and so never see it. Segments are put into the order of their runs: all
+without a prefix, then those whose prefix is one of them, and so on; with the same prefix, by length.
 """
 
 from __future__ import annotations
@@ -25,8 +30,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from strop.models.packed_attention.block_layout import SegmentLayout, TokenRanges, VisibleKeys
-from strop.models.packed_attention.options import AttentionOptions
+from strop.models.packed_attention.segments import AttentionOptions, PackedSegments
+from strop.transfers import to_device
+from strop.types import IndexArray
 
 Values = TypeVar("Values", Tensor, npt.NDArray[np.int64])
 
@@ -34,9 +40,15 @@ SCORES_PER_BLOCK = 2**19
 """Scores per block: as many as fit into a core's cache."""
 MIN_ROWS_PER_BLOCK = 64
 """Minimum number of rows per block; matrix products with fewer rows are slow."""
-COLUMN_MULTIPLE = 32
+_COLUMN_MULTIPLE = 32
 """Columns of the scores: 32 bfloat16 numbers fill a register of 512 bits, and torch's softmax of another number of them
 takes up to three times as long. Blocks of different lengths also share compiled matrix products."""
+_TokenRanges = tuple[tuple[int, int], ...]
+"""First token and end of each range."""
+ALWAYS_MERGE_TOKENS = 64
+"""Segments of at most this length make one run for any difference in length: padding costs less than a run."""
+_MAX_PADDING_FRACTION = 0.25
+"""Maximum padding of longer segments in one run, as a fraction of the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,7 @@ class _Block:
     length: int
     first: int
     last: int
-    ancestors: TokenRanges
+    ancestors: _TokenRanges
     visible: VisibleKeys | None = None
     """Tokens of its own segment that each token sees; None for all up to itself."""
 
@@ -66,7 +78,7 @@ class _Block:
     @property
     def padding(self) -> int:
         """Number of columns without a key, which are the last ones."""
-        return -(self.ancestor_tokens + self.own_keys) % COLUMN_MULTIPLE
+        return -(self.ancestor_tokens + self.own_keys) % _COLUMN_MULTIPLE
 
     def of(self, values: Values, first: int, last: int) -> Values:
         """[m, rows, ...] View of the block's segments in [T, ...], from row `first` to `last`."""
@@ -133,7 +145,7 @@ def _blocks(layout: SegmentLayout, query: Tensor) -> Iterator[_Block]:
                 yield _Block(start, segments, run.length, first, last, run.ancestors, layout.visible)
 
 
-def _count(ranges: TokenRanges) -> int:
+def _count(ranges: _TokenRanges) -> int:
     return sum(stop - start for start, stop in ranges)
 
 
@@ -219,3 +231,106 @@ def _hidden(block: _Block, window: int | None, device: torch.device) -> Tensor:
 def _after_diagonal(rows: int, padding: int, device: torch.device) -> Tensor:
     """[rows, rows + padding] True after the diagonal."""
     return torch.ones(rows, rows + padding, dtype=torch.bool, device=device).triu(1)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRun:
+    """Segments with the same ancestors, padded to one length."""
+
+    start: int
+    num_segments: int
+    length: int
+    ancestors: _TokenRanges
+    """Outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleKeys:
+    """Number of tokens of its own segment that each token sees, at padded positions, on the host and the device."""
+
+    counts: IndexArray
+    """[padded T]"""
+    on_device: Tensor
+    """[padded T] int64"""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLayout:
+    """The runs of a micro-batch, in the order of their positions."""
+
+    runs: tuple[SegmentRun, ...]
+    padded_positions: Tensor | None = None
+    """[T] Position of each token; None if all stand where they were."""
+    source_tokens: Tensor | None = None
+    """[padded T] Token at each padded position; in the padding, the segment's last."""
+    visible: VisibleKeys | None = None
+    """Tokens of its own segment that each token sees; None for all up to itself."""
+
+    def pad(self, values: Tensor) -> Tensor:
+        """[padded T, ...] from [T, ...]"""
+        return values if self.source_tokens is None else values[self.source_tokens]
+
+    def pad_with_zeros(self, values: Tensor) -> Tensor:
+        """[padded T, ...] from [T, ...], with zeros in the padding."""
+        if self.padded_positions is None or self.source_tokens is None:
+            return values
+        return values.new_zeros(len(self.source_tokens), *values.shape[1:]).index_copy_(
+            0, self.padded_positions, values
+        )
+
+    def unpad(self, values: Tensor) -> Tensor:
+        """[T, ...] from [padded T, ...]"""
+        return values if self.padded_positions is None else values[self.padded_positions]
+
+
+def plan_layout(segments: PackedSegments, device: torch.device | str = "cpu") -> SegmentLayout:
+    """The layout of a micro-batch's segments."""
+    lengths, prefix_of = segments.lengths(), segments.prefix_of
+    starts: list[int] = [0] * len(lengths)
+    ancestors: list[_TokenRanges] = [()] * len(lengths)
+    runs: list[SegmentRun] = []
+    tokens: list[IndexArray] = []
+    end = 0
+    for members in _group_by_length(segments):
+        prefix, length = prefix_of[members[-1]], lengths[members[-1]]
+        above: _TokenRanges = ()
+        if prefix >= 0:
+            above = (*ancestors[prefix], (starts[prefix], starts[prefix] + lengths[prefix]))
+        runs.append(SegmentRun(end, len(members), length, above))
+        for segment in members:
+            starts[segment], ancestors[segment] = end, above
+            first, stop = segments.bounds[segment : segment + 2]
+            tokens.append(np.minimum(np.arange(first, first + length), stop - 1))
+            end += length
+    positions = np.concatenate([start + np.arange(n) for start, n in zip(starts, lengths, strict=True)])
+    source = np.concatenate(tokens)
+    if np.array_equal(positions, np.arange(end)):
+        return SegmentLayout(tuple(runs), visible=_visible_keys(segments, slice(None), device))
+    visible = _visible_keys(segments, source, device)
+    return SegmentLayout(tuple(runs), to_device(positions, device), to_device(source, device), visible)
+
+
+def _visible_keys(
+    segments: PackedSegments, tokens: slice | IndexArray, device: torch.device | str
+) -> VisibleKeys | None:
+    ends = segments.visible_ends()
+    if ends is None:
+        return None
+    counts = (ends - np.repeat(segments.bounds[:-1], segments.lengths()))[tokens]
+    return VisibleKeys(counts, to_device(counts, device))
+
+
+def _group_by_length(segments: PackedSegments) -> Iterator[list[int]]:
+    """Numbers of each run's segments, shortest first."""
+    lengths, prefix_of = segments.lengths(), segments.prefix_of
+    depths = [len(line) for line in segments.lines()]
+    order = sorted(range(len(lengths)), key=lambda i: (depths[i], prefix_of[i], lengths[i]))
+    run: list[int] = []
+    for segment in order:
+        shortest, longest = lengths[run[0]] if run else 0, lengths[segment]
+        similar = longest <= ALWAYS_MERGE_TOKENS or shortest >= (1 - _MAX_PADDING_FRACTION) * longest
+        if run and not (similar and prefix_of[segment] == prefix_of[run[0]]):
+            yield run
+            run = []
+        run.append(segment)
+    yield run

@@ -3,11 +3,14 @@
 Strop's attention is registered with transformers (`AttentionInterface`) under the name `strop_packed`. It
 takes no mask: visibility follows from the micro-batch's segments. For models that do not support it, the
 micro-batch is padded.
+
+The language-model head and a value head are applied to the rows of hidden states that predict a target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -18,19 +21,17 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from strop.errors import ModelError
 from strop.models.family_traits import check_rope_limit, rope_token_limit
+from strop.models.library_settings import one_line
 from strop.models.packed_attention.attention import PackedLayout, attention
-from strop.models.packed_attention.options import AttentionOptions
-from strop.models.packed_attention.segments import PackedSegments
-from strop.models.packed_attention.sequence_parallel import SequenceGroup
-from strop.models.packed_attention.tensor_parallel import TensorGroup
-from strop.models.silence import one_line
+from strop.models.packed_attention.model_ranks import SequenceGroup, TensorGroup
+from strop.models.packed_attention.segments import AttentionOptions, PackedSegments
 from strop.models.vision.embedding import decoder_mask, embed_images, sees_whole_images, use_host_plans
-from strop.transfers import to_device
+from strop.transfers import Positions, to_device
 from strop.types import BoolArray, MicroBatch
 
-PACKED_ATTENTION = "strop_packed"
+_PACKED_ATTENTION = "strop_packed"
 """The name of the attention in a model's configuration."""
-PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 """Maximum difference of hidden states between packed and separate sequences, relative to their norm."""
 
 
@@ -55,7 +56,7 @@ def packed_outputs(
     base = base_model(model)
     if rope_token_limit(base.config) is not None:
         check_rope_limit(base.config, micro_batch.longest_sequence())
-    if _text_attention(base) == PACKED_ATTENTION:
+    if _text_attention(base) == _PACKED_ATTENTION:
         group, tokens = SequenceGroup.of_model(base), len(micro_batch.token_ids)
         bounds, prefix_of = tuple(micro_batch.cu_seqlens.tolist()), micro_batch.prefix_of
         images = micro_batch.images
@@ -87,7 +88,7 @@ def packed_outputs(
 def can_share_prompts(model: nn.Module) -> tuple[bool, str]:
     """Whether a micro-batch may contain a group's prompt once, and if not, the reason."""
     base = base_model(model)
-    if _text_attention(base) == PACKED_ATTENTION:
+    if _text_attention(base) == _PACKED_ATTENTION:
         return True, ""
     return False, _unsupported_reason(base) or "its attention was not switched to Strop's when it was loaded"
 
@@ -97,9 +98,9 @@ def enable_packed_attention(model: PreTrainedModel) -> None:
     plans of the host."""
     use_host_plans(model)
     # Without a function for masks: transformers would wait for the device to look at the positions.
-    AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
+    AttentionInterface.register(_PACKED_ATTENTION, _packed_attention)
     if _unsupported_reason(model) is None:
-        _set_text_attention(model, PACKED_ATTENTION)
+        _set_text_attention(model, _PACKED_ATTENTION)
 
 
 def split_sequences(model: nn.Module, group: SequenceGroup) -> None:
@@ -302,7 +303,7 @@ def _probe(base: PreTrainedModel) -> str | None:
             _decoder_outputs(base, {"input_ids": s[None]}, torch.arange(len(s), device=s.device)[None])[0][0]
             for s in (torch.cat([prompt, completion]) for completion in completions)
         ]
-        _set_text_attention(base, PACKED_ATTENTION)
+        _set_text_attention(base, _PACKED_ATTENTION)
         packed_states = _decoder_outputs(
             base, {"input_ids": packed[None]}, positions[None], strop_layout=layout
         )[0][0]
@@ -315,6 +316,54 @@ def _probe(base: PreTrainedModel) -> str | None:
         base.train(training)
     expected = torch.cat([separate[0], separate[1][3:]])
     distance = float((packed_states - expected).float().norm() / expected.float().norm())
-    if distance > PROBE_TOLERANCE[expected.dtype]:
+    if distance > _PROBE_TOLERANCE[expected.dtype]:
         return f"packed sequences change its hidden states (relative difference {distance:.2g})"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRows:
+    """N targets: all of a micro-batch, or those of this rank with sequence or tensor parallelism."""
+
+    targets: Tensor
+    """[N] int64 Positions of the targets in the micro-batch."""
+    rows: Positions
+    """[N] Rows of this rank's hidden states that predict them."""
+    tokens: int
+    """Number of tokens of the micro-batch."""
+    groups: tuple[SequenceGroup | TensorGroup, ...]
+    """Ranks that have the other targets; empty where this rank has all."""
+
+    @classmethod
+    def of(
+        cls, micro_batch: MicroBatch, sequence: SequenceGroup | None, tensor: TensorGroup | None = None
+    ) -> TargetRows:
+        """The targets of this rank of the groups."""
+        tokens, first, targets = len(micro_batch.token_ids), 0, micro_batch.targets
+        if sequence is not None:
+            first, end = sequence.bounds(tokens)
+            targets = targets[(targets > first) & (targets <= end)]
+        if tensor is not None:
+            targets = tensor.share(targets)
+        groups = tuple(group for group in (sequence, tensor) if group is not None)
+        on_device = to_device(targets, micro_batch.token_ids.device)
+        rows = Positions(targets - 1 - first, on_device - 1 - first)
+        return cls(on_device, rows, tokens, groups)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[T] Values [N] of all ranks' targets at their positions, and 0 at other tokens."""
+        spread = values.new_zeros(self.tokens).index_copy(0, self.targets, values)
+        for group in self.groups:
+            spread = group.sum(spread)
+        return spread
+
+
+def target_rows(model: nn.Module, micro_batch: MicroBatch) -> TargetRows:
+    """The targets whose hidden states `packed_forward` of a model returns on this rank."""
+    return TargetRows.of(micro_batch, SequenceGroup.of_model(base_model(model)))
+
+
+def head_rows(model: nn.Module, micro_batch: MicroBatch) -> TargetRows:
+    """The targets whose log-probs this rank computes."""
+    base = base_model(model)
+    return TargetRows.of(micro_batch, SequenceGroup.of_model(base), TensorGroup.of_model(base))

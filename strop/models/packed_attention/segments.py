@@ -1,4 +1,4 @@
-"""The segments of a micro-batch as numbers on the host, from which each attention kernel plans."""
+"""Input of every attention kernel: the segments of a micro-batch as numbers on the host, and a model's options."""
 
 from __future__ import annotations
 
@@ -51,3 +51,15 @@ class PackedSegments:
         ends = np.where(is_last, numbers, self.tokens + 1)
         visible: IndexArray = np.minimum.accumulate(ends[::-1])[::-1]
         return visible
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """Options of a model's attention."""
+
+    scale: float
+    """Factor of the scores."""
+    window: int | None = None
+    """Number of last tokens that a query sees, itself included; None for all."""
+    softcap: float | None = None
+    """Limit in softcap * tanh(score / softcap), as in Gemma 2; None for none."""

@@ -71,7 +71,7 @@ def make_vision_model(
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    from strop.models.silence import silence_transformers
+    from strop.models.library_settings import silence_transformers
 
     folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer(folder, corpus, vocab_size)

@@ -31,9 +31,8 @@ from strop.inference.endpoint.server import EndpointAccess, EndpointOptions, End
 from strop.inference.native import NativeEngine
 from strop.inference.served_model import ServedModel, ServedModelSettings
 from strop.models.adapter_files import with_adapter
-from strop.models.fused_storage import fuse_storage
 from strop.models.loading import load_config, load_model, load_tokenizer
-from strop.models.shared_weights import model_weights
+from strop.models.shared_weights import fuse_storage, model_weights
 from strop.models.vision.model_images import ModelImages
 from strop.protocols import SharedWeights
 from strop.run.entry.chat import ChatSource

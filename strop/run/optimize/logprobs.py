@@ -19,7 +19,7 @@ from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.model import ModelConfig
 from strop.data.offline_dataset import OfflineDataset
 from strop.errors import DataError, ModelError, RunFolderError
-from strop.models.formats.safetensors_file import save_tensors
+from strop.models.formats.safetensors_files import save_tensors
 from strop.models.loading import load_tokenizer
 from strop.protocols import TokenQuantity, TrainingEngine
 from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience, zeros_for

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from strop.errors import CheckpointError
-from strop.models.formats.safetensors_file import save_tensors
+from strop.models.formats.safetensors_files import save_tensors
 
 
 def write_tensors(

@@ -35,7 +35,7 @@ from strop.models.loading import enable_gradient_checkpointing, load_model, load
 from strop.models.logprobs import check_logits
 from strop.models.meta_loading import MetaLoadingUnsupported, WeightFiles, build_on_meta
 from strop.models.packed_attention.forward import base_model, enable_packed_attention, split_sequences
-from strop.models.packed_attention.sequence_parallel import SequenceGroup
+from strop.models.packed_attention.model_ranks import SequenceGroup
 from strop.models.shared_weights import plain_name
 from strop.models.value_model import ValueModel, load_value_model
 from strop.training.parallel.mesh import RankMeshes

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, TrainingEngineConfig
 from strop.errors import PlacementError
-from strop.models.packed_attention.sequence_parallel import SequenceGroup
+from strop.models.packed_attention.model_ranks import SequenceGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from strop.config.schema.policy_gradient import HeadInit
 from strop.models.compiled_layers import compile_layers
 from strop.models.loading import load_model, load_trained
 from strop.models.lora import add_lora, load_adapter
-from strop.models.packed_attention.sequence_parallel import SequenceGroup
-from strop.models.shared_tensors import SharedTensors
+from strop.models.packed_attention.model_ranks import SequenceGroup
+from strop.models.shared_weights import SharedTensors
 from strop.models.value_model import ValueModel, load_value_model
 from strop.training.device import find_device
 from strop.training.mixed_precision import ComputeCopy, make_compute_copy

@@ -18,8 +18,7 @@ from torch import Tensor, distributed, nn
 
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.policy_gradient import HeadInit
-from strop.models.fused_storage import fuse_storage
-from strop.models.shared_tensors import SharedTensors, module_tensors, use_tensors
+from strop.models.shared_weights import SharedTensors, fuse_storage, module_tensors, use_tensors
 from strop.training.mixed_precision import ComputeCopy, trainable_parameters
 from strop.training.model_state import TorchState
 from strop.training.optimizers.fused_backward import call_with_gradients

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from strop.errors import ModelError
 from strop.models.packed_attention.forward import base_model
-from strop.models.packed_attention.tensor_parallel import TensorGroup
+from strop.models.packed_attention.model_ranks import TensorGroup
 
 _KEY = "trainer.engine.tensor_parallel"
 _REPLICATED_SUM = "replicated_with_grad_allreduce"

@@ -16,7 +16,7 @@ from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig
 from strop.errors import ModelError
 from strop.models.loading import load_trained
 from strop.models.packed_attention.forward import base_model, split_sequences
-from strop.models.packed_attention.sequence_parallel import SequenceGroup
+from strop.models.packed_attention.model_ranks import SequenceGroup
 from strop.models.value_head import head_of
 from strop.models.value_model import load_value_model
 from strop.training.parallel.fsdp2 import Fsdp2Parallelizer

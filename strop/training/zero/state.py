@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from strop.models.zero_parameters import full_zero_parameter
+from strop.models.dtensor import full_zero_parameter
 from strop.training.checkpoints.file_writer import OPTIMIZER_TENSORS_FILE
 from strop.training.checkpoints.sharded_tensors import ShardedTensors
 from strop.training.mixed_precision import trainable_parameters

@@ -24,8 +24,7 @@ from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.conversation_encoder import ConversationEncoder, TrainingConversation
 from strop.errors import DataError, ModelError
 from strop.models.tiny import make_model
-from strop.models.vision.image_processor import GridImageProcessor, load_image_processor
-from strop.models.vision.mrope import mrope_positions
+from strop.models.vision.image_processor import GridImageProcessor, load_image_processor, mrope_positions
 from strop.protocols import ImageProcessor
 from strop.types import ImageReference
 from tests.cases import nightly

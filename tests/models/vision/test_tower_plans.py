@@ -7,8 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from strop.models.vision.embedding import use_host_plans
-from strop.models.vision.tower_plans import add_at_positions, tile_states
+from strop.models.vision.embedding import add_at_positions, tile_states, use_host_plans
 from tests.models.vision.images import vision_model
 
 

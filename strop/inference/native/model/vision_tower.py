@@ -18,8 +18,7 @@ from strop.inference.native.model.runner import Prompt
 from strop.inference.native.model.weights import StackedWeight
 from strop.models.loading import language_model_class
 from strop.models.packed_attention.forward import decoder_of
-from strop.models.vision.embedding import decoder_mask, embed_images, vision_tower
-from strop.models.vision.tower_plans import grid_arguments
+from strop.models.vision.embedding import decoder_mask, embed_images, grid_arguments, vision_tower
 from strop.protocols import ImageProcessor
 from strop.transfers import to_device
 from strop.types import BoolArray, IntArray, VisionInputs

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from strop.errors import ModelError
 from strop.inference.native.model.architecture import DecoderArchitecture
-from strop.models.fused_storage import concatenated_view
 from strop.models.quantization import stack_quantized
+from strop.models.shared_weights import concatenated_view
 from strop.protocols import LowRankUpdate
 
 

@@ -1,9 +1,13 @@
-"""Limits of the memory that libraries keep on a CPU after it was used."""
+"""Settings of libraries: messages of transformers, and the memory that oneDNN and the C library keep on a CPU."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers.utils import logging
 
 _CAPACITY = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 _PRIMITIVES = "64"
@@ -11,6 +15,26 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 _TRIM_BYTES = 64 << 20
 _MMAP_BYTES = 8 << 20
+
+
+def one_line(error: Exception) -> str:
+    """An exception of a library as a part of a sentence: its class and the start of its message."""
+    text = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {text if len(text) <= 300 else f'{text[:300]}...'}"
+
+
+@contextmanager
+def silence_transformers() -> Iterator[None]:
+    """Disable the progress bars and log messages of transformers in the block."""
+    progress_bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if progress_bar:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def limit_cpu_memory() -> None:

@@ -1,25 +1,35 @@
-"""A model's weights as Hugging Face safetensors files, each written as soon as its weights are gathered."""
+"""Writing of safetensors files: one file, and a model's weights in shards, each as soon as its weights are gathered."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from strop.models.formats.safetensors_file import save_tensors
-
-MAX_SHARD_BYTES = 2 * 2**30
+_MAX_SHARD_BYTES = 2 * 2**30
 """Maximum size of a file of weights, unless one tensor is larger."""
 _STEM, _INDEX_FILE = "model", "model.safetensors.index.json"
 _LAYER = re.compile(r"^.*?\.\d+\.")
 """The part of a weight's name that its layer's weights share."""
+
+
+def save_tensors(
+    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write contiguous tensors by name. safetensors makes its files readable by their owner only; these have the
+    permissions that the umask gives, as the files next to them have."""
+    path.touch()
+    permissions = path.stat().st_mode
+    save_file(dict(tensors), path, dict(metadata) if metadata else None)
+    path.chmod(permissions)
 
 
 def write_weight_shards(
@@ -28,7 +38,7 @@ def write_weight_shards(
     folder: Path,
     *,
     dtype_of: Callable[[str, Tensor], torch.dtype] = lambda name, tensor: tensor.dtype,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    max_shard_bytes: int = _MAX_SHARD_BYTES,
 ) -> None:
     """Write weights under Hugging Face's names, as transformers loads them; one file in memory at a time.
 
