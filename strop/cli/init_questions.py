@@ -70,7 +70,7 @@ def _column(columns: Sequence[str]) -> Callable[[str], str]:
 
 def check_reward(name: str) -> str:
     """The name of a reward. Raises BadParameter for one that is neither built in nor a function's address."""
-    from strop.rewards.resolve import unknown_reward
+    from strop.rewards.registry import unknown_reward
 
     if fault := unknown_reward(name):
         raise typer.BadParameter(fault)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from strop.errors import DataError, RewardError
-from strop.rewards.execution.result import SignatureError
-from strop.rewards.execution.signature import bind_reward
+from strop.rewards.execution.signature import SignatureError, bind_reward
 from strop.rewards.scorer import reward_input
 from strop.types import Experience, FloatArray, Rollout, RolloutGroup, TrainingBatch
 from strop.workflows.experiences import rollout_to_experiences

@@ -17,7 +17,7 @@ from strop.pipelines.tasks.llm_operators import scaled_score
 from strop.pipelines.tasks.prompts import SCORE_PATTERN, SCORE_PROMPTS
 from strop.pipelines.tasks.protocol import Say
 from strop.pipelines.tasks.templates import RowTemplate
-from strop.rewards.judges.judge_cache import JudgeCache
+from strop.rewards.judges.chat_client import JudgeCache
 from strop.seeds import derive_seed
 from strop.types import Rollout, RolloutGroup
 

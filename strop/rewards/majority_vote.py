@@ -6,8 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from strop.rewards.builtin.answer_tags import last_tagged
-from strop.rewards.builtin.math_text import last_boxed
+from strop.rewards.builtin.math_text import last_boxed, last_tagged
 
 _MARKED = re.compile(r"####\s*+(.+)")
 _STATED = re.compile(r"(?i:answer)\**+\s*+(?:is|:)\s*+:?\s*+(.+)")

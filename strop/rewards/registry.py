@@ -1,13 +1,19 @@
-"""The built-in rewards by name, and the built-in reward of each known task source."""
+"""Reward functions by name: the built-in rewards, those of known task sources, dotted paths, and `file.py:name`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from strop.config.user_code import ImportPath
+from strop.errors import RewardError
 from strop.extensions import Extension, all_extensions, extension_of
 
 BUILTIN_REWARDS: dict[str, str] = {
     "gsm8k": "strop.rewards.builtin.gsm8k.gsm8k_reward",
     "math": "strop.rewards.builtin.math.math_reward",
-    "math_in_text": "strop.rewards.builtin.math_in_text.math_in_text_reward",
+    "math_in_text": "strop.rewards.builtin.math.math_in_text_reward",
     "countdown": "strop.rewards.builtin.countdown.countdown_reward",
     "choice": "strop.rewards.builtin.choice.choice_reward",
     "format": "strop.rewards.builtin.format.format_reward",
@@ -65,3 +71,38 @@ def builtin_rewards() -> list[str]:
 def is_builtin_path(path: str) -> bool:
     """Whether a dotted path is that of a reward with a name."""
     return any(path in each.rewards.values() for each in (_CORE, *all_extensions()))
+
+
+def load_reward_function(function: str) -> Callable[..., Any]:
+    """Load the function that a run file names. Raises RewardError if it does not exist or is not callable."""
+    path = builtin_reward(function) or function
+    names = () if "." in path else builtin_rewards()
+    return ImportPath(path, f"reward {function!r}", "function", names, RewardError).load()
+
+
+def unknown_reward(function: str) -> str | None:
+    """Why there is no built-in reward of this name; None for a built-in, and for a user's function, which is not
+    imported."""
+    if not function.isidentifier() or builtin_reward(function):
+        return None
+    try:
+        load_reward_function(function)
+    except RewardError as error:
+        return str(error)
+    return None
+
+
+def absolute_reference(function: str) -> str:
+    """The reference with an absolute file path, valid in a process with another working directory."""
+    if ":" not in function:
+        return function
+    file, _, name = function.rpartition(":")
+    return f"{Path(file).expanduser().resolve()}:{name}"
+
+
+def default_reward_name(function: str | Callable[..., Any]) -> str:
+    """Name of a reward component for which the run file gives no name."""
+    if isinstance(function, str):
+        return function.rpartition(":")[2].rpartition(".")[2]
+    inner = getattr(function, "func", function)  # functools.partial
+    return str(getattr(inner, "__name__", type(inner).__name__)).strip("<>")

@@ -15,11 +15,14 @@ from strop.data.images.messages import with_image_paths
 from strop.errors import RewardError
 from strop.python_rewards import PythonRewards, list_rewards
 from strop.rewards.execution.function_spec import RewardFunctionSpec
-from strop.rewards.execution.signature import RewardInput
-from strop.rewards.execution.trainer_state import TrainerState, TrainingLength
-from strop.rewards.execution.worker_pool import FunctionScores, RewardWorkerPool, ScoringFailure
-from strop.rewards.execution.worker_process import WorkerIsolation
-from strop.rewards.limits import LimitExceeded
+from strop.rewards.execution.signature import RewardInput, TrainerState, TrainingLength
+from strop.rewards.execution.worker_pool import (
+    FunctionScores,
+    RewardWorkerPool,
+    ScoringFailure,
+    WorkerIsolation,
+)
+from strop.rewards.graders import LimitExceeded
 from strop.rewards.registry import owner_of
 from strop.sandbox.registry import open_sandbox
 from strop.types import Rollout, RolloutGroup, Task

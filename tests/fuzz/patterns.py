@@ -44,7 +44,7 @@ BUILT: dict[str, Sequence[str]] = {
     "turn_encoder.py: f'\\\\s*(?P<end>{either})'": [rf"\s*(?P<end>{_ENDS})"],
     "turn_encoder.py: f\"(?:\\\\s*{re.escape(found['end'])})*\"": [rf"(?:\s*(?:{_ENDS}))*"],
     # Of the author of a configuration.
-    "judge_prompt.py: section.pattern": [],
+    "judge.py: section.pattern": [],
     "llm_operators.py: text": [],
     "model.py: pattern": [],
     "peft_adapter.py: f'(.*\\\\.)?({pattern})$'": [r"(.*\.)?(q_proj)$"],

@@ -16,8 +16,7 @@ from strop.rewards.builtin.countdown import countdown_reward, evaluate
 from strop.rewards.builtin.exact import exact_reward
 from strop.rewards.builtin.format import format_reward
 from strop.rewards.builtin.gsm8k import gsm8k_reward
-from strop.rewards.builtin.math import math_reward
-from strop.rewards.builtin.math_in_text import math_in_text_reward
+from strop.rewards.builtin.math import math_in_text_reward, math_reward
 from strop.rewards.builtin.math_text import last_boxed
 from strop.rewards.registry import REWARD_BY_SOURCE
 

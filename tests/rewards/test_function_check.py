@@ -10,8 +10,7 @@ import pytest
 
 from strop.config.schema import Run
 from strop.errors import ConfigError
-from strop.rewards.function_check import function_faults
-from strop.rewards.scorable_tasks import require_scorable_tasks
+from strop.rewards.scorable_tasks import function_faults, require_scorable_tasks
 
 FUNCTIONS = """
 import functools

@@ -16,8 +16,8 @@ from strop.rewards.builtin.format import format_reward
 from strop.rewards.builtin.gsm8k import gsm8k_reward
 from strop.rewards.builtin.math import math_reward
 from strop.rewards.execution import worker_pool
-from strop.rewards.execution.worker_process import RewardWorkerProcess
-from strop.rewards.limits import LimitExceeded
+from strop.rewards.execution.worker_pool import RewardWorkerProcess
+from strop.rewards.graders import LimitExceeded
 from strop.rewards.majority_vote import final_answer
 from strop.rewards.scorer import Scorer
 from tests.rewards.builders import group

@@ -17,9 +17,14 @@ import torch
 
 from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
-from strop.rewards.execution.result import SignatureError, parse_reward_result
-from strop.rewards.execution.signature import RewardInput, bind_reward
-from strop.rewards.execution.trainer_state import TrainerState, TrainingLength
+from strop.rewards.execution.signature import (
+    RewardInput,
+    SignatureError,
+    TrainerState,
+    TrainingLength,
+    bind_reward,
+    parse_reward_result,
+)
 from strop.rewards.registry import BUILTIN_REWARDS, REWARD_BY_SOURCE
 from tests.rewards import users
 

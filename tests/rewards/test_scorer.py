@@ -23,7 +23,7 @@ from strop.config.schema.reward import RewardConfig
 from strop.errors import RewardError
 from strop.rewards.execution import worker_pool
 from strop.rewards.execution.function_spec import RewardFunctionSpec
-from strop.rewards.execution.worker_process import RewardWorkerProcess
+from strop.rewards.execution.worker_pool import RewardWorkerProcess
 from strop.rewards.registry import BUILTIN_REWARDS
 from strop.rewards.scorer import Scorer
 from strop.types import Rollout, RolloutGroup

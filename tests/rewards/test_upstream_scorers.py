@@ -17,7 +17,7 @@ from strop.compat.trinity.interface.rewards import REWARD_FN_CLASSES
 from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.signature import RewardInput
-from strop.rewards.resolve import load_reward_function
+from strop.rewards.registry import load_reward_function
 
 GAME = '{"target": 24, "numbers": [4, 6, 1]}'
 CASES: dict[str, tuple[tuple[str, Any, float, str], ...]] = {

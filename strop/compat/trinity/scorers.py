@@ -18,10 +18,10 @@ from math_verify import LatexExtractionConfig, verify
 from strop.compat.scorers import qwen
 from strop.compat.scorers.boxed import last_box_of_math, last_box_of_prm800k
 from strop.compat.scorers.expressions import is_equal_prm800k, is_equal_tolerant
-from strop.rewards.builtin.answer_tags import last_tagged
 from strop.rewards.builtin.countdown import evaluate
+from strop.rewards.builtin.math_text import last_tagged
 from strop.rewards.builtin.math_verify_search import answers_in_text, checked_answers
-from strop.rewards.limits import zero_beyond_limits
+from strop.rewards.graders import zero_beyond_limits
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _FIRST_TAG = "<think>\n"

@@ -11,8 +11,13 @@ from strop.config.redact import read_secret
 from strop.config.schema.task_pipeline import EndpointModelConfig, EngineModelConfig, InvalidRepliesConfig
 from strop.errors import ConfigError, DataError, RewardError
 from strop.pipelines.tasks.protocol import PipelineServices, Say
-from strop.rewards.judges.chat_client import ChatCompletionsClient, JudgeReply, RequestRejectedError
-from strop.rewards.judges.judge_cache import JudgeCache, cache_key
+from strop.rewards.judges.chat_client import (
+    ChatCompletionsClient,
+    JudgeCache,
+    JudgeReply,
+    RequestRejectedError,
+    cache_key,
+)
 
 T = TypeVar("T")
 Model = EndpointModelConfig | EngineModelConfig

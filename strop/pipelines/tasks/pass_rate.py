@@ -17,8 +17,7 @@ from strop.pipelines.tasks.llm_operators import plain_rows
 from strop.pipelines.tasks.parts import ROW_ID
 from strop.pipelines.tasks.protocol import PipelineServices, Processed, Removal, Rewards, kept
 from strop.reward_comparison import reaches
-from strop.rewards.judges.chat_client import JudgeReply
-from strop.rewards.judges.judge_cache import JudgeCache, cache_key
+from strop.rewards.judges.chat_client import JudgeCache, JudgeReply, cache_key
 
 _ROWS_PER_CALL = 64
 """Number of tasks sampled together; their rewards are stored before the next ones begin."""

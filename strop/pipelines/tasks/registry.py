@@ -36,7 +36,7 @@ from strop.pipelines.tasks.order import Mix, Order, Sample
 from strop.pipelines.tasks.pass_rate import PassRate
 from strop.pipelines.tasks.protocol import DatasetOperator, PipelineServices, Say, TaskOperator
 from strop.pipelines.tasks.templates import Template
-from strop.rewards.judges.judge_cache import JudgeCache
+from strop.rewards.judges.chat_client import JudgeCache
 
 Operator = TaskOperator | DatasetOperator
 Scope = Literal["rows", "model", "dataset"]

@@ -7,8 +7,7 @@ from typing import Any
 
 from strop.config.schema.reward import SandboxConfig
 from strop.rewards.builtin.code import DEFAULT_SANDBOX, code_reward
-from strop.rewards.registry import REWARD_BY_SOURCE
-from strop.rewards.resolve import load_reward_function
+from strop.rewards.registry import REWARD_BY_SOURCE, load_reward_function
 
 # Loaded with this module, so that no task's time limit includes an import.
 _REWARDS = {name: load_reward_function(name) for name in sorted(set(REWARD_BY_SOURCE.values()))}

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from strop.rewards.limits import zero_beyond_limits
+from strop.rewards.graders import zero_beyond_limits
 
 
 @zero_beyond_limits

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
-from strop.rewards.builtin.answer_tags import last_tagged
-from strop.rewards.limits import zero_beyond_limits
+from strop.rewards.builtin.math_text import last_tagged
+from strop.rewards.graders import zero_beyond_limits
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,

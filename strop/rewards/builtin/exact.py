@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from strop.rewards.limits import zero_beyond_limits
+from strop.rewards.graders import zero_beyond_limits
 
 
 @zero_beyond_limits

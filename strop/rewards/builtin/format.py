@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from strop.rewards.limits import zero_beyond_limits
+from strop.rewards.graders import zero_beyond_limits
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _BETWEEN = re.compile(r"</think>\s*<answer>")

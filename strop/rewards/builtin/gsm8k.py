@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from strop.rewards.builtin.answer_values import answer_text
-from strop.rewards.limits import SizeLimitError, zero_beyond_limits
+from strop.rewards.graders import SizeLimitError, zero_beyond_limits
 from strop.rewards.mathematics.equality import is_equal
 from strop.rewards.mathematics.nodes import Node, Number, Operation, ParseError, Quantity, Relation
 from strop.rewards.mathematics.parser import parse_answer

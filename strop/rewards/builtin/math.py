@@ -1,4 +1,4 @@
-"""`math`: answers in LaTeX or plain text, compared as mathematical objects."""
+"""`math` and `math_in_text`: answers in LaTeX or plain text, compared as mathematical objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strop.rewards.builtin.math_text import (
     plain_text,
     stated_answer,
 )
-from strop.rewards.limits import SizeLimitError, zero_beyond_limits
+from strop.rewards.graders import SizeLimitError, zero_beyond_limits
 from strop.rewards.mathematics.equality import is_equal
 from strop.rewards.mathematics.nodes import Node, ParseError, Quantity, UnsupportedError, walk
 from strop.rewards.mathematics.parser import parse_answer
@@ -153,3 +153,11 @@ def _evaluated(text: str, max_chars: int) -> list[Node]:
     except _SYMPY_ERRORS:
         return []
     return [] if value is None else _readings(latex(value))[0]
+
+
+def math_in_text_reward(completion: str, answer: Any) -> float:
+    """1 if the end of the completion states the task's answer, in any form, else 0.
+
+    The role of Trinity-RFT's accuracy reward: `math` with the method `flexible`. Raises ValueError as `math` does.
+    """
+    return math_reward(completion, answer, method="flexible")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from sympy import Add, Basic, Function, Integer, Integral, MatrixBase, MatrixExpr, Mul, Pow, Product, Sum
 from sympy.core.relational import Relational
 
-from strop.rewards.limits import SizeLimitError
+from strop.rewards.graders import SizeLimitError
 
 MAX_CHARS = 1000
 """Maximum length of an answer; longer ones are allowed where the task's own answer is long."""

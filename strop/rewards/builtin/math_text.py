@@ -1,4 +1,4 @@
-r"""Stated answers of responses: the boxed part, the line after `Answer:`, and the formulas of a text."""
+"""Stated answers of responses: content of tags, the boxed part, the line after `Answer:`, and formulas of a text."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _PLAIN_NUMBER = re.compile(
 _SPACE = re.compile(r"\s+")
 _KEPT_SPACE = re.compile(r"(?<=[\w,]) (?=\w)")
 _FONT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 def last_boxed(text: str) -> str | None:
@@ -125,3 +126,18 @@ def plain_text(latex: str) -> str:
     text = _FONT.sub(r"\1", latex.strip().strip("$"))
     text = re.sub(r"\\(?:left|right)(?![a-zA-Z])|\\[,;:! ]", "", text).replace(r"\dfrac", r"\frac")
     return _without_spaces(text.strip().rstrip(".").replace("**", ""))
+
+
+def last_tagged(text: str) -> str | None:
+    """Content of the last `<answer>...</answer>`, from the first opening tag after the previous closing tag.
+
+    None if there is none. The time is linear in the text, also with many opening tags.
+    """
+    end = text.rfind(_CLOSE)
+    while end >= 0:
+        before = text.rfind(_CLOSE, 0, end)
+        start = text.find(_OPEN, max(before, 0), end)
+        if start >= 0:
+            return text[start + len(_OPEN) : end]
+        end = before
+    return None

@@ -10,7 +10,7 @@ from typing import Any
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
 from strop.rewards.builtin.math_limits import MAX_CHARS, check_expression, check_latex
-from strop.rewards.limits import SizeLimitError
+from strop.rewards.graders import SizeLimitError
 
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 _FORMULA_BORDER = re.compile(r"(\$+|\\[()\[\]])")

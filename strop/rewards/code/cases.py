@@ -1,16 +1,25 @@
-"""Tests of programs: the forms in which datasets have them, and the programs that run them."""
+"""Tests of programs: the forms in which datasets have them, and the programs that run them.
+
+Tests that are Python code become code for a process of their own, with what they take from the program. Those in the
+forms of pytest and unittest only define what is to be run.
+"""
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
-from collections.abc import Callable, Mapping, Sequence
+import symtable
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any
 
-from strop.rewards.code.separated import separated
-from strop.rewards.code.unit_tests import runnable_tests
-from strop.sandbox.protocol import Program, ProgramResult
+from strop.rewards.code.extraction import defines
+from strop.sandbox.protocol import Program, ProgramResult, ProgramTests
 
 _FORMS = (
     "Supported are Python code with asserts (HumanEval's `test`, with `entry_point`) or with test functions and "
@@ -29,6 +38,11 @@ def _strop_call():
     print(json.dumps(function(*arguments)))
 _strop_call()
 """
+_PACKAGES = {"np": "numpy", "numpy": "numpy"}
+"""Names under which tests use packages that they leave to the program to import."""
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)
+_PROGRAM_MODULE = "solution"
+"""Module from which tests of KodCode import the program's functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +117,7 @@ def _asserts(program: str, tests: list[str], separate: bool, setup: str = "") ->
 
 def _runs(test: str, separate: bool) -> list[str]:
     """Code that runs all tests in some code, or each of its test functions on its own."""
-    code, calls = runnable_tests(test)
+    code, calls = _runnable_tests(test)
     if not calls:
         return [code]
     joined = calls if separate else ["\n".join(calls)]
@@ -200,3 +214,191 @@ def _same_word(left: str, right: str) -> bool:
         return Decimal(left) == Decimal(right)
     except InvalidOperation:
         return False
+
+
+def separated(program: str, tests: str, *, shared: str = "", entry_point: str | None = None) -> Program:
+    """The program with tests that run in a process of their own.
+
+    The tests take those names from the program that neither they nor `shared`, the prompt's own code, nor Python
+    define; modules of the standard library are never the program's. `entry_point` is an expression whose names the
+    program has, also where `shared` defines them.
+    """
+    shared = _runnable(shared)
+    names, modules, called, classes = _names(f"{shared}\n{tests}")
+    taken = set(names)
+    if entry_point is not None:
+        taken |= _loaded(entry_point)
+    if not taken:
+        taken = {
+            name for name in called if defines(program, name)
+        }  # the function is named like one of Python's
+    imports = "".join(f"import {_PACKAGES.get(name, name)} as {name}\n" for name in modules)
+    return Program(
+        program,
+        tests=ProgramTests(tests, shared=f"{imports}{shared}", names=tuple(sorted(taken)), classes=classes),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _names(source: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Names in code: undefined ones, modules among them, builtin functions whose calls contain no other call, and
+    classes that it defines. All are empty for code that is no Python, with which the test fails."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+            undefined = _undefined(symtable.symtable(source, "tests.py", "exec"))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return (), (), (), ()
+    nodes = list(ast.walk(tree))
+    used_otherwise = {
+        node.value.id
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    called = {node.func.id for node in calls if isinstance(node.func, ast.Name)}
+    modules = {
+        name
+        for name in (undefined & used_otherwise) - called
+        if name in sys.stdlib_module_names or name in _PACKAGES
+    }
+    innermost = {
+        node.func.id
+        for node in calls
+        if isinstance(node.func, ast.Name)
+        and not any(
+            isinstance(each, ast.Call) for part in ast.iter_child_nodes(node) for each in ast.walk(part)
+        )
+    }
+    known = set(dir(builtins))
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    return (
+        tuple(undefined - modules - known),
+        tuple(sorted(modules)),
+        tuple(sorted(innermost & undefined & known)),
+        tuple(classes),
+    )
+
+
+def _undefined(table: symtable.SymbolTable) -> set[str]:
+    """Global names that code uses and does not bind at its top level."""
+    bound = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    }
+    used = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
+    for scope in _inner(table):
+        for symbol in scope.get_symbols():
+            if symbol.is_global():
+                (bound if symbol.is_assigned() else used).add(symbol.get_name())
+    return used - bound
+
+
+def _inner(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    for child in table.get_children():
+        yield child
+        yield from _inner(child)
+
+
+def _loaded(expression: str) -> set[str]:
+    try:
+        tree = ast.parse(expression, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _runnable(code: str) -> str:
+    """A prompt's code, whose last function may lack a body; empty if it is no Python."""
+    for candidate in (code, f"{code.rstrip()}\n    pass\n"):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ast.parse(candidate)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        return candidate
+    return ""
+
+
+def _runnable_tests(source: str) -> tuple[str, list[str]]:
+    """Code of tests, and a statement for each test function and test method in it that the code does not run itself.
+
+    Names that the code imports from the module `solution` are left to the program. The list is empty for code that
+    runs its own asserts. Raises ValueError for code that runs nothing, with which every program would pass.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return source, []  # the test fails with the error
+    source = _without_program_imports(source, tree)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    calls = [call for node in tree.body for call in _calls(node, used)]
+    if not calls and all(map(_only_defines, tree.body)):
+        checks = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
+        mend = "name the function to check in a column `entry_point`" if checks else "write asserts"
+        raise ValueError(
+            f"the task's answer has tests that run nothing, so that every program passes; {mend}"
+        )
+    return source, calls
+
+
+def _calls(node: ast.stmt, used: set[str]) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef(name=name) if name.startswith("test") and name not in used:
+            _refuse_parameters(node, own=0)
+            yield f"{name}()"
+        case ast.ClassDef(name=name) if name not in used:
+            is_unittest = any("TestCase" in ast.unparse(base) for base in node.bases)
+            if not is_unittest and not name.startswith("Test"):
+                return
+            for method in node.body:
+                if not isinstance(method, ast.FunctionDef) or not method.name.startswith("test"):
+                    continue
+                _refuse_parameters(method, own=1)
+                yield (
+                    f"__import__('unittest').TestSuite([{name}({method.name!r})]).debug()"
+                    if is_unittest
+                    else f"_test = {name}(); getattr(_test, 'setup_method', lambda: None)(); _test.{method.name}()"
+                )
+
+
+def _refuse_parameters(function: ast.FunctionDef, own: int) -> None:
+    """Raise ValueError for parameters that pytest would fill in."""
+    arguments = function.args
+    required = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
+    if required > own:
+        raise ValueError(
+            f"the task's answer has the test {function.name}, whose parameters pytest would fill in; tests are called "
+            "without fixtures and parametrization"
+        )
+
+
+def _only_defines(node: ast.stmt) -> bool:
+    match node:
+        case ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
+            return not any(isinstance(each, ast.Call) for each in ast.walk(value))
+        case _:
+            return isinstance(node, _DEFINITIONS)
+
+
+def _without_program_imports(source: str, tree: ast.Module) -> str:
+    """The code with `from solution import name as other` as `other = name`, on the same lines."""
+    lines = source.split("\n")
+    for node in tree.body:
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module == _PROGRAM_MODULE
+            and node.end_lineno is not None
+        ):
+            renamed = [f"{alias.asname} = {alias.name}" for alias in node.names if alias.asname is not None]
+            lines[node.lineno - 1 : node.end_lineno] = ["; ".join(renamed)] + [""] * (
+                node.end_lineno - node.lineno
+            )
+    return "\n".join(lines)

@@ -10,8 +10,13 @@ from typing import Any, Literal
 from strop.errors import RewardError
 from strop.extensions import imported, provide_tool_modules, tool_class
 from strop.rewards.execution.signature import BoundReward, bind_reward
-from strop.rewards.registry import builtin_reward, is_builtin_path
-from strop.rewards.resolve import absolute_reference, default_reward_name, load_reward_function
+from strop.rewards.registry import (
+    absolute_reference,
+    builtin_reward,
+    default_reward_name,
+    is_builtin_path,
+    load_reward_function,
+)
 
 _ADVICE = "Put the function into a file and name it as file.py:function"
 

@@ -1,4 +1,4 @@
-"""Signatures of reward functions: which arguments a function takes.
+"""Signatures of reward functions: which arguments a function takes, and what it returns.
 
 Three signatures are supported, recognized by the names of the parameters, and each function may be `async`:
 
@@ -9,28 +9,27 @@ Three signatures are supported, recognized by the names of the parameters, and e
             `trainer_state`, `log_metric` and `log_extra`
     Strop   f(completion, answer, ...), f(completion): further parameters are columns, by name, and
             `conversation`, all messages from the prompt to the last reply
+
+A function returns a number, or named parts of one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from strop.errors import RewardError
-from strop.rewards.execution.result import (
-    RewardValue,
-    SignatureError,
-    finite_number,
-    parse_reward_result,
-)
-from strop.rewards.execution.trainer_state import TrainerState
+from strop.rewards.graders import LimitExceeded, StatedAnswer
 
 if TYPE_CHECKING:
     from strop.types import Message
+
 
 Arguments = dict[str, Any]
 
@@ -43,6 +42,48 @@ _SUPPORTED_SIGNATURES = (
     "Supported signatures: f(completion, answer, **columns), verl's "
     "f(data_source, solution_str, ground_truth, extra_info=None) and TRL's f(prompts, completions, **columns)"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """Progress of the weights that sampled a response: TRL's argument `trainer_state`, as far as transformers'
+    `TrainerState` is about progress."""
+
+    global_step: int = 0
+    """Optimizer updates that the weights have had."""
+    max_steps: int = 0
+    """Optimizer updates of the whole training; 0 outside of a training."""
+    epoch: float = 0.0
+    """Epochs of the training tasks that the weights have been trained on."""
+    num_train_epochs: float = 0.0
+    """Epochs of the whole training; 0 outside of a training."""
+
+    def __getattr__(self, name: str) -> Any:
+        known = ", ".join(field.name for field in fields(self))
+        raise AttributeError(f"trainer_state has no {name!r} here; it has {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLength:
+    """Length of a training, by which the version of a rollout's weights becomes a `TrainerState`."""
+
+    updates: int
+    """Optimizer updates of the policy."""
+    updates_per_step: int
+    steps: int
+    steps_per_epoch: int
+    untrained_steps: int = 0
+    """Steps at the start without updates of the policy."""
+
+    def state(self, version: int) -> TrainerState:
+        """State of the weights of a version, which is a number of steps."""
+        done = max(0, version - self.untrained_steps) * self.updates_per_step
+        return TrainerState(
+            min(done, self.updates),
+            self.updates,
+            version / self.steps_per_epoch,
+            self.steps / self.steps_per_epoch,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +150,7 @@ class _RewardLog:
 
     def metric(self, name: str, value: Any) -> None:
         """TRL's `log_metric`: a number of the whole call, which has one response."""
-        if (number := finite_number(value)) is not None:
+        if (number := _finite_number(value)) is not None:
             self.numbers[str(name)] = number
 
     def extra(self, column: str, values: Sequence[Any]) -> None:
@@ -262,3 +303,86 @@ class _StropArguments:
             "prompt": response.prompt,
             self.first: response.text,
         }
+
+
+class RewardParts(dict[str, float]):
+    """Named parts of the reward of one function, and the answer that it found in the response."""
+
+    prediction: str | None = None
+    """verl's `pred`, by which majority votes are counted; None if the function names none."""
+
+
+RewardValue = tuple[float | None, RewardParts]
+"""Value of one function and its parts. The value is a `LimitExceeded` where the function exceeded a limit, and None
+where the function does not apply to the response."""
+
+
+class SignatureError(RewardError):
+    """A task lacks a column that the function requires, or the function returned no valid reward."""
+
+
+def parse_reward_result(result: Any, *, may_skip: bool = False) -> RewardValue:
+    """Read a number, verl's mapping with `score` and parts, or TRL's list with one of these.
+
+    NumPy's and tensors' scalars, and arrays of one element, are numbers. Parts that are None or no finite numbers are
+    parts that this response does not have; verl's `pred` becomes the prediction. With `may_skip`, None in a list, as
+    TRL's functions return it, is the value None. Raises SignatureError for anything else, including NaN and infinity.
+    """
+    single = _single(result)
+    if may_skip and single is None and result is not None:
+        return None, RewardParts()
+    if isinstance(single, StatedAnswer):
+        parts = RewardParts(acc=float(single.is_right))
+        parts.prediction = single.prediction
+        return float(single), parts
+    if not isinstance(single, Mapping):
+        return _number(single), RewardParts()
+    if "score" not in single:
+        raise SignatureError(f"returned a dict without 'score', with {', '.join(map(str, single))}")
+    numbers = {str(key): _finite_number(value) for key, value in single.items() if key != "score"}
+    parts = RewardParts({key: value for key, value in numbers.items() if value is not None})
+    prediction = single.get("pred")
+    parts.prediction = None if prediction is None else str(prediction)
+    return _number(_scalar(single["score"])), parts
+
+
+def _finite_number(value: Any) -> float | None:
+    """The value as a number; None for text, NaN, infinity and whatever else is no finite number."""
+    value = _scalar(value)
+    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
+
+
+def _single(result: Any) -> Any:
+    """The only element of a sequence or array, or of nested ones; any other result itself."""
+    while isinstance(result, list | tuple) and len(result) == 1:
+        result = result[0]
+    return _scalar(result)
+
+
+def _scalar(value: Any) -> Any:
+    """The Python number of an array or tensor of one element, on any device; any other value itself."""
+    shape = getattr(value, "shape", None)
+    is_single = isinstance(shape, tuple) and math.prod(shape) == 1 and hasattr(value, "item")
+    return value.item() if is_single else value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, Real):
+        what = "None" if value is None else f"a {type(value).__name__}, {_short(value)}"
+        raise SignatureError(f"returned {what}; {_expected(value)}")
+    if not math.isfinite(value):
+        raise SignatureError(f"returned {float(value)}; a reward is a finite number")
+    return value if isinstance(value, LimitExceeded) else float(value)
+
+
+def _expected(value: Any) -> str:
+    if isinstance(value, list | tuple) or getattr(value, "shape", None):
+        return "a reward is one number for each response, and the function got one response"
+    if value is None:
+        return "a reward is a number; only a function in TRL's form leaves itself out, by None in its list"
+    return "a reward is a number"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,4 +1,4 @@
-"""Role of a reward worker process; `worker_process.py` starts it and `worker_pool.py` sends responses.
+"""Role of a reward worker process; `worker_pool.py` starts it and sends responses.
 
 The time limit is the watchdog of `faulthandler`: a C thread that needs neither the GIL, nor a signal, nor the
 main thread. It also stops a runaway regular expression, reports the position in the code, and leaves no
@@ -19,8 +19,7 @@ from typing import Any
 
 from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
-from strop.rewards.execution.result import RewardValue, SignatureError
-from strop.rewards.execution.signature import BoundReward, RewardInput
+from strop.rewards.execution.signature import BoundReward, RewardInput, RewardValue, SignatureError
 from strop.workers.child_process import ProcessLimits
 
 RewardJob = tuple[RewardInput, int]

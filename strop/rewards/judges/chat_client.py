@@ -1,14 +1,18 @@
-"""Client of an OpenAI-compatible chat completions endpoint, with retries."""
+"""Client of an OpenAI-compatible chat completions endpoint, with retries, and an on-disk cache of its replies."""
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
+import sqlite3
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from strop.errors import RewardError
@@ -17,6 +21,7 @@ from strop.workers.http_retries import FATAL_STATUSES, RETRYABLE_STATUSES, retry
 
 _MAX_QUOTE_CHARS = 300
 _MAX_REPLY_BYTES = 16_000_000
+_FILE = "replies.sqlite3"
 
 
 class RequestRejectedError(RewardError):
@@ -128,3 +133,52 @@ def _quoted(content: bytes) -> str:
 def _reason(error: Exception) -> str:
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     return str(cause) or type(cause).__name__
+
+
+def cache_key(url: str, body: Mapping[str, Any]) -> str:
+    """Hash of a judge's address and a request body."""
+    content = json.dumps([url, body], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class JudgeCache:
+    """Table of replies in `<folder>/replies.sqlite3`. Any thread may call."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises RewardError if the folder is not writable or the file is not a reply table."""
+        self._lock = threading.Lock()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(folder / _FILE, check_same_thread=False, isolation_level=None)
+            self._database.execute(
+                "CREATE TABLE IF NOT EXISTS replies "
+                "(key TEXT PRIMARY KEY, text TEXT NOT NULL, tokens INTEGER)"
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise RewardError(
+                f"The judge's replies cannot be stored in {folder}: {error}. Set reward.judge_calls.cache to "
+                "another folder."
+            ) from error
+
+    def get(self, key: str) -> str | None:
+        """Text of the cached reply; None if there is none."""
+        with self._lock:
+            row = self._database.execute("SELECT text FROM replies WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def put(self, key: str, reply: JudgeReply) -> None:
+        """Store a reply; it is on disk when this returns."""
+        with self._lock:
+            self._database.execute(
+                "INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", (key, reply.text, reply.tokens)
+            )
+
+    def usage(self) -> tuple[int, int]:
+        """Number of cached replies, and the tokens that they cost."""
+        with self._lock:
+            calls, tokens = self._database.execute("SELECT COUNT(*), SUM(tokens) FROM replies").fetchone()
+        return calls, tokens or 0
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()

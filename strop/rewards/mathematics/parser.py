@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from strop.rewards.limits import SizeLimitError
+from strop.rewards.graders import SizeLimitError
 from strop.rewards.mathematics import tokens
-from strop.rewards.mathematics.cleaning import clean
 from strop.rewards.mathematics.nodes import (
     Collection,
     Constant,
@@ -28,7 +27,7 @@ from strop.rewards.mathematics.nodes import (
     Words,
     is_expression,
 )
-from strop.rewards.mathematics.tokens import Token, has_two_readings, tokenize
+from strop.rewards.mathematics.tokens import Token, clean, has_two_readings, tokenize
 from strop.rewards.mathematics.units import UNITS, parse_unit
 
 MAX_DEPTH = 40

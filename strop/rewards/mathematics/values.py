@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from mpmath.ctx_mp import MPContext
 from mpmath.libmp import NoConvergence
 
-from strop.rewards.limits import SizeLimitError
+from strop.rewards.graders import SizeLimitError
 from strop.rewards.mathematics.nodes import (
     Constant,
     Node,

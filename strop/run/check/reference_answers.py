@@ -20,9 +20,8 @@ from strop.data.sources.reader import read_rows
 from strop.data.taskset import to_task
 from strop.printable import counted
 from strop.python_rewards import PythonRewards
-from strop.rewards.function_check import ScoredTaskset, reward_sections, scored_tasksets
-from strop.rewards.registry import builtin_reward
-from strop.rewards.resolve import default_reward_name
+from strop.rewards.registry import builtin_reward, default_reward_name
+from strop.rewards.scorable_tasks import ScoredTaskset, reward_sections, scored_tasksets
 from strop.rewards.scorer import Scorer
 from strop.run.check.refusals import Findings, is_probability, missing_component, missing_part, no_probability
 from strop.types import Rollout, RolloutGroup, SamplingParams, Task

@@ -28,7 +28,7 @@ from strop.models.tokenizer_file import read_tokenizer_file
 from strop.plan.placement import machine_of
 from strop.plan.request import slow_bfloat16
 from strop.printable import counted
-from strop.rewards.resolve import unknown_reward
+from strop.rewards.registry import unknown_reward
 from strop.run.check.refusals import Findings, eval_data_faults, require_tasks_taken, turn_states_fault
 from strop.run.check.user_code import check_user_code
 from strop.run.prompt_images import image_faults
@@ -284,7 +284,7 @@ def _judge_faults(run: Run) -> Iterator[str]:
     """Yield an error for each judge whose prompt or pattern cannot be used."""
     for key, reward in configured_rewards(run).items():
         for judge in reward.judges:
-            from strop.rewards.judges.judge_prompt import JudgePrompt
+            from strop.rewards.judges.judge import JudgePrompt
 
             try:
                 JudgePrompt(judge)

@@ -22,7 +22,7 @@ from strop.inference.endpoint.server import EndpointAccess, EndpointOptions, End
 from strop.inference.served_model import ServedModel
 from strop.protocols import Sampler
 from strop.python_rewards import PythonRewards
-from strop.rewards.execution.trainer_state import TrainingLength
+from strop.rewards.execution.signature import TrainingLength
 from strop.rewards.judges.judge import Judge, Judges
 from strop.rewards.scorer import Scorer, reject_duplicate_names
 from strop.run.prompt_images import load_prompt_images

@@ -36,7 +36,7 @@ from strop.pipelines.tasks.columns import to_table, with_column
 from strop.pipelines.tasks.execution import PartRunner, Stage, named_operators
 from strop.pipelines.tasks.parts import ROW_ID
 from strop.pipelines.tasks.registry import OperatorContext
-from strop.rewards.judges.judge_cache import JudgeCache
+from strop.rewards.judges.chat_client import JudgeCache
 from strop.run.prepared_data import data_notes, train_section
 from strop.run.prompt_images import load_prompt_images
 from strop.run.state.horizon import compute_horizon

@@ -19,7 +19,7 @@ from strop.errors import RewardError
 from strop.provided_modules import provide_modules
 from strop.rewards.builtin.format import format_reward
 from strop.rewards.execution.signature import RewardInput, bind_reward
-from strop.rewards.resolve import default_reward_name, load_reward_function
+from strop.rewards.registry import default_reward_name, load_reward_function
 
 TRINITY = "trinity"
 """Import name of Trinity-RFT."""

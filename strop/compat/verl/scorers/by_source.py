@@ -11,7 +11,7 @@ from strop.compat.verl.scorers.code import verl_code_reward
 from strop.compat.verl.scorers.math import verl_gsm8k_reward, verl_math_dapo_reward
 from strop.config.schema.reward import SandboxConfig
 from strop.rewards.builtin.code import DEFAULT_SANDBOX
-from strop.rewards.resolve import load_reward_function
+from strop.rewards.registry import load_reward_function
 
 # Loaded with this module, so that no task's time limit includes an import.
 _REWARDS: dict[str, Callable[..., float]] = {

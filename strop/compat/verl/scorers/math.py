@@ -11,8 +11,7 @@ from typing import Any, Literal
 from strop.compat.scorers import hendrycks, minerva
 from strop.compat.scorers.boxed import braced, last_box_of_math, last_box_of_prm800k
 from strop.compat.scorers.expressions import is_equal_prm800k, is_equal_tolerant
-from strop.rewards.limits import zero_beyond_limits
-from strop.rewards.stated_answer import StatedAnswer
+from strop.rewards.graders import StatedAnswer, zero_beyond_limits
 
 _GSM8K = re.compile(r"#### (-?[0-9.,]+)")
 _ANSWER_LINE = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")

@@ -1,10 +1,10 @@
-"""Limits of graders: an answer that exceeds one is wrong, is marked, and does not stop the run."""
+"""Answers of graders besides a number: the limit that an answer exceeds, and the answer that was found."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import ParamSpec, Self
 
 Parameters = ParamSpec("Parameters")
 
@@ -31,3 +31,18 @@ def zero_beyond_limits(grader: Callable[Parameters, float]) -> Callable[Paramete
             return LimitExceeded(0.0)
 
     return limited
+
+
+class StatedAnswer(float):
+    """Reward of a response, with the answer that the grader found in it: verl's `score`, `acc` and `pred`.
+
+    It is a float, so that other functions can use it.
+    """
+
+    is_right: bool
+    prediction: str
+
+    def __new__(cls, reward: float, *, is_right: bool, prediction: str) -> Self:
+        value = super().__new__(cls, reward)
+        value.is_right, value.prediction = is_right, prediction
+        return value
