@@ -1,27 +1,33 @@
 """Compares the ledgers with the configuration files of a release of verl, Trinity-RFT or TRL.
 
-    pip download --no-deps verl==0.9.1 && python tools/upstream_keys.py verl-0.9.1-py3-none-any.whl
+    pip download --no-deps verl==0.9.1 && python tools/upstream_keys.py verl-0.9.1-py3-none-any.whl [EARLIER.whl]
 
-Nothing of the release is imported. Prints the keys that no ledger has, on which someone decides; the keys whose default
-differs, where the ledger has the default of another version; and, as a count, the keys that the release no longer has.
+Nothing of a release is imported. Prints the keys on which nobody has decided, and ends with status 1 if there are any:
+those that no ledger has; those with another default than the ledger's that `upstream_defaults.yaml` does not have; and
+those of the earlier release that this one lacks, whose row has no last version (`until`).
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from strop.compat.ledger.key_mapping import UNSET
+from strop.compat.ledger.key_mapping import UNSET, KeyMapping
 from strop.compat.registry import LEDGERS
 
+Key = tuple[str, str, Any]
+"""Ledger, dotted key and default."""
+_DECIDED = Path(__file__).with_name("upstream_defaults.yaml")
 _VERL = {
     "ppo_trainer": "verl",
     "ppo_megatron_trainer": "verl",
@@ -45,7 +51,7 @@ _TRL = {
 _NO_DEFAULT = object()
 
 
-def _verl(folder: Path) -> Iterator[tuple[str, str, Any]]:
+def _verl(folder: Path) -> Iterator[Key]:
     """Ledger, key and default of every key of verl's files, as Hydra composes them."""
     with initialize_config_dir(str(folder / "verl/trainer/config"), version_base=None):
         for file, ledger in _VERL.items():
@@ -87,7 +93,7 @@ def _default(value: ast.expr | None) -> Any:
         return _NO_DEFAULT
 
 
-def _trinity(folder: Path) -> Iterator[tuple[str, str, Any]]:
+def _trinity(folder: Path) -> Iterator[Key]:
     """Ledger, key and default of every field below Trinity's class Config; a list's items have the number 0."""
     classes = _classes(folder / "trinity/common/config.py")
 
@@ -103,55 +109,88 @@ def _trinity(folder: Path) -> Iterator[tuple[str, str, Any]]:
     yield from (("trinity", key, default) for key, default in inside("Config", ""))
 
 
-def _trl(folder: Path) -> Iterator[tuple[str, str, Any]]:
+def _trl(folder: Path) -> Iterator[Key]:
     """Ledger, key and default of every field that TRL's own classes have."""
     classes = _classes(*sorted(folder.glob("trl/**/*_config.py")))
     for kind, ledger in _TRL.items():
         yield from ((ledger, key, default) for key, (_, default) in classes.get(kind, {}).items())
 
 
-def _read(folder: Path) -> Iterator[tuple[str, str, Any]]:
+def _read(folder: Path) -> Iterator[Key]:
     for package, read in {"verl": _verl, "trinity": _trinity, "trl": _trl}.items():
         if (folder / package).is_dir():
             return read(folder)
     raise SystemExit(f"{folder}: no package of verl, Trinity-RFT or TRL")
 
 
-def compare(keys: Iterator[tuple[str, str, Any]]) -> Mapping[str, list[str]]:
-    """Lines on the keys, by heading."""
-    found: dict[str, list[str]] = {"no ledger has": [], "another default": []}
-    seen: dict[str, set[str]] = {}
+_SELECTED = re.compile(r"\$\{oc\.select:([\w.]+),[^}]*\}")
+
+
+def _normalized(key: str, default: Any) -> Any:
+    """A default as the ledgers write it: interpolations name whole keys, without the value where a key is missing."""
+    if not isinstance(default, str):
+        return default
+    section = key.rpartition(".")[0]
+    return _SELECTED.sub(r"${\1}", default).replace("${.", f"${{{section}.")
+
+
+def _differs(row: KeyMapping, key: str, default: Any) -> bool:
+    """Whether a release has another default than the ledger. A list's items and a null that leaves a key unset do not
+    count, nor does a key without a default on one side."""
+    unknown = default is _NO_DEFAULT or row.default is UNSET or row.is_repeated
+    unset = default is None and (row.null_is_unset or row.default is None)
+    return not unknown and not unset and row.default != _normalized(key, default)
+
+
+def undecided(keys: Iterable[Key], earlier: Iterable[Key] = ()) -> Mapping[str, list[str]]:
+    """Lines on the keys that someone has to decide on, by heading."""
+    found: dict[str, list[str]] = {heading: [] for heading in ("new", "another default", "gone")}
+    decided = _decided()
+    named = set()
     for tool, key, default in keys:
-        ledger = LEDGERS[tool]
-        seen.setdefault(tool, set()).add(key)
-        row = ledger.find(key)
-        if row is None and not ledger.is_section(key):
-            found["no ledger has"].append(f"{tool}: {key} = {'' if default is _NO_DEFAULT else default}")
-        elif (
-            row
-            and str(row.default) != str(default)
-            and UNSET is not row.default
-            and default is not _NO_DEFAULT
-        ):
-            found["another default"].append(f"{tool}: {key} = {default}, here {row.default}")
-    for tool, keys_of in seen.items():
-        gone = [row.key for row in LEDGERS[tool].rows if row.key not in keys_of and "*" not in row.key]
-        found.setdefault("no longer there", []).append(
-            f"{tool}: {len(gone)} of {len(LEDGERS[tool].rows)} keys"
-        )
+        named.add((tool, key))
+        row = LEDGERS[tool].find(key)
+        shown = "" if default is _NO_DEFAULT else f" = {default}"
+        if row is None and not LEDGERS[tool].is_section(key):
+            found["new"].append(f"{tool}: {key}{shown}")
+        elif row is not None and _differs(row, key, default) and (tool, key, str(default)) not in decided:
+            found["another default"].append(f"{tool}: {key}{shown}, here {row.default}")
+    for tool, key, _ in earlier:
+        row = LEDGERS[tool].find_exact(key)
+        if (tool, key) not in named and row is not None and not row.until:
+            found["gone"].append(f"{tool}: {key}")
     return {heading: sorted(set(lines)) for heading, lines in found.items()}
 
 
-def main(path: str) -> None:
-    """Print the comparison with a wheel, or with a folder of unpacked packages."""
+def _decided() -> set[tuple[str, str, str]]:
+    """Ledger, key and default of the differences that someone has decided on."""
+    decisions = yaml.safe_load(_DECIDED.read_text(encoding="utf-8"))
+    return {
+        (tool, key, str(each))
+        for decision in decisions
+        for tool, defaults in decision["keys"].items()
+        for key, default in defaults.items()
+        for each in (default, *(default if isinstance(default, list) else ()))
+    }
+
+
+def _keys(path: str) -> list[Key]:
+    """The keys of a wheel, or of a folder of unpacked packages."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(path)
         if folder.suffix == ".whl":
             folder = Path(temporary)
             zipfile.ZipFile(path).extractall(folder)
-        for heading, lines in compare(_read(folder.resolve())).items():
-            print(f"{heading} ({len(lines)}):", *lines, sep="\n  ")
+        return list(_read(folder.resolve()))
+
+
+def main(release: str, earlier: str | None = None) -> int:
+    """Print the keys that are undecided; returns their number."""
+    lines = undecided(_keys(release), _keys(earlier) if earlier else ())
+    for heading, each in lines.items():
+        print(f"{heading} ({len(each)}):", *each, sep="\n  ")
+    return sum(map(len, lines.values()))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(bool(main(*sys.argv[1:])))

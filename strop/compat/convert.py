@@ -36,7 +36,11 @@ ALWAYS_WRITTEN = {
     "verl": ("actor_rollout_ref.rollout.mode", "data.image_key", "trainer.logger", *_OF_RECIPES),
     "verl-sft": ("trainer.logger",),
     "verl-sft-engine": ("data.image_key", "data.messages_key", "trainer.logger"),
-    "trinity": ("algorithm.bypass_old_logprobs", "model.enable_prompt_truncation"),
+    "trinity": (
+        "algorithm.bypass_old_logprobs",
+        "model.enable_prompt_truncation",
+        "synchronizer.sync_timeout",
+    ),
 }
 """Keys by dialect that are written even where they equal the default, because the default depends on the version
 that the other keys belong to, because they select a recipe, because they identify the dialect or a version of it, or

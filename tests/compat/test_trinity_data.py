@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,24 @@ stages:
       experience_buffer: {name: sft_buffer, path: given.jsonl}
 - stage_name: rft
 """
+
+
+@pytest.mark.parametrize(
+    ("columns", "keys", "expected"),
+    [
+        (("message", "tools"), (), "tools"),
+        (("message",), (), None),
+        (("message", "tools", "t"), (f"+{BUFFER}.format.tools_key=t",), "t"),
+    ],
+)
+def test_tools_of_demonstrations(
+    tmp_path: Path, columns: tuple[str, ...], keys: tuple[str, ...], expected: str | None
+) -> None:
+    """Trinity's SFT reads a column `tools` without a key that names it."""
+    file = tmp_path / "sft.jsonl"
+    file.write_text(json.dumps({name: [] for name in columns}) + "\n", encoding="utf-8")
+    sft = (*SFT[:2], f"{BUFFER}.path={file}", SFT[3], f"+{BUFFER}.format.prompt_type=messages")
+    assert read(*sft, *keys).run.data.train.tools == expected
 
 
 def staged(text: str = STAGES) -> LoadedRun:

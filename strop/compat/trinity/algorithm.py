@@ -29,7 +29,7 @@ from strop.compat.ledger.key_mapping import (
     written_by,
 )
 from strop.compat.trinity import presets
-from strop.compat.trinity.embedded_verl import newer_row
+from strop.compat.trinity.embedded_verl import PREFIX, newer_row
 from strop.compat.trinity.policy_loss import LOSS_ARGS
 from strop.compat.trinity.presets import (
     ADVANTAGE_NAMES,
@@ -594,12 +594,28 @@ _ARGUMENTS = not_on_page(
     ),
 )
 _SCHEDULES = nullable(one_of("constant", "cosine"))
+
+
+def _last_rate(foreign: ForeignValues) -> str | None:
+    """Trinity-RFT 0.6 has another default of the last rate than the versions before."""
+    at = "algorithm.optimizer"
+    ratios = (f"{at}.min_lr_ratio", f"{PREFIX}actor_rollout_ref.actor.optim.min_lr_ratio")
+    kinds = (foreign[f"{at}.{name}"] for name in ("lr_scheduler_type", "warmup_style"))
+    if "cosine" not in kinds or any(map(foreign.is_set, ratios)):
+        return None
+    return (
+        f"the rate falls to 0, as in Trinity-RFT 0.4 and 0.5; in 0.6 to 0.01 of lr: write {at}.min_lr_ratio"
+    )
+
+
 _OPTIMIZER = (
     newer_row("algorithm.optimizer.lr", 1e-6, "0.4"),
     newer_row("algorithm.optimizer.lr_warmup_steps", -1, "0.4", value_type=nullable(INTEGER)),
     newer_row("algorithm.optimizer.lr_warmup_steps_ratio", 0.0, "0.4"),
     newer_row("algorithm.optimizer.min_lr_ratio", 0.0, "0.4", value_type=nullable(NUMBER)),
-    newer_row("algorithm.optimizer.lr_scheduler_type", "constant", "0.5", value_type=_SCHEDULES),
+    newer_row(
+        "algorithm.optimizer.lr_scheduler_type", "constant", "0.5", value_type=_SCHEDULES, warn=_last_rate
+    ),
     newer_row(
         "algorithm.optimizer.warmup_style",
         None,

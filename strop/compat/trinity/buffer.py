@@ -8,10 +8,12 @@ from math import ceil
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
+    ANY,
     BOOLEAN,
     INTEGER,
     NUMBER,
     STRING,
+    UNSET,
     ForeignValues,
     InactiveCheck,
     KeyMapping,
@@ -27,6 +29,7 @@ from strop.compat.ledger.key_mapping import (
     placement,
     unless,
     unstated_defaults,
+    versions,
     written_by,
 )
 from strop.compat.trinity import formats, synchronizer
@@ -221,8 +224,11 @@ ROWS = (
         ),
         *no_effects(
             "buffer",
-            ("explorer_output.*", "tokenizer_path", "pad_token_id", "cache_dir"),
+            ("explorer_output.*", "tokenizer_path", "cache_dir"),
             "Trinity sets it itself",
+        ),
+        *versions(
+            no_effect("buffer.pad_token_id", UNSET, "Trinity sets it itself", value_type=ANY), until="0.4"
         ),
     ),
 )

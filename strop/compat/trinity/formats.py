@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from strop.compat.ledger.data_columns import known_columns
 from strop.compat.ledger.key_mapping import (
     ANY,
     BOOLEAN,
@@ -132,12 +133,24 @@ def answer_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The columns of demonstrations."""
     form = f"{at}.format"
     messages = _is_messages(foreign, at)
-    settings = {"answer": None, **_shown(foreign, at, messages=messages)}
+    settings = {"answer": None, **_shown(foreign, at, messages=messages), **_tools(foreign, at)}
     if not messages:
         prompt = foreign[f"{form}.prompt_key"] or "prompt"
         return {**settings, "prompt": prompt, "response": foreign[f"{form}.response_key"] or "response"}
     turns = "all" if foreign[f"{form}.enable_concatenated_multi_turn"] else "last"
     return {**settings, "response": foreign[f"{form}.messages_key"] or "message", "trained_turns": turns}
+
+
+def _tools(foreign: ForeignValues, at: str) -> dict[str, Any]:
+    """The column `tools`, which Trinity's SFT reads where a file has it and no key names another."""
+    if foreign[f"{at}.format.tools_key"] or "tools" not in (
+        known_columns([foreign[f"{at}.path"] or ""]) or ()
+    ):
+        return {}
+    return {
+        "tools": "tools",
+        "optional_columns": [*_images(foreign, f"{at}.format").get("optional_columns", ()), "tools"],
+    }
 
 
 def text_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from strop.compat.ledger.key_mapping import (
     written_by,
 )
 from strop.compat.trinity.cluster import uses_cluster
-from strop.compat.trinity.presets import is_offline, only_sampled
+from strop.compat.trinity.presets import is_later, is_offline, only_sampled
 from strop.config.schema import Run
 from strop.config.schema.buffer import (
     BoundedStyleConfig,
@@ -97,6 +97,12 @@ def write_synchronizer(run: Run) -> Mapping[str, Any]:
     return values
 
 
+def _timeout(foreign: ForeignValues) -> float:
+    """The timeout in seconds; 3600 by default since Trinity 0.4."""
+    key = "synchronizer.sync_timeout"
+    return 3600 if is_later(foreign) and not foreign.is_set(key) else float(foreign[key])
+
+
 @written_by(write_synchronizer)
 def synchronizer(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the synchronizer: none for a single process that alternates; else a collective or checkpoints in a
@@ -108,7 +114,7 @@ def synchronizer(foreign: ForeignValues) -> Mapping[str, Any]:
         return {}
     settings = {
         f"{at}.type": "collective" if nccl and not separate else "checkpoint",
-        f"{at}.timeout_seconds": foreign[f"{at}.sync_timeout"],
+        f"{at}.timeout_seconds": _timeout(foreign),
         f"{at}.style.type": _SYNC_STYLES[sync_style(foreign)],
         f"{at}.style.every": f"{foreign[f'{at}.sync_interval']} steps",
     }
@@ -164,6 +170,7 @@ ROWS: tuple[KeyMapping, ...] = (
             "synchronizer.sync_timeout",
             1200,
             "synchronizer.timeout_seconds",
+            note="3600 by default since Trinity-RFT 0.4",
             read=synchronizer,
             value_type=NUMBER,
             inactive=_synchronous,

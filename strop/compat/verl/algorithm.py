@@ -52,7 +52,7 @@ _SAME = _PPO | OTHER_NAMES
 """Estimators whose algorithm has another name in the run file."""
 _ESTIMATOR_OF = {"ppo": "gae", "distillation": "grpo", "prime": "rloo"}
 """Algorithms whose estimator has another name in verl."""
-_WHOLE_REWARD = (None, "score", "seq_reward", "seq_final_reward")
+_WHOLE_REWARD = (None, "reward", "score", "seq_reward", "seq_final_reward")
 KL = {
     "kl": "k1",
     "k1": "k1",
@@ -441,7 +441,7 @@ _UNLISTED = not_on_page(
         None,
         "algorithm.dynamic_sampling.metric",
         value_type=nullable(STRING),
-        note="score, seq_reward, seq_final_reward and null mean the whole reward; acc of a "
+        note="reward, score, seq_reward, seq_final_reward and null mean the whole reward; acc of a "
         "built-in reward is its score",
     ),
     placement(

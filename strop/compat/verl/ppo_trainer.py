@@ -204,9 +204,8 @@ _UNTIL = {
         algorithm.rollout_correction.rollout_rs_threshold_lower
         algorithm.rollout_correction.rollout_token_veto_threshold
     """,
-    "0.8": """
-        actor_rollout_ref.rollout.skip
-    """,
+    "0.8": "actor_rollout_ref.rollout.skip critic.load_weight",
+    "0.9.0": "actor_rollout_ref.actor.megatron.grad_offload",
 }
 """Versions, each with the keys and sections that the next version does not have."""
 
