@@ -391,6 +391,7 @@ def start_ray() -> Iterator[Callable[[], Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # in CI, tests/run/test_ray.py kills an engine that is an actor
 def test_ray_actors_sample_load_weights_and_are_restarted(folder, single, start_ray, caplog):
     start_ray()
     specs = [EngineSpec(f"explorer-engine-{number}", NativeFactory(folder)) for number in range(2)]

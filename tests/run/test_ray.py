@@ -122,10 +122,6 @@ def test_a_cluster_with_too_few_resources_is_refused_before_the_start(values, cl
     refused(r"no Ray cluster answers at 127\.0\.0\.1:9", cluster={"address": "127.0.0.1:9"})
 
 
-class OtherActor:
-    """An actor of another program."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("cpus", "name", "timeout", "match"),
@@ -143,6 +139,9 @@ class OtherActor:
 def test_a_cluster_without_free_resources_or_with_a_taken_name_is_refused(
     values, cluster, cpus, name, timeout, match
 ):
+    class OtherActor:
+        """An actor of another program. Defined here, so that it is sent whole and imports no module of the tests."""
+
     names = [name, *(f"sitting-{number}" for number in range(1, cpus))]
     with cluster.joined():
         cluster.wait_until_free()

@@ -40,6 +40,9 @@ def open_tinker(base: ServedBase, *, folder: Path, name: str) -> Iterator[Tinker
             files, lambda info: TrainedAdapter(base.model, info.lora, context_tokens, vocab_size, frozen)
         )
         opened.callback(trainer.close)
-        # Clients load the tokenizer of a name such as Qwen/Qwen3-0.6B by it, and of a folder's name from the folder.
-        tokenizer_id = None if "/" in name else str(Path(base.model.tokenizer or base.model.path).resolve())
+        # Clients load the tokenizer of a name such as Qwen/Qwen3-0.6B by it; for another name from files here, because
+        # the model may be one that transformers does not load by its path alone, such as a GGUF file.
+        tokenizer_id = None if "/" in name else str((folder / "tokenizer").resolve())
+        if tokenizer_id is not None:
+            base.tokenizer.save_pretrained(tokenizer_id)
         yield TinkerRoutes(name, tokenizer_id, context_tokens, files, samplers, trainer)

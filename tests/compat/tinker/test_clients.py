@@ -58,8 +58,9 @@ def test_two_clients_train_adapters_of_one_model(client: Open) -> None:
     losses = train(one, 4)
     assert losses == sorted(losses, reverse=True) and len(set(losses)) == 4
     assert loss_of(other) == pytest.approx(losses[0], abs=1e-4)  # a new adapter is zero
-    assert one.get_tokenizer().encode("1+1")
     info = one.get_info()
+    assert info.model_data.tokenizer_id is not None and Path(info.model_data.tokenizer_id).name == "tokenizer"
+    assert one.get_tokenizer().decode(one.get_tokenizer().encode("1+1")) == "1+1"
     assert (info.model_name, info.lora_rank) == ("tiny", 4)
 
 
