@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 from strop.compat.tinker.store import TrainingRunInfo
@@ -10,6 +11,7 @@ from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.run.recording.recorder import command_line, machine_info, peak_memory_mb, source_info
 from strop.runs.folder import RunFolder
+from strop.runs.lock import lock_run
 from strop.runs.metrics_file import MetricsWriter
 from strop.runs.sessions import SessionOutcome, begin_session, end_session
 
@@ -20,8 +22,13 @@ class RunRecord:
     """Metrics and sessions of one training run."""
 
     def __init__(self, folder: Path, info: TrainingRunInfo, run: Run, state: Path | None) -> None:
-        """Begin a session; `state` is the folder of the state that it starts from, None for the run's start."""
+        """Begin a session; `state` is the folder of the state that it starts from, None for the run's start.
+
+        Raises RunFolderError while another process has the run's lock.
+        """
         self._folder = RunFolder(folder)
+        self._lock = ExitStack()
+        self._lock.enter_context(lock_run(self._folder, mode="train", is_distributed=False))
         self._steps = 0 if state is None else int(json.loads((state / _PROGRESS).read_text())["steps"])
         self._loss = 0.0
         """Loss since the last step."""
@@ -64,3 +71,4 @@ class RunRecord:
         """End the session."""
         self._metrics.close()
         end_session(self._folder.path, outcome, None)
+        self._lock.close()

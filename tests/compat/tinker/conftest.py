@@ -25,12 +25,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[str]:
+def service_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="session")
+def service(service_folder: Path, model: Path) -> Iterator[str]:
     """URL of a service."""
     from strop.compat.tinker.service import open_tinker
 
-    folder = tmp_path_factory.mktemp("service")
-    further = partial(open_tinker, folder=folder, name="tiny")
+    further = partial(open_tinker, folder=service_folder, name="tiny")
     options = ServiceOptions("tiny", {}, tokens=(KEY,), further=further)
     with open_service(find_chat_source(model, before=False), options) as access:
         yield access.url.removesuffix("/v1")

@@ -19,6 +19,7 @@ import tinker
 from tinker import types
 
 from strop.compat.tinker.store import RunFiles
+from strop.runs.overview import run_overview
 from tests.compat.tinker.conftest import KEY
 
 Open = Callable[[], tinker.ServiceClient]
@@ -177,7 +178,9 @@ def test_stable_reinforce_trains_on_recorded_sequences(client: Open) -> None:
             trained.forward_backward([wrong], "stable_reinforce").result()
 
 
-def test_runs_and_checkpoints_are_listed_and_deleted(client: Open, service: str) -> None:
+def test_runs_and_checkpoints_are_listed_and_deleted(
+    client: Open, service: str, service_folder: Path
+) -> None:
     trained = client().create_lora_training_client("tiny", rank=4, user_metadata={"of": "test"}).result()
     path = trained.save_state("kept", ttl_seconds=7200).result().path
     trained.save_weights_and_get_sampling_client()  # has no name, and is not listed
@@ -188,6 +191,7 @@ def test_runs_and_checkpoints_are_listed_and_deleted(client: Open, service: str)
     assert trained.model_id in [
         each.training_run_id for each in rest.list_training_runs().result().training_runs
     ]
+    assert run_overview(service_folder / "runs" / trained.model_id).status == "running"
     [found] = rest.list_checkpoints(trained.model_id).result().checkpoints
     assert found.expires_at is not None and found.size_bytes
     assert rest.get_weights_info_by_tinker_path(path).result().lora_rank == 4
