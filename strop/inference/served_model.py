@@ -23,7 +23,7 @@ from strop.inference.endpoint.completions import CompletionRequest, CompletionRe
 from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED, BadRequest, ChatRequest
 from strop.inference.endpoint.response import ChatChoice, ChatResponse, TextCallback, TextChoice, TokenLogprob
 from strop.inference.native import NativeEngine
-from strop.inference.native.pending_request import REPLACEMENT_CHARACTER, TokenCallback
+from strop.inference.native.pending_request import REPLACEMENT_CHARACTER
 from strop.inference.request_validation import validate_request
 from strop.models.loading import load_config, load_generation_config, load_tokenizer
 from strop.protocols import InferenceEngine
@@ -113,16 +113,9 @@ class ServedModel:
             top_logprobs=request.top_logprobs or 0,
         )
         seed = self._seed(request.seed, asked)
-        on_token = None
-        if on_text is not None and not request.tools and self._settings.parser.reasoning == "none":
-            texts = [GrowingText(self._encoder.replies.decode, request.stop) for _ in range(request.n)]
-
-            def on_token(index: int, token: int) -> None:
-                if text := texts[index].add(token):
-                    on_text(index, text)
-
+        is_plain = not (request.tools or request.logprobs) and self._settings.parser.reasoning == "none"
         completions = await self._sample(
-            self._choices(asked, seed, request.n), None if request.logprobs else on_token
+            self._choices(asked, seed, request.n), on_text if is_plain else None, request.stop
         )
         in_reasoning = self._encoder.opens_reasoning(prompt)
         return ChatResponse(
@@ -132,9 +125,14 @@ class ServedModel:
             completion_tokens=sum(len(each.token_ids) for each in completions),
         )
 
-    async def complete(self, request: CompletionRequest) -> CompletionResponse:
+    async def complete(
+        self, request: CompletionRequest, on_text: TextCallback | None = None
+    ) -> CompletionResponse:
         """Raises `BadRequest` for a prompt that is too long, alone or with `max_tokens`, or has other tokens than the
-        model."""
+        model.
+
+        `on_text` gets the texts while they grow, on the native engine, of requests without echo and log-probs.
+        """
         prompts = await asyncio.to_thread(lambda: [self._encode(prompt) for prompt in request.prompts])
         wanted = request.sampling.max_tokens if request.samples else 0
         if (longest := max(map(len, prompts))) + wanted > self._context_tokens:
@@ -154,7 +152,9 @@ class ServedModel:
                 top_logprobs=request.logprobs or 0,
             )
             asked += self._choices(one, self._seed(request.seed, one), request.n)
-        completions = await self._sample(asked)
+        is_plain = request.samples and not request.echo and request.logprobs is None
+        stops = () if request.keeps_stop else request.sampling.stop
+        completions = await self._sample(asked, on_text if is_plain else None, stops)
         choices = tuple(
             self._text_choice(request, each.prompt_ids, completion)
             for each, completion in zip(asked, completions, strict=True)
@@ -213,13 +213,21 @@ class ServedModel:
         return requests
 
     async def _sample(
-        self, requests: Sequence[SampleRequest], on_token: TokenCallback | None = None
+        self, requests: Sequence[SampleRequest], on_text: TextCallback | None, stops: Sequence[str]
     ) -> list[Completion]:
         """Completions of valid requests; an error is one of the engine, except for images.
 
-        The native engine calls `on_token`, in its thread.
+        The native engine calls `on_text` with the texts before these stop texts, in its thread.
         """
         engine = self._engine
+        on_token = None
+        if on_text is not None:
+            texts = [GrowingText(self._encoder.replies.decode, stops) for _ in requests]
+
+            def on_token(index: int, token: int) -> None:
+                if text := texts[index].add(token):
+                    on_text(index, text)
+
         sampling = (
             engine.sample(requests, on_token) if isinstance(engine, NativeEngine) else engine.sample(requests)
         )

@@ -83,7 +83,9 @@ class RecordedPolicy:
         """Raises `BadRequest` if the conversation cannot continue, or is too long."""
         return await self._start(self._respond(request))
 
-    async def complete(self, request: CompletionRequest) -> CompletionResponse:
+    async def complete(
+        self, request: CompletionRequest, on_text: TextCallback | None = None
+    ) -> CompletionResponse:
         """Raises `BadRequest` for a prompt that is too long."""
         return await self._start(self._complete(request))
 

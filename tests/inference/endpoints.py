@@ -115,7 +115,9 @@ class Fixed:
     async def chat(self, request: ChatRequest, on_text: TextCallback | None = None) -> ChatResponse:
         return ChatResponse("1", (ChatChoice(self.text, "stop"),), 1, 1)
 
-    async def complete(self, request: CompletionRequest) -> CompletionResponse:
+    async def complete(
+        self, request: CompletionRequest, on_text: TextCallback | None = None
+    ) -> CompletionResponse:
         raise BadRequest("this model chats only")
 
 

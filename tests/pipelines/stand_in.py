@@ -34,7 +34,9 @@ class StandIn:
         choice = ChatChoice(f"{json.dumps(verdict)}\nScore: {score}", "stop")
         return ChatResponse(f"r{len(self.asked)}", (choice,), 1, 1)
 
-    async def complete(self, request: CompletionRequest) -> CompletionResponse:
+    async def complete(
+        self, request: CompletionRequest, on_text: TextCallback | None = None
+    ) -> CompletionResponse:
         raise NotImplementedError("the operators send messages")
 
 

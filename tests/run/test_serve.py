@@ -162,8 +162,26 @@ def test_text_completions_stop_before_a_stop_text(client: Any):
     response = client.completions.create(**asked, stop=[stop])
     assert response.choices[0].text == whole[: whole.index(stop)]
     assert response.choices[0].finish_reason == "stop"
-    streamed = client.completions.create(**asked, n=2, stream=True)
-    assert [chunk.choices[0].text for chunk in streamed] == [whole, whole]
+    parts = ["", ""]
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, stop=[stop], n=2, stream=True)]
+    for choice in chunks:
+        parts[choice.index] += choice.text
+    assert parts == [whole[: whole.index(stop)]] * 2
+
+
+def test_text_completions_come_while_they_grow(client: Any):
+    asked = {"model": "base", "prompt": ["two and", "one and"], "max_tokens": 24, "seed": 3}
+    whole = client.completions.create(**asked)
+    parts: dict[int, list[str]] = {0: [], 1: []}
+    usage = None
+    for chunk in client.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            parts[choice.index].append(choice.text)
+            if choice.finish_reason:
+                assert choice.logprobs.tokens == whole.choices[choice.index].logprobs.tokens
+    assert ["".join(parts[index]) for index in (0, 1)] == [choice.text for choice in whole.choices]
+    assert min(map(len, parts.values())) > 10 and usage == whole.usage
 
 
 def test_tools_are_rendered_and_refused_where_they_cannot_be_forced(client: Any):

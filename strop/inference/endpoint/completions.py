@@ -5,6 +5,7 @@ The fields are OpenAI's and vLLM's.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from strop.inference.endpoint.request import (
     parse_token_ids,
     quote,
 )
-from strop.inference.endpoint.response import TextChoice
+from strop.inference.endpoint.response import TextCallback, TextChoice
 from strop.types import IntArray, SamplingParams
 
 _ACCEPTED_KEYS = frozenset(
@@ -108,7 +109,9 @@ class CompletionResponse:
 class CompletionModel(Protocol):
     """A model that completes texts and token ids from event loops of any thread."""
 
-    async def complete(self, request: CompletionRequest) -> CompletionResponse:
+    async def complete(
+        self, request: CompletionRequest, on_text: TextCallback | None = None
+    ) -> CompletionResponse:
         """Respond to a request. Raises `BadRequest` if that is not possible."""
         ...
 
@@ -157,16 +160,34 @@ def parse_completion_request(body: Any) -> CompletionRequest:
 def completion_response_body(request: CompletionRequest, response: CompletionResponse) -> dict[str, Any]:
     """Body of a response without streaming."""
     choices = [_choice(request, number, each) for number, each in enumerate(response.choices)]
-    return {**_head(request, response), "choices": choices, "usage": _usage(response)}
+    return {**_head(request, response.id), "choices": choices, "usage": _usage(response)}
 
 
-def completion_chunks(request: CompletionRequest, response: CompletionResponse) -> Iterator[dict[str, Any]]:
-    """Chunks of a streamed response: one for each choice, which `stream` does not split."""
-    head = _head(request, response)
-    for number, each in enumerate(response.choices):
-        yield {**head, "choices": [_choice(request, number, each)]}
-    if request.include_usage:
-        yield {**head, "choices": [], "usage": _usage(response)}
+class CompletionStream:
+    """Chunks of a streamed response: parts of texts while they grow, and the rest when all are complete."""
+
+    def __init__(self, request: CompletionRequest) -> None:
+        self._request = request
+        self._head = _head(request, secrets.token_hex(8))
+        self._sent: dict[int, str] = {}
+        """Text so far of each choice that has begun."""
+
+    def text(self, index: int, text: str) -> Iterator[dict[str, Any]]:
+        """Chunks of a part of a choice's text."""
+        self._sent[index] = self._sent.get(index, "") + text
+        choice = {"index": index, "text": text, "finish_reason": None, "logprobs": None}
+        yield {**self._head, "choices": [choice]}
+
+    def rest(self, response: CompletionResponse) -> Iterator[dict[str, Any]]:
+        """Chunks of what was not sent yet: a choice's last one has the tokens of all its text."""
+        for index, each in enumerate(response.choices):
+            sent = self._sent.get(index, "")
+            if not each.text.startswith(sent):
+                raise ValueError(f"choice {index} does not begin with the text that was sent")
+            choice = _choice(self._request, index, each) | {"text": each.text[len(sent) :]}
+            yield {**self._head, "choices": [choice]}
+        if self._request.include_usage:
+            yield {**self._head, "choices": [], "usage": _usage(response)}
 
 
 def _parse_prompts(value: Any) -> tuple[str | IntArray, ...]:
@@ -212,9 +233,9 @@ def _choice(request: CompletionRequest, index: int, choice: TextChoice) -> dict[
     }
 
 
-def _head(request: CompletionRequest, response: CompletionResponse) -> dict[str, Any]:
+def _head(request: CompletionRequest, identity: str) -> dict[str, Any]:
     return {
-        "id": f"cmpl-{response.id}",
+        "id": f"cmpl-{identity}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": request.model,

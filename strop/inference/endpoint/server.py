@@ -8,21 +8,22 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from strop.errors import MissingExtraError, PlacementError, StropError
 from strop.inference.endpoint.completions import (
     CompletionModel,
-    completion_chunks,
+    CompletionStream,
     completion_response_body,
     parse_completion_request,
 )
 from strop.inference.endpoint.metrics import CONTENT_TYPE, EndpointMetrics
-from strop.inference.endpoint.request import BadRequest, ChatRequest, parse_chat_request, parse_json
-from strop.inference.endpoint.response import ChatModel, ChatStream, chat_response_body
+from strop.inference.endpoint.request import BadRequest, parse_chat_request, parse_json
+from strop.inference.endpoint.response import ChatModel, ChatStream, TextCallback, chat_response_body
 from strop.workers.event_loop_thread import EventLoopThread
 
 if TYPE_CHECKING:
@@ -247,22 +248,42 @@ class EndpointServer:
         parsed = parse_chat_request(await _read_json(request))
         model = self._find_model(models, parsed.model)
         if parsed.stream:
-            return await _send_events(request, self._chat_events(model, parsed))
+            stream = ChatStream(parsed)
+            return await _send_events(
+                request, self._events(stream, parsed.model, partial(model.chat, parsed))
+            )
         reply = await model.chat(parsed)
         self._metrics.count_tokens(
             parsed.model, prompt=reply.prompt_tokens, completion=reply.completion_tokens
         )
         return await _send(request, _json(chat_response_body(parsed, reply)))
 
-    async def _chat_events(self, model: EndpointModel, parsed: ChatRequest) -> AsyncGenerator[dict[str, Any]]:
-        """Chunks of a reply, as soon as the model has them."""
-        loop, stream = asyncio.get_running_loop(), ChatStream(parsed)
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        models = self._models_of(request)
+        parsed = parse_completion_request(await _read_json(request))
+        model = self._find_model(models, parsed.model)
+        if parsed.stream:
+            stream = CompletionStream(parsed)
+            return await _send_events(
+                request, self._events(stream, parsed.model, partial(model.complete, parsed))
+            )
+        reply = await model.complete(parsed)
+        self._metrics.count_tokens(
+            parsed.model, prompt=reply.prompt_tokens, completion=reply.completion_tokens
+        )
+        return await _send(request, _json(completion_response_body(parsed, reply)))
+
+    async def _events(
+        self, stream: ChatStream | CompletionStream, name: str, respond: Callable[[TextCallback], Any]
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """Chunks of the response of the model `name`, as soon as the model has them."""
+        loop = asyncio.get_running_loop()
         texts: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
 
         def on_text(index: int, text: str) -> None:
             loop.call_soon_threadsafe(texts.put_nowait, (index, text))
 
-        replying = asyncio.ensure_future(model.chat(parsed, on_text))
+        replying = asyncio.ensure_future(respond(on_text))
         replying.add_done_callback(lambda _: texts.put_nowait(None))
         try:
             while (part := await texts.get()) is not None:
@@ -271,22 +292,9 @@ class EndpointServer:
             reply = replying.result()
         finally:
             replying.cancel()
-        self._metrics.count_tokens(
-            parsed.model, prompt=reply.prompt_tokens, completion=reply.completion_tokens
-        )
+        self._metrics.count_tokens(name, prompt=reply.prompt_tokens, completion=reply.completion_tokens)
         for chunk in stream.rest(reply):
             yield chunk
-
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        models = self._models_of(request)
-        parsed = parse_completion_request(await _read_json(request))
-        reply = await self._find_model(models, parsed.model).complete(parsed)
-        self._metrics.count_tokens(
-            parsed.model, prompt=reply.prompt_tokens, completion=reply.completion_tokens
-        )
-        if parsed.stream:
-            return await _send_events(request, _each(completion_chunks(parsed, reply)))
-        return await _send(request, _json(completion_response_body(parsed, reply)))
 
     def _find_model(self, models: Mapping[str, EndpointModel], name: str) -> EndpointModel:
         if name not in models:
@@ -338,11 +346,6 @@ async def _send(request: web.Request, response: web.StreamResponse) -> web.Strea
         if request.transport is not None:
             request.transport.abort()
     return response
-
-
-async def _each(chunks: Iterable[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
-    for chunk in chunks:
-        yield chunk
 
 
 async def _send_events(request: web.Request, chunks: AsyncGenerator[dict[str, Any]]) -> web.StreamResponse:
