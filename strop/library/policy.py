@@ -45,9 +45,9 @@ from strop.types import (
     TrainingBatch,
 )
 from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
+from strop.workflows.chat import WorkflowServices
 from strop.workflows.registry import BoundWorkflow, load_workflow
 from strop.workflows.runner import WorkflowRunner
-from strop.workflows.services import WorkflowServices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

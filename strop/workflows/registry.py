@@ -14,9 +14,8 @@ from strop.errors import ConfigError
 from strop.extensions import all_extensions, extension_of, provide_tool_modules, tool_class
 from strop.workflows.builtin.agent import AgentWorkflow
 from strop.workflows.builtin.environment import EnvironmentWorkflow
-from strop.workflows.builtin.math import MathWorkflow
 from strop.workflows.builtin.openenv import OpenEnvWorkflow
-from strop.workflows.builtin.single_turn import SingleTurnWorkflow
+from strop.workflows.builtin.single_turn import MathWorkflow, SingleTurnWorkflow
 from strop.workflows.builtin.tools import ToolCallingWorkflow
 from strop.workflows.builtin.verifiers import VerifiersWorkflow
 from strop.workflows.threads import is_async

@@ -15,7 +15,7 @@ from strop.errors import StropError
 from strop.protocols import Sampler
 from strop.seeds import derive_seed
 from strop.types import FailureCause, Message, Rollout, RolloutStatus, SampleRequest, SamplingParams, Task
-from strop.workflows.chat import Chat, EventLoopBridge, SyncChat
+from strop.workflows.chat import Chat, EventLoopBridge, SyncChat, WorkflowServices
 from strop.workflows.registry import BoundWorkflow
 from strop.workflows.result import (
     ContextLengthExceeded,
@@ -23,7 +23,6 @@ from strop.workflows.result import (
     WorkflowResult,
     to_workflow_result,
 )
-from strop.workflows.services import WorkflowServices
 from strop.workflows.session import RolloutSession
 from strop.workflows.threads import run_in_thread
 

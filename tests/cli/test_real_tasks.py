@@ -12,7 +12,7 @@ import pytest
 
 import strop
 from strop.rewards.builtin.countdown import countdown_reward
-from strop.workflows.builtin.calculator import calculator
+from strop.workflows.tool import calculator
 
 REAL = Path(__file__).parents[2] / "examples" / "real"
 

@@ -22,10 +22,10 @@ from strop.inference.endpoint.server import EndpointServer
 from strop.inference.native import NativeEngine
 from strop.models.tiny import make_model
 from strop.types import Completion, Rollout, SampleRequest, SamplingParams, Task
+from strop.workflows.chat import WorkflowServices
 from strop.workflows.experiences import rollout_to_experiences
 from strop.workflows.registry import load_workflow
 from strop.workflows.runner import WorkflowRunner
-from strop.workflows.services import WorkflowServices
 
 TOOLS_TEMPLATE = Path(__file__).parents[2] / "examples" / "workflows" / "tools.jinja"
 SAMPLING = SamplingParams(temperature=1.0, max_tokens=8)

@@ -16,10 +16,10 @@ from strop.data.encoding.reply import ChatReplyParser
 from strop.errors import ConfigError
 from strop.inference.endpoint.server import EndpointServer
 from strop.types import SamplingParams
-from strop.workflows.agent_command import AgentCommand, Ended
+from strop.workflows.builtin.agent import AgentCommand, Ended
+from strop.workflows.chat import WorkflowServices
 from strop.workflows.experiences import rollout_to_experiences
 from strop.workflows.registry import load_workflow
-from strop.workflows.services import WorkflowServices
 from tests.workflows.conftest import call, trained_texts
 
 AGENTS = """

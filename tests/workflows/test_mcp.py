@@ -20,8 +20,7 @@ from strop.compat.verl.interface.tool_files import check_classes
 from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError, MissingExtraError
 from strop.workflows.mcp import stdio_filter
-from strop.workflows.mcp.client import EndlessAnswerError, bounded_result, list_tools, listed_tools
-from strop.workflows.mcp.rate_limit import RateLimit
+from strop.workflows.mcp.client import EndlessAnswerError, RateLimit, bounded_result, list_tools, listed_tools
 from strop.workflows.mcp.servers import read_servers
 from strop.workflows.registry import load_workflow
 from tests.workflows.conftest import call

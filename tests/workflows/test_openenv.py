@@ -13,7 +13,7 @@ from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError
 from strop.types import SamplingParams
 from strop.workflows.experiences import rollout_to_experiences
-from strop.workflows.openenv.server import LocalServer
+from strop.workflows.openenv_session import LocalServer
 from strop.workflows.registry import load_workflow
 from tests.workflows.conftest import call, trained_texts
 

@@ -11,7 +11,7 @@ import pytest
 from strop.data.encoding.reply import ChatReplyParser
 from strop.errors import DataError
 from strop.inference.endpoint.request import BadRequest, ChatRequest, parse_chat_request
-from strop.workflows.recorded_policy import RecordedConversations, RecordedPolicy
+from strop.workflows.chat import RecordedConversations, RecordedPolicy
 
 
 def request_with(url: str) -> ChatRequest:

@@ -16,8 +16,7 @@ from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError
 from strop.workflows.registry import load_workflow
 from strop.workflows.result import InvalidWorkflowResult
-from strop.workflows.tools.tool import AgentData
-from strop.workflows.tools.tool_session import OutputLimit
+from strop.workflows.tool import AgentData, OutputLimit
 from tests.workflows.conftest import call
 
 

@@ -9,8 +9,8 @@ import pytest
 from strop.config.schema.rollout import WorkflowConfig
 from strop.data.encoding.reply import parse_reply
 from strop.errors import ConfigError
-from strop.workflows.builtin.calculator import calculator
 from strop.workflows.registry import load_workflow
+from strop.workflows.tool import calculator
 from tests.datasets import read_rows
 from tests.workflows.conftest import call, trained_texts
 

@@ -2,5 +2,5 @@
 
 `server.py` listens; `request.py` and `response.py` are the chat API, and `token_completions.py` is the API of token
 ids. Requests are served by an `EndpointModel`: the trained model, recorded for one rollout
-(`strop.workflows.recorded_policy`), or an auxiliary model (`strop.inference.auxiliary_model`).
+(`strop.workflows.chat`), or an auxiliary model (`strop.inference.auxiliary_model`).
 """

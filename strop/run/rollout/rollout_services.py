@@ -34,9 +34,9 @@ from strop.types import Rollout, RolloutGroup, SamplingParams, Task
 from strop.workers.cleanup import keep_first_error
 from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
 from strop.workers.start import LOCAL, LocalPlacement
+from strop.workflows.chat import WorkflowServices
 from strop.workflows.registry import load_workflow
 from strop.workflows.runner import WorkflowRunner
-from strop.workflows.services import WorkflowServices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+import tempfile
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from strop.config.user_code import ImportPath
 from strop.errors import ConfigError, MissingExtraError
 from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED
 from strop.inference.endpoint.server import EndpointAccess
 from strop.types import Task
-from strop.workflows.agent_command import AgentCommand, AgentFailedError, CommandResult
 from strop.workflows.chat import Chat
-from strop.workflows.result import ContextLengthExceeded
+from strop.workflows.result import ContextLengthExceeded, InvalidWorkflowResult, WorkflowResult
 from strop.workflows.threads import is_async, run_in_thread
+
+_CommandResult = Literal["text", "reward", "exit_code"]
+"""Meaning of a program's end: its standard output is the response, or ends with the reward, or the exit code is the
+reward."""
+_MAX_OUTPUT_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16
+_STDERR_TAIL_BYTES = 2000
+_STDERR_TAIL_CHARS = 500
+_POLL_SECONDS = 0.05
+_REST_SECONDS = 1.0
+"""Time for the rest of the output after the program's end, which a process of another session may hold open."""
 
 
 class AgentWorkflow:
@@ -30,7 +51,7 @@ class AgentWorkflow:
         command: Sequence[str] | None = None,
         args: Mapping[str, Any] | None = None,
         time_limit: float | None = None,
-        result: CommandResult = "text",
+        result: _CommandResult = "text",
     ) -> None:
         """Exactly one of `function` and `command`.
 
@@ -60,7 +81,7 @@ class AgentWorkflow:
             )
         if time_limit is not None and time_limit <= 0:
             raise ConfigError(f"rollout.workflow agent: time_limit is {time_limit}; write seconds above 0.")
-        if result not in get_args(CommandResult):
+        if result not in get_args(_CommandResult):
             raise ConfigError(
                 f"rollout.workflow agent: result is {result!r}; write text, reward or exit_code."
             )
@@ -115,3 +136,176 @@ def _openai() -> Any:
             "pip install 'strop[agents]'"
         ) from error
     return openai
+
+
+class AgentFailedError(RuntimeError):
+    """A program has ended with an error, or was ended for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a program."""
+
+    code: int | None
+    """Exit code; None if the time limit ended the program."""
+    output: str
+    errors: str
+
+
+class AgentCommand:
+    """A program that one rollout starts.
+
+    It gets the endpoint as OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and the task as JSON on standard input
+    and in the file STROP_TASK_FILE. `{prompt}` in its arguments is the text of the task's last message, `{model}` the
+    model's name, `{task_file}` the file's path.
+    """
+
+    def __init__(self, command: Sequence[str], time_limit: float | None, result: _CommandResult) -> None:
+        """Raises `ConfigError` for a program that does not exist."""
+        self._command = tuple(map(str, command))
+        if shutil.which(self._command[0]) is None:
+            raise ConfigError(
+                f"rollout.workflow agent: there is no program {self._command[0]!r}. Write the name of a program on "
+                "the PATH, or the path of a file that may be executed, as the first entry of `command`."
+            )
+        self._time_limit = time_limit
+        self._result = result
+
+    async def run(self, access: EndpointAccess, model: str, task: Task) -> WorkflowResult:
+        """Run the program to its end. Raises `AgentFailedError` if it fails."""
+        content = _task_as_json(task)
+        with tempfile.TemporaryDirectory(prefix="strop-agent-") as folder:
+            file = Path(folder) / "task.json"
+            file.write_bytes(content)
+            values = {"{prompt}": _prompt_text(task), "{model}": model, "{task_file}": str(file)}
+            environment = {
+                **os.environ,
+                "OPENAI_BASE_URL": access.url,
+                "OPENAI_API_KEY": access.api_key,
+                "OPENAI_MODEL": model,
+                "STROP_TASK_FILE": str(file),
+            }
+            ended = await self._execute(
+                [_filled(argument, values) for argument in self._command], content, environment
+            )
+        return self._read(ended)
+
+    async def _execute(self, command: Sequence[str], content: bytes, environment: Mapping[str, str]) -> Ended:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=environment,
+            start_new_session=True,  # so that its own child processes end with it
+        )
+        output, errors = bytearray(), bytearray()
+        reading = asyncio.gather(
+            _write(process, content), self._read_output(process, output), _read_errors(process, errors)
+        )
+        in_time = False
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._time_limit):
+                    await _wait_for_end(process, reading)
+                in_time = True
+            if reading.done():
+                reading.result()  # raises for output without end
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            ends = (reading, asyncio.ensure_future(process.wait()))
+            await asyncio.wait(ends, timeout=_REST_SECONDS)
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+        text = output.decode(errors="replace").strip()
+        last = " ".join(errors.decode(errors="replace").split())[-_STDERR_TAIL_CHARS:]
+        return Ended(process.returncode if in_time else None, text, last)
+
+    async def _read_output(self, process: Process, output: bytearray) -> None:
+        assert process.stdout is not None
+        while chunk := await process.stdout.read(_CHUNK_BYTES):
+            output += chunk
+            if len(output) > _MAX_OUTPUT_BYTES:
+                raise AgentFailedError(
+                    f"{self._command[0]} wrote more than {_MAX_OUTPUT_BYTES:,} bytes to its standard output; an agent "
+                    "writes its answer there, and its log to standard error"
+                )
+
+    def _read(self, ended: Ended) -> WorkflowResult:
+        if ended.code is None:
+            reward = None if self._result == "text" else 0.0
+            return WorkflowResult(
+                text=ended.output, reward=reward, parts={"time_limit": 1.0} if reward == 0.0 else {}
+            )
+        if self._result == "exit_code":
+            return WorkflowResult(text=ended.output, reward=float(ended.code == 0))
+        if ended.code:
+            raise AgentFailedError(f"{self._command[0]} ended with exit code {ended.code}: {ended.errors}")
+        if self._result == "text":
+            return WorkflowResult(text=ended.output)
+        text, _, last = ended.output.rpartition("\n")
+        return WorkflowResult(text=text, reward=_printed_reward(last))
+
+
+def _printed_reward(line: str) -> float:
+    """Reward in the last line of an output: a number, or a JSON object with `reward`."""
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(line)
+        value = value.get("reward") if isinstance(value, dict) else value
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    raise InvalidWorkflowResult(
+        f"the last line of the agent's standard output is {line!r:.80}; with `result: reward` it is the reward, a "
+        'number or {"reward": number}'
+    )
+
+
+def _filled(argument: str, values: Mapping[str, str]) -> str:
+    """An argument with its placeholders replaced, each once: a prompt may contain the text of another."""
+    for name, value in values.items():
+        if name in argument:
+            before, _, after = argument.partition(name)
+            return _filled(before, values) + value + _filled(after, values)
+    return argument
+
+
+def _prompt_text(task: Task) -> str:
+    content = task.messages[-1]["content"]
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part["text"]) for part in content if part.get("type") == "text")
+
+
+def _task_as_json(task: Task) -> bytes:
+    """Id, messages, answer, source and other columns of a task."""
+    columns: dict[str, Any] = {
+        "id": task.id,
+        "messages": list(task.messages),
+        "answer": task.answer,
+        "source": task.source,
+        "extra": dict(task.extra),
+    }
+    return json.dumps(columns, ensure_ascii=False, default=str).encode()
+
+
+async def _write(process: Process, content: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the program does not read its input
+        process.stdin.write(content)
+        await process.stdin.drain()
+        process.stdin.close()
+
+
+async def _read_errors(process: Process, errors: bytearray) -> None:
+    assert process.stderr is not None
+    while chunk := await process.stderr.read(_CHUNK_BYTES):
+        errors += chunk
+        del errors[:-_STDERR_TAIL_BYTES]
+
+
+async def _wait_for_end(process: Process, reading: asyncio.Future[Any]) -> None:
+    """Wait for the program, whose pipes processes that it has started may hold open, or for an error of reading."""
+    while process.returncode is None and not (reading.done() and reading.exception()):
+        await asyncio.sleep(_POLL_SECONDS)

@@ -12,13 +12,18 @@ from strop.data.encoding.reply import ToolCall, tool_call_format
 from strop.errors import ConfigError, MissingExtraError
 from strop.types import Message, Task
 from strop.workflows.chat import Chat
-from strop.workflows.openenv.client import ServerOptions, ServerSession, action_schema
-from strop.workflows.openenv.factory import FactorySession
-from strop.workflows.openenv.server import LocalServer
-from strop.workflows.openenv.session import EnvironmentSession, as_text
+from strop.workflows.openenv_session import (
+    EnvironmentSession,
+    FactorySession,
+    LocalServer,
+    ServerOptions,
+    ServerSession,
+    action_schema,
+    as_text,
+)
 from strop.workflows.result import ContextLengthExceeded, WorkflowResult
 from strop.workflows.threads import run_in_thread
-from strop.workflows.tools.tool_session import OutputLimit
+from strop.workflows.tool import OutputLimit
 
 _WHERE = "rollout.workflow openenv"
 

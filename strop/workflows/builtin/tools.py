@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, get_args
 
@@ -11,12 +13,16 @@ from strop.errors import ConfigError
 from strop.extensions import extension
 from strop.types import Message, Task
 from strop.workflows.chat import Chat
-from strop.workflows.interaction import InteractionSession, select_interaction
-from strop.workflows.result import ContextLengthExceeded, WorkflowResult
-from strop.workflows.tools.function_tool import load_function_tool
-from strop.workflows.tools.task_options import TaskOptions
-from strop.workflows.tools.tool import AgentData, Lifetime, Tool
-from strop.workflows.tools.tool_session import OutputLimit, ToolSession, TruncatedSide
+from strop.workflows.result import ContextLengthExceeded, InvalidWorkflowResult, WorkflowResult
+from strop.workflows.tool import (
+    AgentData,
+    Lifetime,
+    OutputLimit,
+    Tool,
+    ToolSession,
+    TruncatedSide,
+    load_function_tool,
+)
 
 
 class ToolCallingWorkflow:
@@ -100,7 +106,7 @@ class ToolCallingWorkflow:
         tools = self._selected(options)
         data = AgentData(chat.name, [dict(m) for m in task.messages], dict(options.tools_kwargs))
         session = ToolSession(tools, data, self._output)
-        user = select_interaction(self._users, options.interaction_kwargs, data)
+        user = _select_interaction(self._users, options.interaction_kwargs, data)
         schemas = (*task.tools, *(tool.schema for tool in tools))
         chat = chat.start(task.messages, schemas, self._max_new_tokens)
         scores: dict[str, float] = {}
@@ -197,3 +203,100 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(
             f"rollout.workflow tools: {name} is {value!r}; write {', '.join(choices[:-1])} or {choices[-1]}."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """Options of one task. Keys with null values, which Parquet adds, are removed."""
+
+    tools_kwargs: Mapping[str, Any]
+    """`create_kwargs`, `execute_kwargs`, `calc_reward_kwargs` and `release_kwargs` by tool."""
+    interaction_kwargs: Mapping[str, Any]
+    """`name` of the interaction, and arguments of its methods."""
+    tool_selection: tuple[str, ...] | None
+    """Names of the tools that the model may call; None for all tools."""
+
+    @classmethod
+    def of(cls, task: Task) -> TaskOptions:
+        """Options in the column `extra_info`, or in columns of these names."""
+        extra_info = task.extra.get("extra_info")
+        inside = extra_info if isinstance(extra_info, Mapping) else {}
+
+        def column(name: str) -> Any:
+            return inside.get(name) or task.extra.get(name)
+
+        selection = column("tool_selection")
+        return cls(
+            _without_nulls(column("tools_kwargs") or {}),
+            _without_nulls(column("interaction_kwargs") or {}),
+            None if selection is None else tuple(selection),
+        )
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class UserMessage:
+    """Response of a simulated user."""
+
+    text: str
+    ends: bool
+    """Whether the conversation ends, without this message."""
+
+
+class InteractionSession:
+    """A simulated user within one rollout."""
+
+    def __init__(self, user: Any, options: Mapping[str, Any], data: AgentData) -> None:
+        """`user` is an object with verl's interface; `options` are the task's `interaction_kwargs`."""
+        self._user = user
+        self._options = options
+        self._data = data
+
+    async def open(self) -> None:
+        """Create the instance."""
+        await self._user.start_interaction(self._data.request_id, **self._options)
+
+    async def respond(self) -> UserMessage:
+        """Response to the conversation so far. Raises InvalidWorkflowResult for a value of another form."""
+        messages = [dict(message) for message in self._data.messages]
+        returned = await self._user.generate_response(self._data.request_id, messages, **self._options)
+        if not isinstance(returned, tuple) or len(returned) != 4 or not isinstance(returned[1], str):
+            raise InvalidWorkflowResult(
+                f"generate_response of the interaction returned {returned!r:.80}; it must return (whether the "
+                "conversation ends, text, score, dict)"
+            )
+        ends, text, score, _ = returned
+        if score is not None:
+            self._data.turn_scores.append(float(score))
+        return UserMessage(text, bool(ends))
+
+    async def close(self) -> None:
+        """Release the instance."""
+        finalize = getattr(self._user, "finalize_interaction", None)
+        if finalize is None:
+            return
+        takes_id = bool(inspect.signature(finalize).parameters)
+        await (finalize(self._data.request_id) if takes_id else finalize())
+
+
+def _select_interaction(
+    users: Mapping[str, Any], options: Mapping[str, Any], data: AgentData
+) -> InteractionSession | None:
+    """The interaction that a task names, or the only one there is; None for a task without options.
+
+    Raises InvalidWorkflowResult for a name that does not exist.
+    """
+    if not users or not options:
+        return None
+    name = options.get("name", next(iter(users)) if len(users) == 1 else None)
+    if name not in users:
+        raise InvalidWorkflowResult(
+            f"the task's extra_info.interaction_kwargs.name is {name!r}; the interactions are "
+            f"{', '.join(users)}"
+        )
+    return InteractionSession(users[name], options, data)

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from strop.errors import ConfigError, MissingExtraError
 from strop.workers.event_loop_thread import EventLoopThread
 from strop.workflows.mcp import stdio_filter
-from strop.workflows.mcp.rate_limit import RateLimit
 from strop.workflows.mcp.servers import McpServer
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp_types import CallToolResult, Tool
+
 
 _START_SECONDS = 60.0
 """Maximum time until a server has answered the handshake."""
@@ -276,3 +277,24 @@ def _first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+class RateLimit:
+    """At most `per_second` calls per second, after a first burst of as many."""
+
+    def __init__(self, per_second: float) -> None:
+        self._rate = per_second
+        self._capacity = max(1.0, per_second)
+        self._tokens = self._capacity
+        self._updated: float | None = None
+
+    async def wait(self) -> None:
+        """Wait until the next call is allowed; callers are served in their order."""
+        await asyncio.sleep(self.reserve(time.monotonic()))
+
+    def reserve(self, now: float) -> float:
+        """Take one token at the time `now`, in seconds; returns the seconds until it is there."""
+        elapsed = 0.0 if self._updated is None else now - self._updated
+        self._tokens = min(self._capacity, self._tokens + elapsed * self._rate) - 1
+        self._updated = now
+        return max(0.0, -self._tokens / self._rate)

@@ -10,7 +10,7 @@ from typing import Any
 from strop.errors import ConfigError
 from strop.workflows.result import InvalidWorkflowResult
 from strop.workflows.threads import is_async
-from strop.workflows.tools.tool import AgentData, Lifetime, ToolInstance, ToolResult
+from strop.workflows.tool import AgentData, Lifetime, ToolInstance, ToolResult
 
 _METHODS = ("create", "execute", "calc_reward", "release")
 

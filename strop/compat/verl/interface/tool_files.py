@@ -37,8 +37,7 @@ from strop.config.load.yaml_file import read_yaml
 from strop.config.paths import expand_user
 from strop.config.user_code import construct
 from strop.errors import ConfigError
-from strop.workflows.tools.function_tool import FunctionTool, function_schema
-from strop.workflows.tools.tool import Lifetime, Tool
+from strop.workflows.tool import FunctionTool, Lifetime, Tool, function_schema
 
 COUNTERPARTS: Mapping[str, Callable[..., Any]] = {
     "verl.tools.gsm8k_tool.Gsm8kTool": Gsm8kTool,

@@ -1,1 +1,0 @@
-"""Environments of OpenEnv: sessions with a server, and sessions of a Python factory."""

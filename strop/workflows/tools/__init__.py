@@ -1,1 +1,0 @@
-"""Tools that a model may call: Python functions, and classes with verl's tool interface."""
