@@ -19,6 +19,7 @@ from strop.config.schema.buffer import SQLITE_SUFFIXES
 from strop.errors import StoreError
 from strop.types import ExperienceGroup
 from strop.workers.files import AppendFile, atomic_path
+from strop.workers.json_text import parse_json
 
 log = logging.getLogger("strop.buffer")
 
@@ -288,7 +289,7 @@ class JsonLinesBackup:
     def _event(self, line: bytes, number: int) -> tuple[str, Any]:
         """The event of a line and its content: a group, ids with uses, ids, or writers."""
         try:
-            [(event, content)] = json.loads(line).items()
+            [(event, content)] = parse_json(line).items()
             if event == "put":
                 return event, from_row(content)
             if event == "done":
@@ -298,7 +299,7 @@ class JsonLinesBackup:
             if event == "writers":
                 return event, {str(name): bool(finished) for name, finished in content.items()}
             why = f"its event is {event!r}"
-        except (ValueError, TypeError, AttributeError, RecursionError, StoreError) as error:
+        except (ValueError, TypeError, AttributeError, StoreError) as error:
             why = str(error)
         raise StoreError(
             f"{self._path} line {number} is not a line of a buffer's backup: {why}. Delete that line, or set "

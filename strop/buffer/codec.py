@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from strop.errors import StoreError
 from strop.types import Experience, ExperienceGroup, ImageReference, RolloutStatus, SegmentRole
+from strop.workers.json_text import parse_json
 
 FORMAT = 5
 """Version of the columns, increased whenever they change; other versions are refused."""
@@ -73,7 +74,7 @@ def dumps(value: Any) -> str:
 
 def loads(text: str) -> Any:
     """Decode exactly the value that `dumps` encoded."""
-    return _from_json(json.loads(text))
+    return _from_json(parse_json(text))
 
 
 def _to_json(value: Any) -> Any:
@@ -138,8 +139,8 @@ def to_json(group: ExperienceGroup) -> str:
 def from_json(line: str) -> ExperienceGroup:
     """Decode exactly the group that `to_json` encoded. Raises `StoreError` for another line."""
     try:
-        return from_row(json.loads(line))
-    except (ValueError, RecursionError) as error:
+        return from_row(parse_json(line))
+    except ValueError as error:
         raise StoreError(f"This line is not JSON: {error}.") from error
 
 

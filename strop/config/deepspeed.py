@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from strop.config.schema.run import Run
 from strop.config.schema.trainer import DeepSpeedEngineConfig
 from strop.errors import ConfigError
 from strop.printable import did_you_mean
+from strop.workers.json_text import parse_json
 
 _OFFLOAD = ("device", "pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "fast_init")
 KEYS: Mapping[str, tuple[str, ...] | None] = {
@@ -243,8 +243,8 @@ def type_faults(values: dict[str, Any]) -> Iterator[str]:
 def read_deepspeed_file(path: str | Path) -> dict[str, Any]:
     """The sections of a file. Raises ConfigError unless it is a JSON object."""
     try:
-        values = json.loads(read_bounded(expand_user(path), regular=True))
-    except (ValueError, RecursionError) as error:
+        values = parse_json(read_bounded(expand_user(path), regular=True))
+    except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}.") from None
     if is_deeper(values, MAX_DEPTH):
         raise ConfigError(f"{path} nests more than {MAX_DEPTH} objects or lists.")

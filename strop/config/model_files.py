@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -14,6 +13,7 @@ from strop.config.paths import existing_path
 from strop.config.redact import redacted_repr
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
+from strop.workers.json_text import parse_object, read_object
 
 _GENERATION_CONFIG = "generation_config.json"
 _MAX_FAULTS = 3
@@ -113,11 +113,11 @@ def _file_faults(folder: Path) -> Iterator[str]:
         if not file.is_file():
             continue
         try:
-            kind.model_validate(json.loads(file.read_bytes()))
+            kind.model_validate(read_object(file))
         except ValidationError as error:
             yield from _value_faults(file, error)
-        except (OSError, ValueError, RecursionError) as error:
-            yield f"{file} cannot be read, or is no JSON object ({type(error).__name__}: {error})"
+        except (OSError, ValueError) as error:
+            yield f"{file} cannot be read, or is no JSON object ({error})"
 
 
 def _value_faults(file: Path, error: ValidationError) -> Iterator[str]:
@@ -242,10 +242,10 @@ def _file_fault(file: Path) -> str | None:
         if _LENGTH_BYTES + length > size:
             return f"it has {size} bytes, fewer than its header"
         try:
-            header = json.loads(stream.read(length))
+            header = parse_object(stream.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             wanted = _LENGTH_BYTES + length + max(ends, default=0)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        except (ValueError, TypeError, LookupError):
             return "its header cannot be read"
     return None if wanted == size else f"it has {size} bytes, and its header describes {wanted}"
 
@@ -253,10 +253,9 @@ def _file_fault(file: Path) -> str | None:
 def _read_object(file: Path) -> dict[str, Any]:
     """The object of a JSON file; empty for a file that is missing, cannot be read, or holds another value."""
     try:
-        value = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_object(file)
+    except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 GRID_FAMILIES = frozenset(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
@@ -278,8 +277,4 @@ def folder_takes_images(path: str) -> bool:
 def read_model_file(path: str, name: str) -> dict[str, Any]:
     """Return the JSON object of a file in a model folder; empty for a name on the Hub, and if it cannot be read."""
     folder = existing_path(path)
-    try:
-        found = json.loads((folder / name).read_text(encoding="utf-8")) if folder else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return _read_object(folder / name) if folder else {}

@@ -13,6 +13,7 @@ from typing import Any
 from strop.config.paths import is_local
 from strop.config.schema.model import LoraConfig
 from strop.errors import ModelError
+from strop.workers.json_text import read_object
 
 CONFIG_FILE = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -245,11 +246,9 @@ def read_adapter_options(folder: Path, key: str) -> AdapterOptions:
     """
     file = folder / CONFIG_FILE
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = read_object(file)
     except (OSError, ValueError) as error:
         raise ModelError(f"{key}: {folder} has no adapter in PEFT's format: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelError(f"{key}: {folder} has no adapter in PEFT's format: {CONFIG_FILE} is no JSON object.")
     if (fault := next(_faults(values), None)) is not None:
         raise ModelError(f"{key}: the adapter in {folder} cannot be used: {fault}.")
     try:

@@ -17,6 +17,7 @@ from strop.config.redact import HIDDEN, is_secret, name_environment, redact, red
 from strop.config.schema import Run
 from strop.config.schema.base import Section
 from strop.workers.files import atomic_write
+from strop.workers.json_text import parse_json
 
 _FINGERPRINTS = "# Fingerprints of the values from environment variables, which a resume compares: "
 """Begin of a saved run file's last line."""
@@ -43,7 +44,7 @@ def recorded_fingerprints(text: str) -> dict[str, str]:
     """Return the fingerprints of a saved run file's values from the environment, by dotted key."""
     line = next((line for line in reversed(text.splitlines()) if line.startswith(_FINGERPRINTS)), None)
     try:
-        found = json.loads(line.removeprefix(_FINGERPRINTS)) if line else {}
+        found = parse_json(line.removeprefix(_FINGERPRINTS)) if line else {}
     except ValueError:
         return {}
     return {str(field): str(value) for field, value in found.items()} if isinstance(found, dict) else {}

@@ -6,13 +6,13 @@ line break.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema.data import ALPACA_PROMPTS, TasksetConfig
 from strop.data.sources.columns import messages_at
 from strop.errors import DataError
+from strop.workers.json_text import parse_json
 
 _FORM = ("input", "history", "system")
 
@@ -67,11 +67,11 @@ def prompt_value(row: Mapping[str, Any], where: str, section: TasksetConfig) -> 
 def _turns(history: Any, where: str) -> list[dict[str, str]]:
     """The messages of earlier turns: pairs of a prompt and a response, or their JSON text."""
     try:
-        pairs = json.loads(history) if isinstance(history, str) else history
+        pairs = parse_json(history) if isinstance(history, str) else history
         turns = [(user, assistant) for user, assistant in pairs]
         if not all(isinstance(text, str) for turn in turns for text in turn):
             raise TypeError
-    except (ValueError, RecursionError, TypeError):
+    except (ValueError, TypeError):
         raise DataError(
             f"{where}: the column 'history' is {history!r:.80}, not a list of pairs of texts such as "
             '[["question", "answer"]].'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from strop.config.redact import read_secret
 from strop.config.schema.rollout import ServerConnectionConfig
 from strop.errors import EngineLostError, InferenceError, MissingExtraError
 from strop.workers.http_retries import FATAL_STATUSES, RETRYABLE_STATUSES, retry_wait_seconds
+from strop.workers.json_text import parse_json
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -114,8 +114,8 @@ class ServerClient:
 
     def _parse(self, content: bytes) -> Any:
         try:
-            return json.loads(content) if content else None
-        except (ValueError, RecursionError) as error:
+            return parse_json(content) if content else None
+        except ValueError as error:
             raise self._lost(f"does not reply with JSON: {_quote(content)}") from error
 
     def _lost(self, what: str) -> EngineLostError:
@@ -148,8 +148,8 @@ def _api_key(section: ServerConnectionConfig) -> str | None:
 def _error_message(content: bytes) -> str:
     """Message of an error response in OpenAI's format; any other response is quoted."""
     try:
-        return str(json.loads(content)["error"]["message"])[:_MAX_QUOTE_CHARS]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return str(parse_json(content)["error"]["message"])[:_MAX_QUOTE_CHARS]
+    except (ValueError, KeyError, TypeError):
         return _quote(content)
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from strop.config.paths import existing_path, gguf_file
+from strop.workers.json_text import parse_object
 
 _BLOCK_BYTES = 4096
 _BLOCKS = 256
@@ -35,7 +36,7 @@ def _configuration(folder: Path) -> str:
     file = folder / "config.json"
     text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
     try:
-        values = json.loads(text)
+        values = parse_object(text)
     except ValueError:
         return text  # loading the model reports the fault
     return json.dumps({key: values[key] for key in values if key not in WRITER_KEYS}, sort_keys=True)

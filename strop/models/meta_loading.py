@@ -5,7 +5,6 @@ A rank of a sharded model builds the model without memory for its weights and th
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +41,7 @@ from strop.models.loading import (
     set_trained_parameters,
 )
 from strop.models.value_head import head_of
+from strop.workers.json_text import parse_json
 
 _INDEX_FILE, _SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 
@@ -191,7 +191,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     """The file of each tensor in a model folder. Raises MetaLoadingUnsupported where they cannot be listed."""
     try:
         if (folder / _INDEX_FILE).is_file():
-            entries = json.loads((folder / _INDEX_FILE).read_text())["weight_map"]
+            entries = parse_json((folder / _INDEX_FILE).read_text())["weight_map"]
             return {name: folder / file for name, file in entries.items()}
         with safe_open(folder / _SINGLE_FILE, framework="pt") as opened:
             return dict.fromkeys(opened.keys(), folder / _SINGLE_FILE)

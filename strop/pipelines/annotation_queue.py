@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strop.errors import DataError
-from strop.workers.files import atomic_write, read_regular
+from strop.workers.files import atomic_write
+from strop.workers.json_text import read_object
 
 Outcome = Literal["answered", "skipped", "timeout"]
 _ID = re.compile(r"[\w-]{1,200}")
@@ -130,11 +131,8 @@ class AnnotationQueue:
 def _read(file: Path) -> dict[str, Any] | None:
     """Content of a file; None if there is none. Raises `DataError` for another content than an object."""
     try:
-        content = json.loads(read_regular(file))
+        return read_object(file)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read ({error}); delete it, or the folder above it.") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{file} holds no JSON object; delete it.")
-    return content

@@ -7,7 +7,6 @@ a CPU the libraries are counted, and fragmentation comes on top.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +21,7 @@ from strop.config.paths import existing_path, gguf_file
 from strop.config.schema.model import DTYPE_BYTES, LoraConfig, ModelConfig
 from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, TrainingEngineConfig
 from strop.config.units import Amount
+from strop.workers.json_text import parse_object, read_object
 
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -79,7 +79,7 @@ def _model_size(config_version: tuple[Path, int], *weight_versions: tuple[Path, 
     """The size from files, each with its time of modification, so that a changed folder is read again."""
     if not weight_versions:
         return None
-    config: dict[str, Any] = json.loads(config_version[0].read_text())
+    config = read_object(config_version[0])
     text = config.get("text_config", config)
     heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
     parameters, stored = map(sum, zip(*(_contents(file) for file, _ in weight_versions), strict=True))
@@ -140,7 +140,7 @@ def _contents(file: Path) -> tuple[int, int]:
         length = int.from_bytes(opened.read(8), "little")
         if length > _MAX_HEADER_BYTES:
             raise ValueError(f"{file} is not a safetensors file")
-        header: dict[str, Any] = json.loads(opened.read(length))
+        header = parse_object(opened.read(length))
     header.pop("__metadata__", None)
     values = stored = 0
     for name, entry in header.items():

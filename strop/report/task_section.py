@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from strop.errors import RunFolderError
 from strop.runs.folder import RunFolder
 from strop.runs.formatting import format_number
 from strop.runs.task_pipeline import Table, operator_table, score_histograms
-from strop.workers.files import read_regular
+from strop.workers.json_text import read_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def read_task_section(folder: RunFolder) -> TaskSection | None:
     if not file.exists():
         return None
     try:
-        manifest = json.loads(read_regular(file))["manifest"]
+        manifest = read_object(file)["manifest"]
         return TaskSection(
             rows_in=manifest["rows_in"],
             rows_out=manifest["rows_out"],

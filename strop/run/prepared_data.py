@@ -11,6 +11,7 @@ from strop.errors import DataError
 from strop.pipelines.tasks.result import PipelineResult, read_result
 from strop.runs.folder import RunFolder
 from strop.workers.files import atomic_write
+from strop.workers.json_text import parse_json
 
 DEFAULT_CACHE = "task_pipelines"
 """Folder of the results, in the folder of all projects."""
@@ -37,7 +38,7 @@ def prepared_result(run: Run) -> PipelineResult:
     """The result that the run reads. Raises DataError if there is none yet, or it was deleted."""
     file = RunFolder.of(run).task_pipeline
     try:
-        folder = Path(json.loads(file.read_text(encoding="utf-8"))["folder"])
+        folder = Path(parse_json(file.read_text(encoding="utf-8"))["folder"])
     except (OSError, ValueError, KeyError, TypeError):
         raise DataError(
             f"data.pipeline has no result for this run: {file} does not exist. Start the run with `strop train`, or "

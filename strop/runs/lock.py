@@ -32,7 +32,8 @@ from strop.runs.folder import (
     RunFolder,
     reporting_write_errors,
 )
-from strop.workers.files import open_regular, read_regular
+from strop.workers.files import open_regular
+from strop.workers.json_text import read_object
 from strop.workers.process_birth import is_running, process_birth
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
@@ -64,7 +65,7 @@ class LockHolder:
     def read(cls, path: Path) -> LockHolder | None:
         """The holder that a file names; None where it names none."""
         try:
-            found = cls(**json.loads(read_regular(path, _MAX_BYTES)))
+            found = cls(**read_object(path, max_bytes=_MAX_BYTES))
         except (OSError, ValueError, TypeError):
             return None
         return found if isinstance(found.pid, int) and isinstance(found.birth, str) else None

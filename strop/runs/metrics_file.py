@@ -20,6 +20,7 @@ from strop.config.aliases import current_metric
 from strop.config.load.schema_faults import first_fault
 from strop.errors import RunFolderError
 from strop.workers.files import AppendFile, atomic_path, fsync_path, read_regular
+from strop.workers.json_text import parse_json
 
 MetricsRow = dict[str, float | None]
 """Metrics of one step by name; None for a value that was not finite."""
@@ -145,11 +146,11 @@ def _complete_lines(path: Path) -> list[bytes]:
 
 def _parse(path: Path, number: int, line: bytes) -> MetricsRow:
     try:
-        values = json.loads(line.decode("utf-8"))
+        values = parse_json(line.decode("utf-8"))
         _ROW.validate_python(values)
         row: MetricsRow = {sys.intern(current_metric(name)): value for name, value in values.items()}
         row["step"] = int(values["step"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         reason = first_fault(error) if isinstance(error, ValidationError) else error
         raise RunFolderError(
             f"{path}, line {number} is not a row of metrics ({reason}). Remove that line, or move the "

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from strop.config.load.schema_faults import first_fault
 from strop.errors import RunFolderError
 from strop.workers.files import atomic_write, read_regular
+from strop.workers.json_text import parse_json
 
 SESSIONS_FILE = "run.json"
 
@@ -133,10 +134,10 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        content = json.loads(read_regular(path))
+        content = parse_json(read_regular(path))
         _Sessions.model_validate(content)
         return [dict(session) for session in content["sessions"]]
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         reason = first_fault(error) if isinstance(error, ValidationError) else error
         raise RunFolderError(
             f"{path} is not a record of a run's sessions ({reason}). Move it away; the checkpoints do not "

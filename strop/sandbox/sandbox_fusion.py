@@ -21,6 +21,7 @@ from strop.printable import printable
 from strop.sandbox.protocol import IsolationLevel, Program, ProgramResult
 from strop.workers.http_fetch import fetch
 from strop.workers.http_retries import RETRYABLE_STATUSES, retry_wait_seconds
+from strop.workers.json_text import parse_object
 
 _ROUND_TRIP_SECONDS = 5.0
 """Time for the transfer and the server's queue, in addition to the program's own time."""
@@ -114,7 +115,7 @@ class SandboxFusion:
                 if error.code not in RETRYABLE_STATUSES:
                     break
                 retry_after = error.headers.get("Retry-After")
-            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 reason = f"it does not answer ({type(error).__name__}: {error})"
             else:
                 if answer.get("status") in ("Success", "Failed") and isinstance(
@@ -134,10 +135,7 @@ class SandboxFusion:
         request = urllib.request.Request(
             self._config.url, json.dumps(content).encode(), {"Content-Type": "application/json"}
         )
-        answer = json.loads(fetch(request, timeout_seconds=timeout_seconds, max_bytes=_MAX_ANSWER_BYTES))
-        if not isinstance(answer, dict):
-            raise ValueError("the answer is no JSON object")
-        return answer
+        return parse_object(fetch(request, timeout_seconds=timeout_seconds, max_bytes=_MAX_ANSWER_BYTES))
 
 
 def _code(program: Program) -> str:
@@ -169,8 +167,8 @@ def _encodable(text: str) -> str:
 def _status_reason(error: urllib.error.HTTPError) -> str:
     """The status, and the field `detail` of the body: a text, or a list of the request's faults."""
     try:
-        detail = json.loads(error.read())["detail"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        detail = parse_object(error.read())["detail"]
+    except (ValueError, KeyError):
         detail = error.reason
     reason = f"it answers with HTTP status {error.code}: {str(detail)[:_MAX_REASON_CHARS]}"
     if error.code in _WRONG_ADDRESS_STATUSES:

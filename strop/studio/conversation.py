@@ -12,6 +12,7 @@ from typing import Any, Literal
 from strop.config.paths import existing_path
 from strop.data.images.messages import content_text
 from strop.runs.reader import RunData
+from strop.workers.json_text import parse_json
 
 Coloring = Literal["logprob", "advantage"]
 _LOWEST_LOGPROB = -5.0
@@ -43,7 +44,7 @@ def response_messages(row: Mapping[str, Any]) -> list[ShownMessage]:
     """The messages after the prompt; a response in one turn is one message of the assistant."""
     if not row.get("messages"):
         return [ShownMessage("assistant", str(row["text"]), ())]
-    return [_message(message) for message in json.loads(row["messages"])]
+    return [_message(message) for message in parse_json(row["messages"])]
 
 
 def _message(message: Mapping[str, Any]) -> ShownMessage:

@@ -22,6 +22,7 @@ from strop.runs.rollout_index import RolloutFilter, RolloutIndex
 from strop.studio.files import require_allowed
 from strop.studio.settings import StudioSettings
 from strop.workers.files import atomic_write, read_regular
+from strop.workers.json_text import parse_json, parse_object
 
 _ATTEMPTS = 60
 """Groups that are looked at for two different responses."""
@@ -69,13 +70,13 @@ def _rows(path: Path, content: bytes) -> list[dict[str, Any]]:
     """The rows of a file's content. An incomplete last line, which a kill has left, is none."""
     *lines, last = content.split(b"\n")  # a response may have any other separator of lines
     try:
-        rows = [json.loads(line) for line in lines]
+        rows = [parse_object(line) for line in lines]
         if last:
             with suppress(ValueError):
-                rows.append(json.loads(last))
+                rows.append(parse_object(last))
         if any("chosen" not in row or "rejected" not in row for row in rows):
             raise ValueError("a row has no chosen or no rejected response")
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise _unreadable(path, error) from error
     return rows
 
@@ -192,7 +193,7 @@ def _prompt(text: str) -> str | list[dict[str, str]]:
 
 def _response(row: Mapping[str, Any]) -> Any:
     """A response as DPO reads it: text, or the messages of a conversation."""
-    return json.loads(row["messages"]) if row.get("messages") else row["text"]
+    return parse_json(row["messages"]) if row.get("messages") else row["text"]
 
 
 def pairs_run_file(values: Mapping[str, Any], path: Path, rows: int) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from strop.errors import RunFolderError
 from strop.workers.files import atomic_write, is_regular, open_regular
+from strop.workers.json_text import parse_json
 from strop.workers.process_birth import is_running, process_birth, signal_process
 
 _LOGS = ".studio"
@@ -121,7 +122,7 @@ def start_process(
 def started_process(run_folder: Path, job: str = "") -> StartedProcess | None:
     """The last process that a Studio of this user started for a run; None if it started none."""
     try:
-        values = json.loads(_record_of(run_folder, job).read_text(encoding="utf-8"))
+        values = parse_json(_record_of(run_folder, job).read_text(encoding="utf-8"))
         return StartedProcess(**values | {"arguments": tuple(values["arguments"])})
     except (OSError, ValueError, TypeError, KeyError, RunFolderError):
         return None

@@ -18,6 +18,7 @@ from strop.studio.files import require_allowed
 from strop.studio.processes import started_process
 from strop.studio.run_cache import RunCache
 from strop.studio.settings import StudioSettings
+from strop.workers.json_text import parse_object
 
 
 def settings_of(request: Request) -> StudioSettings:
@@ -136,8 +137,8 @@ def _json_object(body: bytes) -> dict[str, Any] | None:
     """The JSON object in a request's body, an empty one for an empty body; None if it is anything else, or has half
     of a pair of surrogates, which no file can have."""
     try:
-        values = json.loads(body or b"{}")
+        values = parse_object(body or b"{}")
         json.dumps(values, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
-    return values if isinstance(values, dict) else None
+    return values

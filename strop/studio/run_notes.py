@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 from strop.errors import RunFolderError
-from strop.workers.files import atomic_write, is_regular
+from strop.workers.files import atomic_write
+from strop.workers.json_text import read_object
 
 TRASH = ".trash"
 """Folder for deleted runs, next to the projects; the list of runs leaves it out."""
@@ -28,12 +29,10 @@ def read_notes(run_folder: Path) -> RunNotes:
     """The notes of a run; empty ones where there are none or the file is damaged."""
     file = _file(run_folder)
     try:
-        if not is_regular(file) or file.stat().st_size > _MAX_BYTES:
-            return RunNotes()
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = read_object(file, max_bytes=_MAX_BYTES)
         tags = tuple(str(tag) for tag in values.get("tags", ()))
         return RunNotes(tags, str(values.get("note", "")), values.get("is_archived") is True)
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, ValueError, TypeError):
         return RunNotes()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 from strop.config.paths import existing_path
 from strop.rewards.registry import builtin_rewards
 from strop.workers.files import open_regular
+from strop.workers.json_text import parse_json
 
 _DATA = (".jsonl", ".parquet", ".csv", ".tsv", ".json")
 _CONFIGURATIONS = (".yaml", ".yml")
@@ -64,7 +64,7 @@ def _columns(path: str) -> list[str]:
             line = opened.readline(_LINE_BYTES).decode("utf-8")
         if file.suffix in (".csv", ".tsv"):
             return next(csv.reader([line], delimiter="," if file.suffix == ".csv" else "\t"), [])
-        row = json.loads(line)
+        row = parse_json(line)
     except (OSError, ValueError, csv.Error, pa.ArrowException):
         return []
     return [str(name) for name in row] if isinstance(row, dict) else []

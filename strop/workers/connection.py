@@ -31,6 +31,7 @@ from typing import Any
 
 from strop.errors import MissingExtraError
 from strop.workers.files import atomic_write
+from strop.workers.json_text import parse_json
 from strop.workers.waiting import StopCheck
 
 POLL_SECONDS = 0.2
@@ -71,8 +72,8 @@ class SocketConnection:
     def receive(self, *, timeout_seconds: float | None = None) -> Any:
         """The next JSON message. Raises `ConnectionLost` if none arrives in time; None sets no limit."""
         try:
-            return json.loads(self.receive_bytes(timeout_seconds=timeout_seconds))
-        except (ValueError, RecursionError) as error:
+            return parse_json(self.receive_bytes(timeout_seconds=timeout_seconds))
+        except ValueError as error:
             raise ConnectionLost from error
 
     def receive_bytes(self, *, timeout_seconds: float | None = None) -> bytes:
@@ -253,7 +254,7 @@ class Address:
     def load(cls, path: Path) -> Address | None:
         """The address in a file; None if there is no file."""
         try:
-            return cls(**json.loads(path.read_text()))
+            return cls(**parse_json(path.read_text()))
         except FileNotFoundError:
             return None
 

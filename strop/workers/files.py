@@ -262,6 +262,7 @@ def _end_of_complete_lines(path: Path) -> int:
 
 _SYSTEM_FOLDERS = tuple(map(Path, ("/proc", "/sys", "/dev")))
 """Folders whose files look regular, and are written by the kernel while they are read."""
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 def is_regular(path: Path) -> bool:
@@ -293,7 +294,8 @@ def read_regular(path: Path, limit: int = -1) -> bytes:
 
 
 def _is_system_file(path: Path) -> bool:
-    return any(path.resolve().is_relative_to(folder) for folder in _SYSTEM_FOLDERS)
+    path = path.resolve()
+    return not path.is_relative_to(_SHARED_MEMORY) and any(map(path.is_relative_to, _SYSTEM_FOLDERS))
 
 
 def _not_regular(path: Path) -> OSError:

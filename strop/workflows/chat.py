@@ -24,6 +24,7 @@ from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED, BadRequest
 from strop.inference.endpoint.response import ChatChoice, ChatResponse, TextCallback, TextChoice, TokenLogprob
 from strop.inference.endpoint.server import EndpointAccess, EndpointModel, EndpointServer
 from strop.types import BoolArray, IntArray, Message, SamplingParams, Turn
+from strop.workers.json_text import parse_json
 from strop.workflows.result import ContextLengthExceeded
 from strop.workflows.session import Conversation, RolloutSession
 from strop.workflows.threads import WorkflowCancelled
@@ -479,7 +480,7 @@ def _identity(message: Message) -> str:
 
 
 def _object(arguments: str | Mapping[str, object]) -> object:
-    return json.loads(arguments) if isinstance(arguments, str) else arguments
+    return parse_json(arguments) if isinstance(arguments, str) else arguments
 
 
 class WorkflowServices:

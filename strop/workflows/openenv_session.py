@@ -25,6 +25,7 @@ from strop.errors import ConfigError
 from strop.seeds import derive_seed
 from strop.types import Message, Task
 from strop.workers.event_loop_thread import run_coroutine
+from strop.workers.json_text import parse_json
 from strop.workflows.result import InvalidWorkflowResult, WorkflowResult
 from strop.workflows.threads import run_in_thread
 
@@ -168,7 +169,7 @@ async def _action_schema(url: str, headers: Mapping[str, str], where: str) -> Ma
             aiohttp.ClientSession() as http,
             http.get(f"{url}/schema", headers=headers, raise_for_status=True) as response,
         ):
-            schema = json.loads(await response.text())["action"]
+            schema = parse_json(await response.text())["action"]
     except (TimeoutError, aiohttp.ClientError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{where}: {url}/schema does not answer as a server of OpenEnv: {type(error).__name__}: {error}. Write "
@@ -321,7 +322,7 @@ class ServerSession:
             reason = message.extra or message.data or message.type.name
             raise ServerError(f"the server {self._url} has closed the connection ({kind}): {reason}")
         try:
-            answer = json.loads(message.data)
+            answer = parse_json(message.data)
             content = answer["data"]
             failed = answer["type"] == "error"
         except (ValueError, KeyError, TypeError):

@@ -6,7 +6,6 @@ import bz2
 import csv
 import gzip
 import io
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from strop.config.paths import DataFileName, data_file_name, existing_path
+from strop.workers.json_text import parse_json
 
 _ROWS = 1000
 """Rows of a file of JSON Lines whose keys are read; at the start a run names columns that it does not read."""
@@ -40,7 +40,7 @@ def _columns(path: str) -> Iterator[set[str]]:
             columns = (
                 _saved(file) if saved else _parquet(file) if name.format == "parquet" else _text(file, name)
             )
-        except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, csv.Error):
+        except (OSError, EOFError, ValueError, KeyError, TypeError, csv.Error):
             continue
         if columns:
             yield columns
@@ -48,7 +48,7 @@ def _columns(path: str) -> Iterator[set[str]]:
 
 def _saved(file: Path) -> set[str]:
     """Columns of a data set that `datasets` saved in a folder, by its description."""
-    return {*json.loads(file.read_text(encoding="utf-8"))["features"]}
+    return {*parse_json(file.read_text(encoding="utf-8"))["features"]}
 
 
 def _parquet(file: Path) -> set[str]:
@@ -68,17 +68,17 @@ def _rows(text: IO[str]) -> Iterator[Any]:
     """The values of JSON Lines, or of one list, alone or as `data` of an object."""
     first = text.readline()
     if first.lstrip().startswith("["):
-        yield from json.loads(first + text.read())
+        yield from parse_json(first + text.read())
         return
     try:
-        value = json.loads(first) if first.strip() else {}
+        value = parse_json(first) if first.strip() else {}
     except ValueError:
-        value = json.loads(first + text.read())
+        value = parse_json(first + text.read())
     if isinstance(value, dict) and isinstance(value.get("data"), list) and len(value) == 1:
         yield from value["data"]
         return
     yield value
-    yield from (json.loads(line) for line in text if line.strip())
+    yield from (parse_json(line) for line in text if line.strip())
 
 
 @contextmanager

@@ -7,7 +7,6 @@ several tools share say what Strop does instead of the requested placement.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -19,6 +18,7 @@ from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
 from strop.config.schema import Run
 from strop.errors import ConfigError
 from strop.printable import closest
+from strop.workers.json_text import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def _is_string_list(value: Any) -> bool:
 def _from_json(text: str) -> Any:
     """The value that a text is in JSON; None for other texts."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import uuid
@@ -45,6 +44,7 @@ from strop.compat.tinker.training_runs import Result, Trainer
 from strop.compat.tinker.wire import PROTOBUF, read_loss_request, read_request, sample_response
 from strop.errors import DataError
 from strop.inference.endpoint.request import BadRequest
+from strop.workers.json_text import parse_object
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -521,12 +521,9 @@ def _model_result(model: BaseModel) -> Result:
 
 def _json(body: bytes) -> Any:
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"the request is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise DataError("the request is no JSON object")
-    return value
+        return parse_object(body)
+    except ValueError as error:
+        raise DataError(f"the request is not a JSON object: {error}") from None
 
 
 def _page(request: web.Request) -> tuple[int, int]:

@@ -7,7 +7,6 @@ response, plus or minus 0.1, are parts of their own.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from strop.rewards.builtin.countdown import evaluate
 from strop.rewards.builtin.math_text import last_tagged
 from strop.rewards.builtin.math_verify_search import answers_in_text, checked_answers
 from strop.rewards.graders import zero_beyond_limits
+from strop.workers.json_text import parse_json
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _FIRST_TAG = "<think>\n"
@@ -82,7 +82,7 @@ def trinity_countdown_reward(completion: str, answer: Any) -> float:
 
     0 without such tags. `answer` is a mapping with `target` and `numbers`, or such a mapping as JSON.
     """
-    game = json.loads(answer) if isinstance(answer, str) else answer
+    game = parse_json(answer) if isinstance(answer, str) else answer
     if not isinstance(game, Mapping) or not {"target", "numbers"} <= set(game):
         raise ValueError(f"the task's answer must have `target` and `numbers`, got {answer!r}")
     stated = last_tagged(completion.rpartition("\n")[2])

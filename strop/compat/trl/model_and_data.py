@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,8 +28,8 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.trl.optimization import precision
 from strop.compat.trl.training_arguments import without_evaluation
-from strop.config.model_files import folder_takes_images
-from strop.config.paths import data_file_name, existing_path
+from strop.config.model_files import folder_takes_images, read_model_file
+from strop.config.paths import data_file_name
 from strop.config.schema import Run
 from strop.errors import ConfigError
 
@@ -135,13 +134,10 @@ def router_loss(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def _declared_coefficient(path: Any) -> float:
     """`router_aux_loss_coef` of a model folder's config.json; 0 without it, or if it cannot be read here."""
-    folder = existing_path(path) if isinstance(path, str) else None
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
-    except (OSError, ValueError):
-        return 0.0
-    text = config.get("text_config") or config if isinstance(config, dict) else {}
-    return float(text.get("router_aux_loss_coef") or 0.0)
+    config = read_model_file(path, "config.json") if isinstance(path, str) else {}
+    text = config.get("text_config") or config
+    coefficient = text.get("router_aux_loss_coef") if isinstance(text, dict) else None
+    return float(coefficient) if isinstance(coefficient, int | float) else 0.0
 
 
 _ADAPTER_ROWS = (

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from strop.config.load.yaml_file import read_bounded
 from strop.config.schema import Run
 from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig
 from strop.errors import ConfigError
+from strop.workers.json_text import parse_json
 
 _HYBRID = ("hybrid_shard", "hybrid_shard_zero2")
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", *_HYBRID)
@@ -68,8 +68,8 @@ def _config(foreign: ForeignValues) -> Mapping[str, Any]:
     found = foreign["fsdp_config"]
     if isinstance(found, str):
         try:
-            found = json.loads(read_bounded(Path(found), regular=True))
-        except (ValueError, RecursionError, ConfigError) as error:
+            found = parse_json(read_bounded(Path(found), regular=True))
+        except (ValueError, ConfigError) as error:
             raise _error(foreign, f"fsdp_config: {error}") from None
     if found is None:
         return {}

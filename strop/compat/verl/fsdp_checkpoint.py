@@ -9,7 +9,6 @@ torch reads the pickles with `weights_only`, which builds tensors and their plac
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from strop.models.loading import LOAD_ERRORS, load_tokenizer
 from strop.run.entry.export import export_checkpoint
 from strop.runs.folder import RunFolder
 from strop.training.checkpoints import checkpoint as checkpoints
+from strop.workers.json_text import read_object
 
 _SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 _ADAPTER = "lora_adapter"
@@ -192,6 +192,14 @@ def _merge_adapter(weights: dict[str, Tensor], folder: Path, alpha: float | None
     return merged
 
 
+def _adapter_alpha(file: Path) -> float | None:
+    try:
+        alpha = read_object(file).get("lora_alpha")
+        return None if alpha is None else float(alpha)
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}. Restore the file that verl wrote.") from error
+
+
 def _read_options(folder: Path, alpha: float | None) -> AdapterOptions:
     """The adapter's scale, from the files that verl saves with it; `alpha` replaces theirs."""
     options = None
@@ -199,7 +207,7 @@ def _read_options(folder: Path, alpha: float | None) -> AdapterOptions:
         options = read_adapter_options(folder / _ADAPTER, "The checkpoint")
     meta = folder / "lora_train_meta.json"
     if alpha is None and options is None and meta.is_file():
-        alpha = json.loads(meta.read_text(encoding="utf-8")).get("lora_alpha")
+        alpha = _adapter_alpha(meta)
     if alpha:
         return (
             AdapterOptions(rank=1, alpha=float(alpha)) if options is None else replace(options, alpha=alpha)

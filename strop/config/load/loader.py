@@ -4,7 +4,6 @@ source."""
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,6 +58,7 @@ from strop.errors import ConfigError, Fault, FaultKind, config_error
 from strop.printable import closest, did_you_mean
 from strop.python_rewards import PythonReward
 from strop.workers.files import read_regular
+from strop.workers.json_text import parse_json
 
 STAGES_KEY = "stages"
 
@@ -634,7 +634,7 @@ def _start_directories(tree: ConfigTree, folder: Path) -> Iterator[Path]:
     if not written.is_absolute() and parts[-length:] == written.parts:
         yield Path(*parts[:-length])
     try:
-        directory = json.loads(read_regular(folder / "run.json"))["sessions"][-1].get("directory")
+        directory = parse_json(read_regular(folder / "run.json"))["sessions"][-1].get("directory")
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return  # a folder without sessions; what needs them names the damage
     if isinstance(directory, str) and existing_path(directory):

@@ -14,6 +14,7 @@ from typing import Any
 from strop.data.images.messages import IMAGE_PARTS
 from strop.errors import DataError
 from strop.types import Message
+from strop.workers.json_text import parse_json
 
 _CALLS = ("function_call", "tool_call")
 """Roles of messages that call tools, with the calls as the content's JSON text."""
@@ -90,11 +91,11 @@ def _standard(message: Any, where: str, *, is_call: bool) -> Any:
 def _calls(content: Any, where: str) -> list[dict[str, Any]]:
     """The calls of a message whose content is a call, or a list of calls, or its JSON text."""
     try:
-        value = json.loads(content) if isinstance(content, str) else content
+        value = parse_json(content) if isinstance(content, str) else content
         calls = [value] if isinstance(value, Mapping) else list(value)
         named = [(call["name"], call.get("arguments", {})) for call in calls]
-        named = [(name, json.loads(args) if isinstance(args, str) else args) for name, args in named]
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        named = [(name, parse_json(args) if isinstance(args, str) else args) for name, args in named]
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise DataError(
             f"{where} calls a tool, and its content is {content!r:.80}. Write JSON such as "
             '{"name": "weather", "arguments": {"city": "Rome"}}.'
@@ -133,8 +134,8 @@ def messages_in_text(text: str, where: str) -> Any:
     """
     if text.lstrip()[:1] in ("[", "{"):
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
+            value = parse_json(text)
+        except ValueError:
             value = None
         messages = value if isinstance(value, list) else [value]
         if messages and all(map(_is_message, messages)):
@@ -250,8 +251,8 @@ def to_tools(value: Any, where: str) -> Tools:
         return ()
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(value)
+        except ValueError as error:
             raise DataError(f"{where}: the tools are text that is not JSON ({error}).") from None
     if not isinstance(value, Sequence) or not all(isinstance(tool, Mapping) for tool in value):
         raise DataError(

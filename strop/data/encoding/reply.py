@@ -20,6 +20,7 @@ import numpy as np
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.errors import DataError
 from strop.types import BoolArray, IntArray, Message
+from strop.workers.json_text import parse_json, parse_prefix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,7 +71,6 @@ _DEEPSEEK_V31 = re.compile(r"([^<\n]+)<｜tool▁sep｜>(.*)", re.DOTALL)
 _NAMED = re.compile(r'"name"\s*:\s*(?:"([^"]*)")?')
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:')
 _QUOTES = "\"'\u201c\u201d\u2018\u2019\u00ab\u00bb"
-_JSON = json.JSONDecoder()
 _LONGEST_QUOTE = 200
 
 
@@ -400,8 +400,8 @@ def _json_end(text: str, start: int) -> int:
     """Position after a JSON value, whose texts may hold a mark; `start` if there is none."""
     first = start + len(text[start:]) - len(text[start:].lstrip())
     try:
-        return _JSON.raw_decode(text, first)[1]
-    except (ValueError, RecursionError):
+        return parse_prefix(text, first)[1]
+    except ValueError:
         return start
 
 
@@ -443,8 +443,8 @@ def _read_objects(text: str) -> tuple[list[ToolCall], int]:
     start = 0
     while True:
         try:
-            value, end = _JSON.raw_decode(text, start)
-        except (ValueError, RecursionError):
+            value, end = parse_prefix(text, start)
+        except ValueError:
             return [*calls, _read(text[start:])], len(text)
         calls.append(_to_call(value, text[start:end]))
         rest = text[end:].lstrip()
@@ -456,8 +456,8 @@ def _read_objects(text: str) -> tuple[list[ToolCall], int]:
 def _read_mistral(text: str) -> list[ToolCall]:
     if text.startswith("["):
         try:
-            return [_to_call(value, text) for value in json.loads(text)]
-        except (ValueError, RecursionError) as error:
+            return [_to_call(value, text) for value in parse_json(text)]
+        except ValueError as error:
             return [_not_json(text, error)]
     found = _MISTRAL_CALL.fullmatch(text)
     if found is None:
@@ -474,8 +474,8 @@ def _read_deepseek(text: str) -> ToolCall:
 
 def _read(text: str) -> ToolCall:
     try:
-        return _to_call(json.loads(text), text)
-    except (ValueError, RecursionError) as error:
+        return _to_call(parse_json(text), text)
+    except ValueError as error:
         return _not_json(text, error)
 
 
@@ -494,8 +494,8 @@ def _with_arguments(name: str, arguments: Any) -> ToolCall:
     """The call of a tool with arguments as an object, or as its JSON text."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+            arguments = parse_json(arguments)
+        except ValueError:
             return ToolCall(name, {}, f"its arguments are not JSON: {_quoted(arguments)}")
     if not isinstance(arguments, dict):
         return ToolCall(name, {}, f"its arguments are not an object: {_quoted(json.dumps(arguments))}")
@@ -526,8 +526,8 @@ def _typed(text: str, json_type: Any) -> Any:
     if json_type in (None, "string"):
         return text
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from strop.config.paths import existing_path
 from strop.data.sources.rows import DatasetRows
+from strop.workers.json_text import parse_json
 
 _MAX_AGE_SECONDS = 30 * 24 * 3600
 _DONE = "entry.json"
@@ -64,7 +65,7 @@ def find_entry(key: str) -> tuple[Path, dict[str, Any]] | None:
     if not _is_complete(folder):
         return None
     try:
-        facts: dict[str, Any] = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        facts: dict[str, Any] = parse_json((folder / _FACTS).read_text(encoding="utf-8"))
         os.utime(folder / _DONE)
     except OSError:  # another process deletes the entry, or owns it
         return None
@@ -74,7 +75,7 @@ def find_entry(key: str) -> tuple[Path, dict[str, Any]] | None:
 def _is_complete(folder: Path) -> bool:
     """Whether a folder has the files that were written into it, unchanged."""
     try:
-        return bool(json.loads((folder / _DONE).read_text(encoding="utf-8")) == _checksums(folder))
+        return bool(parse_json((folder / _DONE).read_text(encoding="utf-8")) == _checksums(folder))
     except (OSError, ValueError):
         return False
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strop.config.schema.data import ALPACA_PROMPTS, TasksetConfig
 from strop.data.encoding.messages import messages_in_text
 from strop.errors import DataError
+from strop.workers.json_text import parse_json
 
 
 class TableRow(dict[str, Any]):
@@ -97,8 +97,8 @@ def _template_mapping(row: Mapping[str, Any], where: str, section: TasksetConfig
     if written is None:
         return {}
     try:
-        value = json.loads(written) if isinstance(written, str) else written
-    except (ValueError, RecursionError):
+        value = parse_json(written) if isinstance(written, str) else written
+    except ValueError:
         value = None
     if not isinstance(value, Mapping):
         raise DataError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +13,7 @@ from strop.data.sources.json_list import list_items, may_be_list
 from strop.data.sources.mapped_rows import convert_file
 from strop.data.sources.rows import InMemoryRows, JsonLinesRows, ParquetRows, Row, RowSource
 from strop.errors import DataError
+from strop.workers.json_text import parse_json
 
 _STREAMED_ROWS = 256
 """Rows of a Parquet file that are read at once when it is streamed."""
@@ -78,7 +78,7 @@ def _stream(place: DataPath, name: DataFileName, texts: frozenset[str]) -> Itera
         yield from _numbered(place, (row for table in tables for row in table.to_pylist()))
     else:
         for where, line in iterate_lines(place, name.packed):
-            yield f"{place.display_path} {where}", json.loads(line)
+            yield f"{place.display_path} {where}", parse_json(line)
 
 
 def _numbered(place: DataPath, rows: Iterator[Row]) -> Iterator[tuple[str, Row]]:

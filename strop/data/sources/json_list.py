@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.errors import DataError
+from strop.workers.json_text import parse_json
 
 _KEY = "data"
 """Key of a list of rows; `datasets` has it as the example of its argument `field`."""
@@ -52,6 +53,6 @@ def list_items(name: str, text: bytes) -> list[bytes] | None:
 def _parsed(text: bytes) -> Any:
     """The JSON value; None for text that is none."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return None

@@ -15,6 +15,7 @@ import numpy as np
 from strop.config.load.config_tree import is_deeper
 from strop.data.sources.columns import TableRow, top_level_columns
 from strop.errors import DataError
+from strop.workers.json_text import parse_json
 
 if TYPE_CHECKING:
     import datasets
@@ -76,7 +77,7 @@ class JsonLinesRows:
         return len(self._begins)
 
     def __getitem__(self, index: int) -> Row:
-        row: Row = json.loads(self._text[self._begins[index] : self._ends[index]])
+        row: Row = parse_json(self._text[self._begins[index] : self._ends[index]])
         return row
 
     def where(self, index: int) -> str:
@@ -96,14 +97,14 @@ def decode_object(text: bytes) -> Any:
             end = -1
         if end == len(line) or (end > 0 and not line[end:].strip(" \t\n\r")):
             return value
-    return json.loads(text)
+    return parse_json(text)
 
 
 def check_object(line: bytes, where: str) -> None:
     """Raise `DataError` for a line that is not one JSON object of text within the limits."""
     try:
         value = decode_object(line.rstrip())
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise DataError(
             f"{where} is not JSON ({what}). Each line must hold one complete object, such as "

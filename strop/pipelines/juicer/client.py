@@ -17,6 +17,7 @@ from strop.errors import ConfigError, StropError
 from strop.pipelines.juicer.process import ServiceProcess, interpreter
 from strop.pipelines.juicer.service import TOKEN
 from strop.workers.child_process import RestartBudget
+from strop.workers.json_text import parse_json
 from strop.workers.waiting import TimedWait
 
 log = logging.getLogger("strop.pipelines")
@@ -114,8 +115,8 @@ class JuicerClient:
         }
         answer = self._request("create", json.dumps(request).encode(), "application/json")
         try:
-            self._session = str(json.loads(answer)["session_id"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+            self._session = str(parse_json(answer)["session_id"])
+        except (ValueError, KeyError, TypeError):
             raise ServiceError(f"it answers {answer[:200]!r}") from None
 
     def _request(self, path: str, body: bytes, content_type: str) -> bytes:
@@ -176,6 +177,6 @@ class _Closing:
 
 def _reason(content: bytes) -> str:
     try:
-        return str(json.loads(content)["error"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return str(parse_json(content)["error"])
+    except (ValueError, KeyError, TypeError):
         return content[:500].decode(errors="replace")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from strop.pipelines.tasks.parts import ROW_ID
 from strop.pipelines.tasks.prompts import SCORE_PROMPTS
 from strop.pipelines.tasks.protocol import Processed, Removal, RowError, kept
 from strop.pipelines.tasks.templates import RowTemplate
+from strop.workers.json_text import parse_prefix
 
 INVALID = "no usable reply"
 """Reason of a row that is removed, and name of the count of rows, for which the model gave no usable reply."""
@@ -205,7 +205,7 @@ class Synthesize:
             return {names[0]: reply.strip()} if reply.strip() else None
         for match in re.finditer(r"\{", reply):
             try:
-                value, _ = json.JSONDecoder().raw_decode(reply, match.start())
+                value, _ = parse_prefix(reply, match.start())
             except ValueError:
                 continue
             if isinstance(value, dict) and all(value.get(name) is not None for name in names):

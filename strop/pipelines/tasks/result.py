@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.errors import DataError
+from strop.workers.json_text import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def read_result(folder: Path) -> PipelineResult | None:
     if not file.is_file():
         return None
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = parse_json(file.read_text(encoding="utf-8"))
         return PipelineResult(folder, {**manifest, "rows_out": int(manifest["rows_out"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import json
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 from strop.rewards.builtin.math_text import last_tagged
 from strop.rewards.graders import zero_beyond_limits
+from strop.workers.json_text import parse_json
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -51,8 +51,8 @@ def countdown_reward(
 def _game(answer: Any) -> tuple[Fraction, list[int]]:
     game = answer
     if isinstance(answer, str):
-        with contextlib.suppress(json.JSONDecodeError):  # the error below shows the text
-            game = json.loads(answer)
+        with contextlib.suppress(ValueError):  # the error below shows the text
+            game = parse_json(answer)
     if not isinstance(game, Mapping) or not {"target", "numbers"} <= set(game):
         raise ValueError(f"the task's answer must have `target` and `numbers`, got {answer!r}")
     return Fraction(int(game["target"])), [int(number) for number in game["numbers"]]

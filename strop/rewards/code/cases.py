@@ -20,6 +20,7 @@ from typing import Any
 
 from strop.rewards.code.extraction import defines
 from strop.sandbox.protocol import Program, ProgramResult, ProgramTests
+from strop.workers.json_text import parse_json
 
 _FORMS = (
     "Supported are Python code with asserts (HumanEval's `test`, with `entry_point`) or with test functions and "
@@ -87,8 +88,8 @@ def _parsed(answer: Any) -> Any:
     """The value of a text with JSON; anything else unchanged."""
     if isinstance(answer, str) and answer.lstrip()[:1] in ("{", "["):
         try:
-            return json.loads(answer)
-        except (ValueError, RecursionError):
+            return parse_json(answer)
+        except ValueError:
             return answer
     return answer
 
@@ -153,8 +154,8 @@ def _arguments(given: Any) -> list[Any]:
 
 def _value(wanted: Any) -> Any:
     try:
-        return json.loads(wanted) if isinstance(wanted, str) else wanted
-    except (ValueError, RecursionError):
+        return parse_json(wanted) if isinstance(wanted, str) else wanted
+    except ValueError:
         return wanted
 
 
@@ -182,8 +183,8 @@ class _Returns:
         if not _ran_to_the_end(result):
             return False
         try:
-            value = json.loads(result.stdout.rstrip("\n").rpartition("\n")[2])
-        except (ValueError, RecursionError):
+            value = parse_json(result.stdout.rstrip("\n").rpartition("\n")[2])
+        except ValueError:
             return False
         expected = self.expected
         only = isinstance(expected, list) and len(expected) == 1 and value == expected[0]

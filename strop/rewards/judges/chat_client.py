@@ -18,6 +18,7 @@ from typing import Any
 from strop.errors import RewardError
 from strop.workers.http_fetch import fetch
 from strop.workers.http_retries import FATAL_STATUSES, RETRYABLE_STATUSES, retry_wait_seconds
+from strop.workers.json_text import parse_json
 
 _MAX_QUOTE_CHARS = 300
 _MAX_REPLY_BYTES = 16_000_000
@@ -103,12 +104,12 @@ class ChatCompletionsClient:
 
     def _parse_reply(self, content: bytes) -> JudgeReply:
         try:
-            reply = json.loads(content)
+            reply = parse_json(content)
             text = reply["choices"][0]["message"]["content"] or ""
             tokens = (reply.get("usage") or {}).get("total_tokens")
             if not isinstance(text, str):
                 raise TypeError(f"a content of {type(text).__name__}")
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise RewardError(
                 f"{self.owner}'s endpoint does not speak OpenAI's protocol: its reply was {_quoted(content)}."
             ) from error

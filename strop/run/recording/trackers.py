@@ -25,6 +25,7 @@ from strop.runs.sample_table import choose_samples, samples_markdown
 from strop.runs.sessions import SessionOutcome
 from strop.types import RolloutGroup
 from strop.workers.files import AppendFile, atomic_write
+from strop.workers.json_text import parse_json
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -65,7 +66,7 @@ def _load_ids(folder: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(parse_json(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError):
         raise RunFolderError(
             f"{path}: damaged, so the run's ids at the tracking services are unknown. Restore it, or delete it "

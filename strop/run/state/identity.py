@@ -32,6 +32,7 @@ from strop.runs.lock import lock_run
 from strop.runs.sessions import record_changes
 from strop.training.checkpoints import checkpoint
 from strop.workers.files import atomic_write
+from strop.workers.json_text import parse_json
 
 Identity = Mapping[str, str]
 """Text for the content that each field names, such as `11 rows with content 3f9a61c20d4e`."""
@@ -73,7 +74,7 @@ def read_identity(folder: Path) -> Identity | None:
     if not file.exists():
         return None
     try:
-        return {str(field): str(text) for field, text in json.loads(file.read_text(encoding="utf-8")).items()}
+        return {str(field): str(text) for field, text in parse_json(file.read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, AttributeError) as error:
         raise RunFolderError(
             f"{file} cannot be read ({error}), so it is not known whether the run's data and code are still the same. "
@@ -175,7 +176,7 @@ def _models(run: Run) -> Iterator[tuple[str, str]]:
 def _tokenizer_settings(folder: Path) -> dict[str, Any]:
     file = folder / "tokenizer_config.json"
     try:
-        values = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        values = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError:
         return {}  # loading the tokenizer reports the fault
     return (

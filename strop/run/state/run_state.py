@@ -17,6 +17,7 @@ from strop.run.state.tracked_metric import BestCheckpoint, EvaluationRecord
 from strop.runs.folder import RunFolder
 from strop.runs.metrics_file import recorded_steps
 from strop.workers.files import atomic_write
+from strop.workers.json_text import parse_json
 
 _STATE_FILE = "state.json"
 
@@ -70,7 +71,7 @@ class RunState:
     @classmethod
     def load(cls, folder: Path) -> RunState:
         """Read what `save` wrote, now or in an earlier version."""
-        saved = json.loads((folder / _STATE_FILE).read_text())
+        saved = parse_json((folder / _STATE_FILE).read_text())
         values = {_FORMER_KEYS.get(key, key): value for key, value in saved.items()}
         if values["plateau"] is not None:
             values["plateau"] = PlateauState(**values["plateau"])
@@ -121,7 +122,7 @@ class ExplorerState:
         """
         path = _file(folder)
         try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
+            saved = parse_json(path.read_text(encoding="utf-8"))
             values = {_OLD_KEYS.get(key, key): value for key, value in saved.items()}
             return cls(**{**values, "written_ahead": tuple(values.get("written_ahead", ()))})
         except FileNotFoundError as error:

@@ -27,6 +27,7 @@ from strop.errors import CheckpointError
 from strop.protocols import FileChecksum
 from strop.training.checkpoints.file_writer import crc32, fsync_and_checksum
 from strop.workers.files import fsync_path, replace_folder, restore_folders
+from strop.workers.json_text import parse_json
 
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"step-(\d{6,})")
@@ -173,7 +174,7 @@ def _seal(draft: PendingCheckpoint, written: Mapping[str, FileChecksum]) -> None
 def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
     """Size and checksum of each file."""
     try:
-        files = json.loads((folder / MANIFEST_FILE).read_bytes())["files"]
+        files = parse_json((folder / MANIFEST_FILE).read_bytes())["files"]
         return {name: (entry["bytes"], entry["crc32"]) for name, entry in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(

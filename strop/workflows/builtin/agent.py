@@ -21,6 +21,7 @@ from strop.errors import ConfigError, MissingExtraError
 from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED
 from strop.inference.endpoint.server import EndpointAccess
 from strop.types import Task
+from strop.workers.json_text import parse_json
 from strop.workflows.chat import Chat
 from strop.workflows.result import ContextLengthExceeded, InvalidWorkflowResult, WorkflowResult
 from strop.workflows.threads import is_async, run_in_thread
@@ -251,8 +252,8 @@ class AgentCommand:
 
 def _printed_reward(line: str) -> float:
     """Reward in the last line of an output: a number, or a JSON object with `reward`."""
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(line)
+    with contextlib.suppress(ValueError):
+        value = parse_json(line)
         value = value.get("reward") if isinstance(value, dict) else value
         if isinstance(value, int | float) and math.isfinite(value):
             return float(value)

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from strop.config.load.schema_faults import first_fault
 from strop.config.paths import expand_user
 from strop.errors import ConfigError
 from strop.printable import did_you_mean
+from strop.workers.json_text import parse_json
 
 Transport = Literal["stdio", "sse", "http"]
 _TRANSPORTS: Mapping[str, Transport] = {
@@ -80,10 +80,10 @@ def read_servers(path: str, where: str) -> tuple[McpServer, ...]:
     """
     file = expand_user(Path(path))
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{where}: {file} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"{where}: {file} is not JSON: {error}.") from None
     entries = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(entries, dict) or not entries:

@@ -22,6 +22,7 @@ from strop.config.load.config_tree import Source
 from strop.config.load.yaml_file import parse_yaml, read_bounded
 from strop.errors import ConfigError
 from strop.printable import did_you_mean
+from strop.workers.json_text import parse_json
 
 MODEL_FIELDS = (
     *("model_name_or_path", "model_revision", "dtype", "attn_implementation", "use_peft", "lora_r"),
@@ -162,7 +163,7 @@ def _from_text(text: str, row: KeyMapping) -> Any:
     """The value of a text of the command line, where the field does not take the text itself."""
     if text.startswith(("{", "[")):
         try:
-            return json.loads(text)
+            return parse_json(text)
         except ValueError:
             return text
     return typed_value(text, row.value_type)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import linecache
 import re
 import runpy
@@ -22,6 +21,7 @@ from strop.compat.trl.script.session import PACKAGES, ScriptSession, ScriptStopp
 from strop.config.load.loader import Job
 from strop.config.load.yaml_file import read_bounded
 from strop.errors import ConfigError, StropError, out_of_memory
+from strop.workers.json_text import parse_json
 from strop.workers.memory import MemoryLimit
 
 T = TypeVar("T")
@@ -225,8 +225,8 @@ def read_code_cells(path: Path, note: Callable[[str], None] = lambda text: None)
     effect a program would lack.
     """
     try:
-        notebook = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        notebook = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: this is not a Jupyter notebook: {error}.") from None
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from strop.workers.json_text import parse_json
 
 
 class OpenAIFunctionPropertySchema(BaseModel):
@@ -61,8 +62,8 @@ class OpenAIFunctionCallSchema(BaseModel):
     ) -> tuple[OpenAIFunctionCallSchema, bool]:
         """The call, and whether its arguments are not a JSON object (then it has none)."""
         try:
-            arguments = json.loads(parsed_schema.arguments)
-        except (ValueError, RecursionError):
+            arguments = parse_json(parsed_schema.arguments)
+        except ValueError:
             arguments = None
         is_object = isinstance(arguments, dict)
         call = OpenAIFunctionCallSchema(name=parsed_schema.name, arguments=arguments if is_object else {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from strop.rewards.builtin.code import DEFAULT_SANDBOX, run_tests
 from strop.rewards.code.cases import CodeTest, code_tests
 from strop.sandbox.protocol import Program, ProgramResult
 from strop.sandbox.registry import open_sandbox
+from strop.workers.json_text import parse_json
 
 _STARRED = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math"),
@@ -81,8 +81,8 @@ def _cases(answer: Any) -> Mapping[str, Any]:
     """The tests; empty for a form that verl does not know."""
     if isinstance(answer, str):
         try:
-            answer = json.loads(answer)
-        except (ValueError, RecursionError):
+            answer = parse_json(answer)
+        except ValueError:
             return {}
     if not isinstance(answer, Mapping):
         return {}
