@@ -15,8 +15,9 @@ from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import AuxiliaryEngineConfig, NativeEngineConfig
 from strop.data.encoding.model_tokens import eos_token_ids
 from strop.data.encoding.reply import ChatReplyParser
+from strop.data.encoding.template_limits import MAX_CHARACTERS
 from strop.data.encoding.turn_encoder import TurnEncoder
-from strop.data.images.messages import media_of
+from strop.data.images.messages import content_text, media_of
 from strop.data.images.prompt_images import RunImages
 from strop.errors import StropError
 from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
@@ -82,6 +83,9 @@ class ServedModel:
         positions = text.max_position_embeddings
         self._vocab_size = int(text.vocab_size)
         self._context_tokens = min(positions, _engine_context(settings.engine) or positions)
+        longest_token = max(map(len, tokenizer.get_vocab()))
+        self._max_characters = min(MAX_CHARACTERS, self._context_tokens * longest_token)
+        """Characters of a prompt beyond which it is not encoded."""
         self._engine = create()
         self._engine.start()
         self._thread = EventLoopThread(f"model {settings.name}")
@@ -95,6 +99,8 @@ class ServedModel:
         try:
             # In threads, as a prompt of megabytes takes seconds, in which the endpoint answers others.
             messages = await asyncio.to_thread(self._encoder.read_images, request.messages, "messages")
+            contents = [str(content_text(message.get("content")) or "") for message in messages]
+            self._require_room(sum(map(len, contents)), self._max_characters)
             prompt = await asyncio.to_thread(self._encoder.encode_prompt, messages, request.tools)
         except StropError as error:
             raise BadRequest(f"{self._settings.name}: {error}") from error
@@ -133,6 +139,9 @@ class ServedModel:
 
         `on_text` gets the texts while they grow, on the native engine, of requests without echo and log-probs.
         """
+        lengths = [len(prompt) for prompt in request.prompts if isinstance(prompt, str)]
+        self._require_room(max(lengths, default=0), self._max_characters)
+        self._require_room(sum(lengths), MAX_CHARACTERS)
         prompts = await asyncio.to_thread(lambda: [self._encode(prompt) for prompt in request.prompts])
         wanted = request.sampling.max_tokens if request.samples else 0
         if (longest := max(map(len, prompts))) + wanted > self._context_tokens:
@@ -166,6 +175,14 @@ class ServedModel:
         """Stop the engine and its thread."""
         self._thread.close()
         self._engine.close()
+
+    def _require_room(self, characters: int, limit: int) -> None:
+        if characters > limit:
+            raise BadRequest(
+                f"{self._settings.name}: the prompt has {characters:,} characters, and {limit:,} are read; the model's "
+                f"context has {self._context_tokens} tokens",
+                code=CONTEXT_LENGTH_EXCEEDED,
+            )
 
     def _encode(self, prompt: str | IntArray) -> IntArray:
         if not isinstance(prompt, str):

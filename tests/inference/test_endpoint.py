@@ -120,6 +120,29 @@ def test_a_prompt_that_is_encoded_for_long_keeps_nobody_waiting(
         assert reply.result().status == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("encode_prompt", CHAT, GOOD | {"messages": [user("two "), user("o" * 5_000_000)]}),
+        (
+            "encode_prompt",
+            CHAT,
+            GOOD | {"messages": [user([{"type": "text", "text": "o" * 5_000_000}])]},
+        ),
+        ("encode_text", "/v1/completions", {"model": "tiny", "prompt": "o" * 5_000_000}),
+        ("encode_text", "/v1/completions", {"model": "tiny", "prompt": ["o" * 2_500] * 2_000}),
+    ],
+    ids=["chat", "parts", "text", "texts"],
+)
+def test_a_prompt_beyond_any_context_is_refused_before_it_is_encoded(
+    client: Client, method: str, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(TurnEncoder, method)
+    reply = client.post(json.dumps(body).encode(), path=path)
+    assert (reply.status, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "5,000,0" in reply.json()["error"]["message"]
+
+
 def received_until_closed(client: Client, content: bytes, drip: bytes = b"") -> bytes:
     """All that the endpoint sends until it closes the connection, while bytes are sent now and then."""
     received = b""
