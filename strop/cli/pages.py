@@ -14,6 +14,8 @@ _PACKAGE = Path(strop.__file__).parent
 _FOLDERS = (_PACKAGE / "pages", _PACKAGE.parent / "docs")
 _OTHERS = re.compile(r"README|index|changelog|contributing|reference/.*")
 """Pages that only list others, are files of the repository, or are written by `make docs`, as `page_text` does."""
+_ALGORITHM = re.compile(r"^\| `(\w+)` \|.*?\]\(([\w-]+\.md)?#?([\w-]*)\)", re.MULTILINE)
+"""Row of the table of algorithms: the name, and the page and section that describe it."""
 _HEADING = re.compile(r"^(#+) (.*)$")
 
 
@@ -37,7 +39,8 @@ def title(page: Path) -> str:
 
 def page_text(topic: str) -> str:
     """The text of a page, or of the section that `topic` names after a #. The page may be named by the last part of its
-    topic, and a section by a word of its heading.
+    topic, a section by a word of its heading, and the section of an algorithm by its `type`, before a page about the
+    keys of a tool that has this name, such as `reference/grpo`.
 
     Raises ConfigError for another topic, with similar ones and with the pages that have the word.
     """
@@ -46,6 +49,9 @@ def page_text(topic: str) -> str:
     page = pages.get(name.removesuffix(".md")) or next(
         (each for known, each in pages.items() if known.rpartition("/")[2] == name.removesuffix(".md")), None
     )
+    if page is None and (found := _algorithm_section(name, pages)) is not None:
+        page, anchor = found
+        section = section or anchor
     if page is None:
         from strop.compat.reference.pages import PAGES  # 0.1 s: imports the keys of all tools
 
@@ -71,6 +77,16 @@ def page_text(topic: str) -> str:
         )
     text = page.read_text(encoding="utf-8")
     return _section(text, section) if section else text
+
+
+def _algorithm_section(name: str, pages: dict[str, Path]) -> tuple[Path, str] | None:
+    """The page and the section of an algorithm, by the table of algorithms."""
+    listing = pages.get("algorithms")
+    if listing is None:
+        return None
+    rows = _ALGORITHM.findall(listing.read_text(encoding="utf-8"))
+    found = {algorithm: (listing.parent / (file or listing.name), anchor) for algorithm, file, anchor in rows}
+    return found.get(name)
 
 
 def _headings(lines: list[str]) -> Iterator[tuple[int, int, str]]:

@@ -37,7 +37,10 @@ def test_the_pages_that_messages_name_are_there() -> None:
         ("verl-sft#optim", 0, "| `optim.lr` |"),
         ("train", 0, "{RUN} [KEY=VALUE]"),
         ("rewrds", 2, "no topic 'rewrds'; did you mean 'rewards'?"),
-        ("gigpo", 2, "Pages with the word: "),
+        ("safetensors", 2, "Pages with the word: "),
+        ("grpo", 0, "## Group baselines"),
+        ("custom", 0, "## Custom algorithms"),
+        ("reference/grpo", 0, "# AzureML: `group_relative_policy_optimization`"),
         ("troubleshooting#out-of-memry", 2, "did you mean 'out-of-memory'?"),
     ],
 )

@@ -21,7 +21,7 @@ from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError, MissingExtraError
 from strop.workflows.mcp import stdio_filter
 from strop.workflows.mcp.client import EndlessAnswerError, RateLimit, bounded_result, list_tools, listed_tools
-from strop.workflows.mcp.servers import read_servers
+from strop.workflows.mcp.servers import McpServer, read_servers
 from strop.workflows.registry import load_workflow
 from tests.workflows.conftest import call
 
@@ -226,6 +226,7 @@ MESSAGE = b'{"jsonrpc": "2.0", "id": 1, "result": {"text": "\xc3\xa9"}}\n'
         b"9" * 5000 + b"\n",
         b"\0\n",
         MESSAGE[:-5] + b"\n",
+        b'{"jsonrpc": "2.0", "id": 1, "result": {"text": "\\ud800"}}\n',
     ],
 )
 def test_a_line_that_is_no_message_is_left_out_and_named_a_few_times(line, capsys):
@@ -236,6 +237,52 @@ def test_a_line_that_is_no_message_is_left_out_and_named_a_few_times(line, capsy
     assert len(notes) == 3 and notes[2].endswith("Further ones are not named.")
     assert all(note.startswith("note: the MCP server calc wrote a line") and note.isascii() for note in notes)
     assert max(map(len, notes)) < 600 and not any(map("\x1b".__contains__, notes))
+
+
+def test_notifications_are_left_out_and_requests_have_a_limit(capsys):
+    notification = b'{"jsonrpc": "2.0", "method": "notifications/message", "params": {}}\n'
+    request = b'{"jsonrpc": "2.0", "id": "s", "method": "ping"}\n'
+    passed = io.BytesIO()
+    some = (notification * 2000 + request * 600 + MESSAGE) * 2
+    stdio_filter.pass_messages(io.BytesIO(some), passed, "calc")
+    assert passed.getvalue() == (request * 600 + MESSAGE) * 2
+    with pytest.raises(ValueError, match="1,001 requests without an answer in between"):
+        stdio_filter.pass_messages(io.BytesIO(request * 1001), passed, "calc")
+    assert capsys.readouterr().err == ""
+
+
+ENDLESS_LIST = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    version = asked.get("params", {}).get("protocolVersion")
+    started = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "x", "version": "1"}}
+    tools = {"tools": [], "nextCursor": "more"}
+    if "id" in asked:
+        result = started if asked["method"] == "initialize" else tools
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (ENDLESS_LIST, "lists its tools on more than 100 pages. Ask a server with fewer tools"),
+        (
+            ENDLESS_LIST.replace('"capabilities"', '"x"'),
+            "does not answer: ValidationError: .* Field required",
+        ),
+        ("import time; time.sleep(1000)", "does not answer within 1 s of its start"),
+    ],
+    ids=["endless", "malformed", "silent"],
+)
+def test_hostile_real_servers(monkeypatch, code, told):
+    pytest.importorskip("mcp")
+    monkeypatch.setattr("strop.workflows.mcp.client._START_SECONDS", 1.0 if "sleep" in code else 60.0)
+    server = McpServer("hostile", "stdio", sys.executable, ("-c", code))
+    with pytest.raises(ConfigError, match=told) as raised:
+        list_tools([server], "here")
+    assert "\n" not in str(raised.value)
 
 
 def test_a_line_without_end_ends_the_server():

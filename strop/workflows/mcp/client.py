@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.errors import ConfigError, MissingExtraError
+from strop.printable import shorten
 from strop.workers.event_loop_thread import EventLoopThread
 from strop.workflows.mcp import stdio_filter
 from strop.workflows.mcp.servers import McpServer
@@ -33,6 +34,7 @@ _READ_SECONDS = 300.0
 
 _LIST_SECONDS = 60.0
 """Maximum time in which a server lists its tools."""
+_MAX_REASON_CHARACTERS = 300
 _GRACE_SECONDS = 5.0
 """Time beyond a call's own limit after which the session is taken for lost."""
 _MAX_PAGES = 100
@@ -134,6 +136,8 @@ class _Session:
         except MCPError as error:
             if _is_lost(error):
                 self._lost.set()
+            if len(str(error)) > _MAX_RESULT_CHARACTERS:
+                raise EndlessAnswerError(f"the error has {len(str(error)):,} characters") from None
             raise
         except Exception:
             self._lost.set()
@@ -155,17 +159,18 @@ async def _tools_of(server: McpServer, where: str) -> list[McpTool]:
     try:
         async with _connect(server) as client, asyncio.timeout(_LIST_SECONDS):
             found = await listed_tools(client)
-    except EndlessAnswerError as error:
-        raise ConfigError(
-            f"{where}: the MCP server {server.name!r} ({server.url or server.command}) {error}. Ask a server with "
-            "fewer tools, or remove it."
-        ) from None
     except Exception as error:
+        named = f"{where}: the MCP server {server.name!r} ({server.url or server.command})"
         reason = _first_error(error)
-        raise ConfigError(
-            f"{where}: the MCP server {server.name!r} ({server.url or server.command}) does not answer: "
-            f"{type(reason).__name__}: {reason}."
-        ) from error
+        if isinstance(reason, EndlessAnswerError):
+            raise ConfigError(f"{named} {reason}. Ask a server with fewer tools, or remove it.") from None
+        if isinstance(reason, TimeoutError):
+            raise ConfigError(
+                f"{named} does not answer within {_START_SECONDS:.0f} s of its start, or {_LIST_SECONDS:.0f} s of the "
+                "question for its tools."
+            ) from error
+        text = shorten(" ".join(str(reason).split()).rstrip("."), _MAX_REASON_CHARACTERS)
+        raise ConfigError(f"{named} does not answer: {type(reason).__name__}: {text}.") from error
     return [McpTool(server, tool.name, tool.description or "", tool.input_schema) for tool in found]
 
 
