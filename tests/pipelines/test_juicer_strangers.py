@@ -72,6 +72,55 @@ def test_a_request_without_an_end_is_closed(tmp_path: Path, sent: bytes) -> None
         assert log.read_text() == ""
 
 
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        ("a: &a [x, x]\nb: &b [*a, *a]\nprocess: [*b, *b]\n", "it has the alias *a; write the values there"),
+        ("process: " + "[" * 99_999, "it nests more than 50 mappings or lists"),
+        ("process: [" + "x, " * 99_999 + "]", "it is larger than 200,000 bytes"),
+        ("process: [\xff", "codec can't decode"),
+        ("process: {", "expected the node content"),
+        ("process: [!!python/name:os.system x]", "could not determine a constructor"),
+        ("process: [!!int x]", "invalid literal"),
+        ("? {a: 1}\n: 2\n", "unhashable"),
+        ("[]", "has no list `process`"),
+        ("process: [x]\nnp: many\n", "np is 'many'; write a number of processes"),
+        (None, "it is not a regular file"),
+    ],
+)
+def test_a_hostile_recipe_is_refused(
+    service_log: tuple[int, Path], tmp_path: Path, recipe: str | None, told: str
+) -> None:
+    file = tmp_path / "recipe.yaml"
+    if recipe is None:
+        os.mkfifo(file)
+    else:
+        file.write_bytes(recipe.encode("latin-1"))
+    status, error = refused(service_log[0], json.dumps({"config_path": str(file)}).encode())
+    assert (status, told in error) == (400, True), error
+    assert service_log[1].read_text() == ""
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"[" * 100_000, b"\xff", b"1" * 2_000_000])
+@pytest.mark.parametrize("path", ["/create", "/close"])
+def test_a_hostile_request_is_refused(service_log: tuple[int, Path], path: str, body: bytes) -> None:
+    assert refused(service_log[0], body, path)[0] == 400
+    assert service_log[1].read_text() == ""
+
+
+def refused(port: int, body: bytes, path: str = "/create") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
+    connection.request("POST", path, body, {"Authorization": "Bearer token"})
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())["error"]
+
+
+@pytest.fixture(scope="module")
+def service_log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+    with served(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
 def test_a_length_that_is_none_is_refused(tmp_path: Path) -> None:
     with served(tmp_path) as (port, log):
         for length in ("-1", "x", "²"):

@@ -39,6 +39,11 @@ EFFECTS = b"strop_effects"
 _RECIPE_KEYS = ("process", "text_keys", "np")
 _WITHOUT_EFFECT = ("project_name", "dataset_path", "export_path")
 """Keys of a recipe that say where rows come from and go to, which a request does."""
+_MAX_RECIPE_BYTES = 200_000
+_MAX_RECIPE_DEPTH = 50
+"""Limits of a recipe, those of Strop's own YAML files."""
+_MAX_REQUEST_BYTES = 1_000_000
+"""Maximum size of a request that has no rows."""
 _BATCH_ROWS = 1000
 HEADER_SECONDS = 10.0
 """Timeout for the headers of the first request, with the token, after a connection was opened."""
@@ -59,16 +64,16 @@ class Session:
 
     def __init__(self, request: dict[str, Any]) -> None:
         """Raises RequestError for unknown operators and arguments."""
-        processes = int(request.get("np") or 1)
+        processes = _count(request.get("np") or 1)
         text_key: str | None = None
         operators = request.get("operators") or []
         if request.get("config_path"):
-            recipe = _read_recipe(Path(request["config_path"]))
+            recipe = _read_recipe(Path(str(request["config_path"])))
             operators = recipe["process"]
-            processes = int(recipe.get("np") or processes)
+            processes = _count(recipe.get("np") or processes)
             keys = recipe.get("text_keys")
-            text_key = keys[0] if isinstance(keys, list) else keys
-        if not operators:
+            text_key = keys[0] if isinstance(keys, list) and keys else keys or None
+        if not isinstance(operators, list) or not operators:
             raise RequestError("there are no operators")
         self._operators = [_make(operator, text_key, processes) for operator in operators]
         self._lock = threading.Lock()
@@ -78,10 +83,12 @@ class Session:
         import datasets
         import pyarrow as pa
 
-        with pa.memory_map(str(source)) as file, pa.ipc.open_stream(file) as reader:
-            rows = importlib.import_module("data_juicer.core.data").NestedDataset(
-                datasets.Dataset(reader.read_all())
-            )
+        try:
+            with pa.memory_map(str(source)) as file, pa.ipc.open_stream(file) as reader:
+                table = reader.read_all()
+        except (OSError, pa.ArrowException) as error:
+            raise RequestError(f"the rows are no Arrow stream: {error}") from None
+        rows = importlib.import_module("data_juicer.core.data").NestedDataset(datasets.Dataset(table))
         with self._lock:
             effects = []
             for name, operator in self._operators:
@@ -90,11 +97,30 @@ class Session:
             _write(rows, effects, target)
 
 
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise RequestError(f"np is {value!r:.80}; write a number of processes")
+    return value
+
+
 def _read_recipe(file: Path) -> dict[str, Any]:
     yaml = importlib.import_module("yaml")
     try:
-        recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        if not file.is_file():
+            raise ValueError("it is not a regular file")
+        with file.open("rb") as content:
+            text = content.read(_MAX_RECIPE_BYTES + 1)
+        if len(text) > _MAX_RECIPE_BYTES:
+            raise ValueError(f"it is larger than {_MAX_RECIPE_BYTES:,} bytes")
+        depth = 0
+        for event in yaml.parse(text.decode("utf-8"), yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_RECIPE_DEPTH:
+                raise ValueError(f"it nests more than {_MAX_RECIPE_DEPTH} mappings or lists")
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"it has the alias *{event.anchor}; write the values there")
+        recipe = yaml.safe_load(text)
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise RequestError(f"the recipe {file} cannot be read: {error}") from None
     if not isinstance(recipe, dict) or not isinstance(recipe.get("process"), list):
         raise RequestError(f"the recipe {file} has no list `process` of operators")
@@ -112,7 +138,7 @@ def _make(written: Any, text_key: str | None, processes: int) -> tuple[str, Any]
     (name, arguments), *_ = written.items()
     known = importlib.import_module("data_juicer.ops").OPERATORS.modules
     if name not in known:
-        close = difflib.get_close_matches(name, known, 1, 0.5)
+        close = difflib.get_close_matches(str(name), known, 1, 0.5)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise RequestError(f"Data-Juicer has no operator {name!r}{hint}")
     defaults: dict[str, Any] = {"num_proc": processes}
@@ -160,6 +186,18 @@ def _write(rows: Any, effects: list[dict[str, Any]], target: Path) -> None:
                 table = table.set_column(index, STATS, stats.slice(first, table.num_rows))
             first += table.num_rows
             writer.write_table(table.cast(schema))
+
+
+def _read_object(body: Path) -> dict[str, Any]:
+    try:
+        if body.stat().st_size > _MAX_REQUEST_BYTES:
+            raise ValueError(f"it is larger than {_MAX_REQUEST_BYTES:,} bytes")
+        value = json.loads(body.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the request is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RequestError("the request is not a JSON object")
+    return value
 
 
 class Server(ThreadingHTTPServer):
@@ -259,11 +297,11 @@ class Handler(BaseHTTPRequestHandler):
         self._receive(body)
         if path == "/create":
             created = uuid.uuid4().hex
-            self.sessions[created] = Session(json.loads(body.read_bytes()))
+            self.sessions[created] = Session(_read_object(body))
             self._answer_json(200, {"session_id": created})
             return
         if path == "/close":
-            self.sessions.pop(json.loads(body.read_bytes()).get("session_id"), None)
+            self.sessions.pop(str(_read_object(body).get("session_id")), None)
             self._answer_json(200, {})
             return
         if path == "/process_experience":
