@@ -93,7 +93,7 @@ def decode_object(text: bytes) -> Any:
         line = text.decode("utf-8", "surrogatepass")
         try:
             value, end = _DECODER.scan_once(line, 0)
-        except (StopIteration, json.JSONDecodeError):
+        except (StopIteration, json.JSONDecodeError, RecursionError):
             end = -1
         if end == len(line) or (end > 0 and not line[end:].strip(" \t\n\r")):
             return value
