@@ -15,7 +15,7 @@ import yaml
 
 import strop
 from strop.cli.main import app
-from strop.compat.reference.pages import pages as generated_pages
+from strop.compat.reference import pages as generated_pages
 from strop.config.load.loader import load_values
 from strop.errors import TroubleshootingSection
 from strop.models.tiny import make_model

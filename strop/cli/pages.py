@@ -53,7 +53,7 @@ def page_text(topic: str) -> str:
         page, anchor = found
         section = section or anchor
     if page is None:
-        from strop.compat.reference.pages import PAGES  # 0.1 s: imports the keys of all tools
+        from strop.compat.reference import PAGES  # 0.1 s: imports the keys of all tools
 
         write = PAGES.get(name.removesuffix(".md").removeprefix("reference/"))
         if write is not None:

@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from strop.compat.detect import detect_dialect
-from strop.compat.reference import ledgers
-from strop.compat.reference.pages import pages
+from strop.compat.reference import ledger_page, pages
 from strop.compat.registry import LEDGERS
 from strop.config import reference
 from strop.config.load.loader import load_run
@@ -129,7 +128,7 @@ def test_every_field_is_on_the_page_and_every_link_has_a_target() -> None:
 
 @pytest.mark.parametrize("dialect", LEDGERS)
 def test_every_row_of_a_ledger_is_on_its_page(dialect: str) -> None:
-    page = ledgers.page(LEDGERS[dialect])
+    page = ledger_page(LEDGERS[dialect])
     for row in LEDGERS[dialect].rows:
         assert f"\n| `{row.key}` | {row.disposition} |" in page
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.compat.launch.programs import _VERL
+from strop.compat.launch.importer import _VERL
 from strop.data.encoding.reply import OPENING_MARK
 from strop.pipelines.tasks.prompts import SCORE_PATTERN
 from strop.rewards.builtin import choice
@@ -31,7 +31,7 @@ BUILT: dict[str, Sequence[str]] = {
     "extraction.py: f'\\\\bdef\\\\s+{re.escape(entry_point)}\\\\b'": [r"\bdef\s+solve\b"],
     "llm_quality.py: SCORE_PATTERN": [SCORE_PATTERN],
     "metrics.py: re.escape(pattern).replace('<name>', '.+').replace('@k', '@\\\\d+')": [r"eval/.+/pass@\d+"],
-    "programs.py: pattern": [pattern for pattern, _ in _VERL],
+    "importer.py: pattern": [pattern for pattern, _ in _VERL],
     "row_keys.py: f'(?<!\\\\w){re.escape(name)}(?!\\\\w)'": [r"(?<!\w)tools(?!\w)"],
     "tensor.py: re.escape(name).replace('\\\\*', '\\\\d+')": [r"layers\.\d+\.mlp\.\d+"],
     "reply.py: f'(?P<code>`+)|(?P<reasoning>{OPENING_MARK})|{re.escape(marked.mark)}'": [

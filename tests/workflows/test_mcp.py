@@ -13,10 +13,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from strop.compat.verl.interface.mcp_entry import read_mcp_entry
-from strop.compat.verl.interface.mcp_tool import MCPBaseTool, MCPSearchTool
-from strop.compat.verl.interface.schemas import OpenAIFunctionToolSchema
-from strop.compat.verl.interface.tool_files import check_classes
+from strop.compat.verl.interface.tool_files import check_classes, read_mcp_entry
+from strop.compat.verl.interface.tools import MCPBaseTool, MCPSearchTool, OpenAIFunctionToolSchema
 from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError, MissingExtraError
 from strop.workflows.mcp import stdio_filter

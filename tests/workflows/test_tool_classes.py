@@ -8,10 +8,8 @@ import sys
 import pytest
 import yaml
 
-from strop.compat.verl.interface.class_tool import ClassTool, verl_result
-from strop.compat.verl.interface.gsm8k_tool import Gsm8kTool
-from strop.compat.verl.interface.schemas import OpenAIFunctionToolSchema, ToolResponse
-from strop.compat.verl.interface.tool_files import check_classes
+from strop.compat.verl.interface.tool_files import ClassTool, check_classes, verl_result
+from strop.compat.verl.interface.tools import Gsm8kTool, OpenAIFunctionToolSchema, ToolResponse
 from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError
 from strop.workflows.registry import load_workflow

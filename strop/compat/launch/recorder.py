@@ -1,26 +1,276 @@
-"""Recording of a shell script: bash runs it with recorders in place of programs, confined to reading files."""
+"""Recording of a shell script: bash runs it with recorders in place of programs, confined to reading files and to
+limits of time, processes, memory and files; output files are redirected into a folder.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from strop.compat.launch.limits import limit_process, run_to_end
-from strop.compat.launch.redirections import redirect_outputs
 from strop.config.load.yaml_file import read_bounded
 from strop.errors import ConfigError
 from strop.sandbox.inside.landlock import restrict_files
 from strop.sandbox.inside.seccomp import filter_shell
+
+_MAX_PROCESSES = 256
+_MAX_MEMORY_BYTES = 1_000_000_000
+_MAX_FILE_BYTES = 16_000_000
+_MAX_FILES, _MAX_TOTAL_BYTES = 10_000, 64_000_000
+_POLL_SECONDS = 0.03
+_IDLE_SECONDS = 0.5
+"""Time without any work of the background jobs, after the script's end, at which they are ended."""
+_WAITING_SECONDS = 2.0
+"""Time without any work, before the script's end, at which it is ended, because it waits for its background jobs."""
+_MAX_BACKGROUND_SECONDS = 5.0
+"""Time after the script's end at which background jobs are ended in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    """Usage of a group of processes."""
+
+    switches: Mapping[int, int]
+    """Number of times that each living process, by its id, has given up a processor so far."""
+    memory_bytes: int
+    is_waiting: bool
+    """Whether each process waited at the moment at which it was looked at."""
+
+    def is_idle_since(self, before: _Usage | None) -> bool:
+        """Whether no process has run since an earlier look: one that waits at both looks, and was not switched off in
+        between, has not run. A single look is not enough, because it sees one process after the other."""
+        return before is not None and self.is_waiting and self.switches == before.switches
+
+
+def limit_process(timeout_seconds: float) -> None:
+    """Limit this process and each process that it will start."""
+    for kind, limit in (
+        (resource.RLIMIT_AS, _MAX_MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, _MAX_FILE_BYTES),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, int(timeout_seconds) + 1),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
+
+
+def run_to_end(process: subprocess.Popen[bytes], scratch: Path, timeout_seconds: float) -> str:
+    """Wait for a process that leads its group, and for its background jobs, and end all that is left of the group.
+
+    Returns the limit at which the script was stopped, as the end of a sentence; empty if it ended on its own.
+    """
+    now = time.monotonic()
+    deadline, ended, idle_since = now + timeout_seconds, None, None
+    stopped, before = "", None
+    try:
+        while not stopped:
+            time.sleep(_POLL_SECONDS)
+            now = time.monotonic()
+            if ended is None and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                ended = now
+            usage = _usage(process.pid)
+            idle_since = (idle_since or now) if usage.is_idle_since(before) else None
+            before = usage
+            if ended is not None and (
+                not usage.switches
+                or now - ended > _MAX_BACKGROUND_SECONDS
+                or (idle_since is not None and now - max(ended, idle_since) > _IDLE_SECONDS)
+            ):
+                break
+            stopped = _exceeded(usage, scratch)
+            if not stopped and idle_since is not None and now - idle_since > _WAITING_SECONDS:
+                stopped = "when all that was left of it waited"
+            if now > deadline:
+                stopped = f"after {timeout_seconds:.0f} seconds"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # until `wait`, the number is not given away
+        process.wait()
+    if process.returncode == -signal.SIGXFSZ:
+        stopped = f"at the limit of {_MAX_FILE_BYTES // 1_000_000} MB for one file or its output"
+    return stopped
+
+
+def _exceeded(usage: _Usage, scratch: Path) -> str:
+    if len(usage.switches) > _MAX_PROCESSES:
+        return f"at the limit of {_MAX_PROCESSES} processes"
+    if usage.memory_bytes > _MAX_MEMORY_BYTES:
+        return f"at the limit of {_MAX_MEMORY_BYTES // 1_000_000} MB of memory"
+    sizes = []
+    with os.scandir(scratch) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # `sed -i` has renamed its temporary file
+                sizes.append(entry.stat(follow_symlinks=False).st_size)
+    if len(sizes) > _MAX_FILES:
+        return f"at the limit of {_MAX_FILES} commands and files"
+    if sum(sizes) > _MAX_TOTAL_BYTES:
+        return f"at the limit of {_MAX_TOTAL_BYTES // 1_000_000} MB of files"
+    return ""
+
+
+def _usage(group: int) -> _Usage:
+    """Sum over the living processes of a group."""
+    switches, pages, is_waiting = {}, 0, True
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            state, owner, rss = fields[0], int(fields[2]), int(fields[21])
+            if owner == group and state not in "ZX":
+                switches[int(entry.name)] = _switches(entry)
+                pages += rss
+                is_waiting = is_waiting and state == "S"
+        except OSError:  # it has ended
+            continue
+    return _Usage(switches, pages * resource.getpagesize(), is_waiting)
+
+
+def _switches(process: Path) -> int:
+    """Number of context switches of a process; each time that it waits is one."""
+    counts = re.findall(r"ctxt_switches:\s+(\d+)", (process / "status").read_text(errors="replace"))
+    return sum(map(int, counts))
+
+
+_WORD_END = " \t\n;|&<>()"
+_HEREDOC = re.compile(r"<<(-?)[ \t]*(?:'([^']+)'|\"([^\"]+)\"|\\?([\w.-]+))")
+
+
+def redirect_outputs(text: str, function: str) -> str:
+    """The script with `> "$(FUNCTION FILE)"` in place of `> FILE`, for every operator that opens a file for
+    writing; `function` is a shell function that prints the file to write instead."""
+    return _Rewriter(text, function).rewrite()
+
+
+class _Rewriter:
+    """One pass over a script: quotes, comments, here-documents, arithmetic and tests are copied unchanged."""
+
+    def __init__(self, text: str, function: str) -> None:
+        self._text = text
+        self._function = function
+        self._at = 0
+        self._out: list[str] = []
+        self._documents: list[tuple[str, bool]] = []
+        """Delimiters of the here-documents that start after this line, and whether tabs before them count."""
+
+    def rewrite(self) -> str:
+        self._code(end="")
+        return "".join(self._out)
+
+    def _code(self, end: str) -> None:
+        """Copy commands up to the character `end`, or to the end of the text."""
+        word_start = True
+        while self._at < len(self._text):
+            character = self._text[self._at]
+            if character == end:
+                self._copy(1)
+                return
+            if character == "#" and word_start:
+                self._copy_to(self._text.find("\n", self._at))
+            elif character == "\n":
+                self._copy(1)
+                self._copy_documents()
+            elif self._is_ahead("[[ "):
+                self._copy_through("]]")
+            elif self._is_ahead("(("):
+                self._copy_through("))")
+            elif self._is_ahead("<<<"):
+                self._copy(3)
+            elif document := _HEREDOC.match(self._text, self._at):
+                self._documents.append((next(filter(None, document.groups()[1:])), bool(document[1])))
+                self._copy(len(document[0]))
+            elif character == ">" and not self._is_ahead(">("):
+                self._redirection()
+            elif character == "(":
+                self._copy(1)
+                self._code(")")
+            else:
+                self._copy_element()
+            word_start = self._out[-1][-1:] in _WORD_END
+
+    def _copy_element(self) -> None:
+        """Copy one quoted text, expansion or character."""
+        character = self._text[self._at]
+        if character == "\\":
+            self._copy(2)
+        elif character == "'":
+            self._copy_to(self._text.find("'", self._at + 1) + 1)
+        elif character == '"':
+            self._double_quotes()
+        elif self._is_ahead("$(("):
+            self._copy_through("))")
+        elif self._is_ahead("$("):
+            self._copy(2)
+            self._code(")")
+        elif self._is_ahead("${"):
+            self._copy_through("}")
+        else:
+            self._copy(1)
+
+    def _double_quotes(self) -> None:
+        self._copy(1)
+        while self._at < len(self._text) and self._text[self._at] != '"':
+            if self._text[self._at] == "'":
+                self._copy(1)
+            else:
+                self._copy_element()
+        self._copy(1)
+
+    def _redirection(self) -> None:
+        """Copy `>`, `>>`, `>|` or `>&`, and name the file that is written instead of the operand."""
+        for operator in (">>", ">|", ">&", ">"):
+            if self._is_ahead(operator):
+                self._copy(len(operator))
+                break
+        blanks = len(self._text[self._at :]) - len(self._text[self._at :].lstrip(" \t"))
+        self._copy(blanks)
+        if self._is_ahead(">(") or re.match(r"&?(\d+|-)", self._text[self._at :]):
+            return  # a process, or a descriptor that is open already
+        kept = self._out
+        self._out = []
+        while self._at < len(self._text) and self._text[self._at] not in _WORD_END:
+            self._copy_element()
+        operand, self._out = "".join(self._out), kept
+        if operand:
+            self._out.append(f'"$({self._function} {operand})"')
+
+    def _copy_documents(self) -> None:
+        for delimiter, strip_tabs in self._documents:
+            while self._at < len(self._text):
+                line_end = self._text.find("\n", self._at)
+                line = self._text[self._at : line_end if line_end >= 0 else len(self._text)]
+                self._copy(len(line) + 1)
+                if (line.lstrip("\t") if strip_tabs else line) == delimiter:
+                    break
+        self._documents.clear()
+
+    def _is_ahead(self, text: str) -> bool:
+        return self._text.startswith(text, self._at)
+
+    def _copy(self, count: int) -> None:
+        self._out.append(self._text[self._at : self._at + count])
+        self._at += count
+
+    def _copy_to(self, position: int) -> None:
+        """Copy up to a position; a negative one is the end of the text."""
+        end = position if position > self._at else len(self._text)
+        self._copy(end - self._at)
+
+    def _copy_through(self, mark: str) -> None:
+        found = self._text.find(mark, self._at + 1)
+        self._copy_to(found + len(mark) if found >= 0 else -1)
+
 
 TIMEOUT_SECONDS = 30.0
 """Maximum time that a script may run while it is recorded."""

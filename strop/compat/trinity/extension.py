@@ -12,5 +12,5 @@ EXTENSION = Extension(
     reward_classes={"RewardFn": "strop.compat.trinity.interface.rewards.construct_reward_fn"},
     workflows={"trinity": "strop.compat.trinity.interface.adapter.TrinityWorkflow"},
     workflow_classes={"Workflow": "trinity"},
-    modules="strop.compat.trinity.interface.modules.provide_workflow_modules",
+    modules="strop.compat.trinity.interface.adapter.provide_workflow_modules",
 )

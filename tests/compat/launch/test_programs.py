@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.compat.launch.programs import find_program
+from strop.compat.launch.importer import find_program
 
 
 @pytest.mark.parametrize(

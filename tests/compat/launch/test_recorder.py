@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from strop.compat.launch import limits
-from strop.compat.launch.recorder import Recording, record
-from strop.compat.launch.redirections import redirect_outputs
+from strop.compat.launch import recorder
+from strop.compat.launch.recorder import Recording, record, redirect_outputs
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +155,7 @@ def test_what_a_script_prints_is_kept(tmp_path: Path) -> None:
 def test_background_jobs_end_with_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
-    monkeypatch.setattr(limits, "_MAX_BACKGROUND_SECONDS", 1.0)
+    monkeypatch.setattr(recorder, "_MAX_BACKGROUND_SECONDS", 1.0)
     others = {process.pid for process in psutil.process_iter()}
     found = recorded(tmp_path, script)
     assert [each.words for each in found.commands].count(("train",)) == 1 and found.exit_code == 0, found
@@ -179,10 +178,10 @@ def test_background_jobs_end_with_the_script(
     ids=["processes", "records", "memory", "output", "a file", "files"],
 )  # fmt: skip
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, limit: str | None) -> None:
-    monkeypatch.setattr(limits, "_MAX_FILES", 300)
-    monkeypatch.setattr(limits, "_MAX_FILE_BYTES", 3_000_000)
+    monkeypatch.setattr(recorder, "_MAX_FILES", 300)
+    monkeypatch.setattr(recorder, "_MAX_FILE_BYTES", 3_000_000)
     if limit is None:
-        monkeypatch.setattr(limits, "_MAX_MEMORY_BYTES", 200_000_000)
+        monkeypatch.setattr(recorder, "_MAX_MEMORY_BYTES", 200_000_000)
     found = recorded(tmp_path, f"train\n{script}")
     assert ("train",) in [each.words for each in found.commands]
     if limit is not None:
@@ -192,7 +191,7 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, li
 
 
 def test_a_command_whose_record_is_cut_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_MAX_FILE_BYTES", 3_000_000)
+    monkeypatch.setattr(recorder, "_MAX_FILE_BYTES", 3_000_000)
     found = recorded(tmp_path, "train whole\ntrain cut $(seq 600000)")
     assert [each.words for each in found.commands] == [("train", "whole")]
     assert found.exit_code is None and "3 MB for one file" in found.stopped
@@ -223,9 +222,9 @@ def test_a_process_that_ran_between_two_looks_was_not_idle() -> None:
     ) as cat:
         assert cat.stdin is not None and cat.stdout is not None
 
-        def look() -> limits._Usage:
+        def look() -> recorder._Usage:
             """The usage while it waits, which on a busy machine it soon does."""
-            while not (seen := limits._usage(cat.pid)).is_waiting:
+            while not (seen := recorder._usage(cat.pid)).is_waiting:
                 os.sched_yield()
             return seen
 
@@ -256,5 +255,5 @@ def test_a_file_that_is_gone_when_it_is_measured_has_no_size(
         yield found
 
     monkeypatch.setattr(os, "scandir", late)
-    monkeypatch.setattr(limits, "_MAX_TOTAL_BYTES", 9)
-    assert limits._exceeded(limits._Usage({}, 0, True), tmp_path) == "at the limit of 0 MB of files"
+    monkeypatch.setattr(recorder, "_MAX_TOTAL_BYTES", 9)
+    assert recorder._exceeded(recorder._Usage({}, 0, True), tmp_path) == "at the limit of 0 MB of files"

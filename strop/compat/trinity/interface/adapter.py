@@ -9,21 +9,88 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from strop.compat.trinity.interface import base
+from strop.compat.trinity.interface.base import FormatConfig, TrinityGenerationConfig, TrinityTask
+from strop.compat.trinity.interface.experience import EID, TrinityExperience, to_result
 from strop.compat.trinity.interface.model import AuxiliaryModelWrapper, ModelWrapper
-from strop.compat.trinity.interface.modules import WORKFLOWS, provide_workflow_modules
-from strop.compat.trinity.interface.result import to_result
-from strop.compat.trinity.interface.rewards import load_reward_fn
-from strop.compat.trinity.interface.task import FormatConfig, TrinityGenerationConfig, TrinityTask
+from strop.compat.trinity.interface.rewards import (
+    DISTRIBUTION,
+    TRINITY,
+    Registry,
+    load_reward_fn,
+    provide_reward_modules,
+)
 from strop.compat.trinity.workflows import package_fault
 from strop.config.user_code import ImportPath
 from strop.errors import ConfigError
 from strop.extensions import tool_class
 from strop.printable import did_you_mean
-from strop.provided_modules import provide_folder
+from strop.provided_modules import provide_folder, provide_modules
 from strop.types import Task
 from strop.workflows.chat import Chat
 from strop.workflows.result import WorkflowResult
 from strop.workflows.threads import run_in_thread
+
+_BASES: dict[str, Any] = {
+    kind.__name__.removeprefix("Trinity"): kind
+    for kind in (
+        base.Workflow,
+        base.MultiTurnWorkflow,
+        base.BaseSimpleWorkflow,
+        base.SimpleWorkflow,
+        base.AsyncSimpleWorkflow,
+        base.TrinityMathWorkflow,
+        base.AsyncMathWorkflow,
+    )
+}
+_BOXED: dict[str, Any] = {
+    kind.__name__.removeprefix("Trinity"): kind
+    for kind in (base.MathBoxedWorkflow, base.AsyncMathBoxedWorkflow)
+}
+_STEP_WISE: dict[str, Any] = {
+    kind.__name__.removeprefix("Trinity"): kind
+    for kind in (
+        base.StepWiseRewardWorkflow,
+        base.AsyncStepWiseRewardWorkflow,
+        base.RewardPropagationWorkflow,
+        base.AsyncRewardPropagationWorkflow,
+    )
+}
+WORKFLOWS = Registry(
+    "workflows",
+    {
+        "simple_workflow": base.SimpleWorkflow,
+        "async_simple_workflow": base.AsyncSimpleWorkflow,
+        "math_workflow": base.TrinityMathWorkflow,
+        "async_math_workflow": base.AsyncMathWorkflow,
+        "math_boxed_workflow": base.MathBoxedWorkflow,
+        "async_math_boxed_workflow": base.AsyncMathBoxedWorkflow,
+    },
+)
+"""Workflows by the names under which files register them."""
+
+
+def provide_workflow_modules() -> None:
+    """Let files of workflows and reward functions import their names from the package `trinity`."""
+    provide_reward_modules()
+    task: dict[str, Any] = {"Task": TrinityTask, "WORKFLOWS": WORKFLOWS}
+    provide_modules(
+        TRINITY,
+        DISTRIBUTION,
+        {
+            "trinity.common.config": {
+                "FormatConfig": FormatConfig,
+                "GenerationConfig": TrinityGenerationConfig,
+            },
+            "trinity.common.experience": {"Experience": TrinityExperience, "EID": EID},
+            "trinity.common.models.model": {"ModelWrapper": ModelWrapper},
+            "trinity.common.workflows": {**task, **_BASES, **_BOXED},
+            "trinity.common.workflows.workflow": {**task, **_BASES},
+            "trinity.common.workflows.customized_math_workflows": {**task, **_BOXED},
+            "trinity.common.workflows.step_wise_workflow": _STEP_WISE,
+        },
+    )
+
 
 _PLUGINS = "trinity.plugins"
 

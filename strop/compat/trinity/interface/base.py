@@ -1,17 +1,79 @@
-"""`trinity.common.workflows.workflow`: base classes of workflows written for Trinity-RFT."""
+"""`trinity.common.workflows`: base classes of workflows written for Trinity-RFT, and the tasks that they get."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from strop.compat.trinity.interface.experience import TrinityExperience
 from strop.compat.trinity.interface.model import AuxiliaryModelWrapper, ModelWrapper
 from strop.compat.trinity.interface.rewards import REWARD_FN_CLASSES, get_logger, is_reward_fn
-from strop.compat.trinity.interface.task import TrinityTask
 from strop.compat.trinity.workflows import BOXED_PROMPT, R1_PROMPT
+
+
+@dataclass
+class FormatConfig:
+    """Columns and texts of a taskset: `format` in a Trinity configuration."""
+
+    prompt_type: Any = None
+    prompt_key: str = "prompt"
+    response_key: str = "response"
+    messages_key: str = "message"
+    tools_key: str | None = None
+    system_prompt: str | None = None
+    system_prompt_key: str | None = None
+    reply_prefix: str | None = None
+    chosen_key: str = "chosen"
+    rejected_key: str = "rejected"
+    workflow_key: str = ""
+    reward_fn_key: str = ""
+
+
+@dataclass
+class TrinityGenerationConfig:
+    """Sampling of a taskset: `rollout_args` in a Trinity configuration."""
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    logprobs: int = 0
+
+
+@dataclass
+class TrinityTask:
+    """A row of a taskset, with what a workflow needs to run it."""
+
+    workflow: Any = None
+    repeat_times: int | None = 1
+    format_args: FormatConfig = field(default_factory=FormatConfig)
+    rollout_args: TrinityGenerationConfig = field(default_factory=TrinityGenerationConfig)
+    workflow_args: dict[str, Any] = field(default_factory=dict)
+    reward_fn_args: dict[str, Any] = field(default_factory=dict)
+    is_eval: bool = False
+    reward_fn: Any = None
+    raw_task: dict[str, Any] | None = None
+    """The row."""
+    batch_id: int | str = ""
+    task_id: int | str = ""
+    run_id: int = 0
+    index: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def task_desc(self) -> Any:
+        """Value of the prompt column."""
+        return (self.raw_task or {}).get(self.format_args.prompt_key)
+
+    @property
+    def truth(self) -> Any:
+        """Value of the answer column."""
+        return (self.raw_task or {}).get(self.format_args.response_key)
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """The row."""
+        return self.raw_task
 
 
 class Workflow:
@@ -208,3 +270,133 @@ class MathBoxedWorkflow(SimpleWorkflow):
 
 class AsyncMathBoxedWorkflow(AsyncSimpleWorkflow, MathBoxedWorkflow):
     """`MathBoxedWorkflow` with `async`."""
+
+
+class _StepWiseWorkflow(Workflow):
+    """Steps until `step` returns False, or for `max_step_num` steps."""
+
+    def __init__(
+        self,
+        *,
+        task: TrinityTask,
+        model: ModelWrapper,
+        auxiliary_models: Sequence[AuxiliaryModelWrapper] | None = None,
+        use_openai_client: bool = True,
+    ) -> None:
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        self.client: Any = None
+        if use_openai_client:
+            self.client = model.get_openai_async_client() if self.is_async else model.get_openai_client()
+
+    @property
+    def max_step_num(self) -> int:
+        """Maximum number of steps."""
+        raise NotImplementedError
+
+    def step(self, step_num: int) -> bool:
+        """One step; returns whether to continue."""
+        raise NotImplementedError
+
+    async def step_async(self, step_num: int) -> bool:
+        """One step; returns whether to continue."""
+        raise NotImplementedError
+
+    def _experiences_of_step(self, step_num: int) -> list[TrinityExperience]:
+        found = self.model.extract_experience_from_history()
+        for experience in found:
+            experience.eid.step = step_num
+        return found
+
+
+class StepWiseRewardWorkflow(_StepWiseWorkflow):
+    """Each step has its own reward."""
+
+    def run(self) -> list[TrinityExperience]:
+        """All steps."""
+        experiences: list[TrinityExperience] = []
+        for number in range(self.max_step_num):
+            is_continued = self.step(step_num=number)
+            found = self._experiences_of_step(number)
+            reward = self.reward(found, step_num=number)
+            experiences.extend(_with_reward(found, reward))
+            if not is_continued:
+                break
+        return experiences
+
+    def reward(self, exps: list[TrinityExperience], step_num: int) -> float:
+        """Reward of a step."""
+        raise NotImplementedError
+
+
+class AsyncStepWiseRewardWorkflow(StepWiseRewardWorkflow):
+    """`StepWiseRewardWorkflow` with `async`."""
+
+    is_async = True
+
+    async def run_async(self) -> list[TrinityExperience]:
+        """All steps."""
+        experiences: list[TrinityExperience] = []
+        for number in range(self.max_step_num):
+            is_continued = await self.step_async(step_num=number)
+            found = self._experiences_of_step(number)
+            reward = await self.reward_async(found, step_num=number)
+            experiences.extend(_with_reward(found, reward))
+            if not is_continued:
+                break
+        return experiences
+
+    async def reward_async(self, exps: list[TrinityExperience], step_num: int) -> float:
+        """Reward of a step."""
+        raise NotImplementedError
+
+
+class RewardPropagationWorkflow(_StepWiseWorkflow):
+    """All steps have the reward of the whole run."""
+
+    def run(self) -> list[TrinityExperience]:
+        """All steps."""
+        experiences: list[TrinityExperience] = []
+        number = 0
+        for number in range(self.max_step_num):
+            is_continued = self.step(step_num=number)
+            experiences.extend(self._experiences_of_step(number))
+            if not is_continued:
+                break
+        return _with_steps(_with_reward(experiences, self.reward(experiences)), number + 1)
+
+    def reward(self, exps: list[TrinityExperience]) -> float:
+        """Reward of the run."""
+        raise NotImplementedError
+
+
+class AsyncRewardPropagationWorkflow(RewardPropagationWorkflow):
+    """`RewardPropagationWorkflow` with `async`."""
+
+    is_async = True
+
+    async def run_async(self) -> list[TrinityExperience]:
+        """All steps."""
+        experiences: list[TrinityExperience] = []
+        number = 0
+        for number in range(self.max_step_num):
+            is_continued = await self.step_async(step_num=number)
+            experiences.extend(self._experiences_of_step(number))
+            if not is_continued:
+                break
+        return _with_steps(_with_reward(experiences, await self.reward_async(experiences)), number + 1)
+
+    async def reward_async(self, exps: list[TrinityExperience]) -> float:
+        """Reward of the run."""
+        raise NotImplementedError
+
+
+def _with_reward(experiences: list[TrinityExperience], reward: float) -> list[TrinityExperience]:
+    for experience in experiences:
+        experience.reward = reward
+    return experiences
+
+
+def _with_steps(experiences: list[TrinityExperience], steps: int) -> list[TrinityExperience]:
+    for experience in experiences:
+        experience.metrics["actual_env_steps"] = float(steps)
+    return experiences

@@ -1,4 +1,6 @@
-"""`verl.experimental.agent_loop.agent_loop`: base class and result of agent loops of the user."""
+"""`verl.experimental.agent_loop.agent_loop`: base class and result of agent loops of the user;
+`verl.utils.rollout_trace`: the decorator of traced methods, which changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def rollout_trace_op(function: F) -> F:
+    """The function unchanged."""
+    return function
+
 
 C = TypeVar("C", bound=type)
 

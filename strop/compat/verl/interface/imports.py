@@ -13,23 +13,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from strop.compat.verl.interface import agent_loop, function_tool, rollout_trace, schemas
-from strop.compat.verl.interface.base_interaction import BaseInteraction
-from strop.compat.verl.interface.base_tool import BaseTool
-from strop.compat.verl.interface.gsm8k_interaction import Gsm8kInteraction
-from strop.compat.verl.interface.gsm8k_tool import Gsm8kTool
-from strop.compat.verl.interface.mcp_tool import MCPBaseTool, MCPSearchTool
-from strop.compat.verl.interface.sandbox_tool import SandboxTool
+from strop.compat.verl.interface import agent_loop, tools
+from strop.compat.verl.interface.interactions import BaseInteraction, Gsm8kInteraction
+from strop.compat.verl.interface.tools import BaseTool, Gsm8kTool, MCPBaseTool, MCPSearchTool, SandboxTool
 from strop.config.user_code import ImportPath
 from strop.errors import ConfigError
 from strop.provided_modules import provide_modules
 
-_SCHEMAS = {name: value for name, value in vars(schemas).items() if name.startswith(("OpenAI", "Tool"))}
+_SCHEMAS = {name: value for name, value in vars(tools).items() if name.startswith(("OpenAI", "Tool"))}
 _LOOPS = ("AgentLoopBase", "AgentLoopMetrics", "AgentLoopOutput", "DictConfigWrap", "register")
 _PROVIDED = {
     "verl.tools.base_tool": {**_SCHEMAS, "BaseTool": BaseTool},
     "verl.tools.schemas": _SCHEMAS,
-    "verl.tools.function_tool": {"function_tool": function_tool.function_tool},
+    "verl.tools.function_tool": {"function_tool": tools.function_tool},
     "verl.tools.gsm8k_tool": {"Gsm8kTool": Gsm8kTool},
     "verl.tools.sandbox_fusion_tools": {"SandboxFusionTool": SandboxTool},
     "verl.tools.mcp_base_tool": {"MCPBaseTool": MCPBaseTool},
@@ -37,7 +33,7 @@ _PROVIDED = {
     "verl.interactions.base": {"BaseInteraction": BaseInteraction},
     "verl.interactions.gsm8k_interaction": {"Gsm8kInteraction": Gsm8kInteraction},
     "verl.experimental.agent_loop.agent_loop": {name: getattr(agent_loop, name) for name in _LOOPS},
-    "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace.rollout_trace_op},
+    "verl.utils.rollout_trace": {"rollout_trace_op": agent_loop.rollout_trace_op},
 }
 """Modules of verl that Strop provides, with the names in them."""
 
