@@ -30,7 +30,7 @@ from strop.python_rewards import PythonReward, PythonRewards, list_rewards
 from strop.reading import key_owner
 from strop.run.entry.start import RunResult
 from strop.workers.cleanup import cleanup
-from strop.workers.imports import without_collections
+from strop.workers.fork_server import without_collections
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:

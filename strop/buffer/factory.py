@@ -21,7 +21,7 @@ from strop.buffer.store import GroupStore, InMemoryStore
 from strop.config.schema import buffer as schema
 from strop.errors import MissingExtraError
 from strop.workers.cleanup import closing
-from strop.workers.server import SocketServer
+from strop.workers.connection import SocketServer
 from strop.workers.waiting import StopCheck, never_stop
 
 if TYPE_CHECKING:

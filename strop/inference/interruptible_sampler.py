@@ -14,7 +14,7 @@ from strop.inference.native.pending_request import StopStringMatcher
 from strop.inference.partial_completion import continuation, joined
 from strop.protocols import EngineCapabilities, InferenceEngine, TrainerAddress
 from strop.types import Completion, SampleRequest
-from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.threads import EventLoopThread
 from strop.workers.waiting import StopCheck, wait_until
 
 if TYPE_CHECKING:

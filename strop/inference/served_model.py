@@ -37,7 +37,7 @@ from strop.types import (
     SamplingParams,
     TopTokens,
 )
-from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.threads import EventLoopThread
 
 _TOKENS_PER_DECODING = 64
 """A growing reply is decoded again after one token, and after one more for each of these tokens that it has."""

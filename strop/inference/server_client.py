@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from strop.config.redact import read_secret
 from strop.config.schema.rollout import ServerConnectionConfig
 from strop.errors import EngineLostError, InferenceError, MissingExtraError
-from strop.workers.http_retries import FATAL_STATUSES, RETRYABLE_STATUSES, retry_wait_seconds
+from strop.workers.http_fetch import FATAL_STATUSES, RETRYABLE_STATUSES, retry_wait_seconds
 from strop.workers.json_text import parse_json
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from strop.types import (
     Task,
     TrainingBatch,
 )
-from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
+from strop.workers.threads import EventLoopThread, gather_or_cancel
 from strop.workflows.chat import WorkflowServices
 from strop.workflows.registry import BoundWorkflow, load_workflow
 from strop.workflows.runner import WorkflowRunner

@@ -19,8 +19,7 @@ from strop.config.schema.reward import SandboxFusionConfig
 from strop.errors import SandboxError
 from strop.printable import printable
 from strop.sandbox.protocol import IsolationLevel, Program, ProgramResult
-from strop.workers.http_fetch import fetch
-from strop.workers.http_retries import RETRYABLE_STATUSES, retry_wait_seconds
+from strop.workers.http_fetch import RETRYABLE_STATUSES, fetch, retry_wait_seconds
 from strop.workers.json_text import parse_object
 
 _ROUND_TRIP_SECONDS = 5.0

@@ -1,14 +1,15 @@
 """Fork server: a process that has imported large modules once, from which child processes are forked.
 
 Importing torch and transformers takes seconds in each new interpreter. The fork server is a fresh interpreter without
-threads of Python and without a CUDA context, so that a fork of it equals a new interpreter that has these modules.
-It starts with the first child that needs it, and ends with this process, however that ends.
+threads of Python and without a CUDA context, so that a fork of it equals a new interpreter that has these modules. It
+starts with the first child that needs it, and ends with this process, however that ends.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import re
@@ -20,7 +21,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import IO
 
@@ -45,6 +47,8 @@ _LATER_VARIABLES = frozenset(
 at their use, or by DeepSpeed, which the server does not import."""
 _NUMBER = struct.Struct("!q")
 _END_SECONDS, _POLL_SECONDS = 5.0, 0.005
+_server: ForkServer | None = None
+_server_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ class ForkServer:
         """`control` is the connection to the server, a child of this process that has started with `environment`."""
         self.pid = pid
         self._control = control
-        self._import_time = import_time_variables(environment)
+        self._import_time = _import_time_variables(environment)
         self._lock = threading.Lock()
         self._has_ended = False
 
@@ -175,7 +179,7 @@ class ForkServer:
         Returns None where a new interpreter is needed: for environment variables that libraries have read already,
         after imports that leave the server with threads, or without a server.
         """
-        if import_time_variables(request.environment) != self._import_time:
+        if _import_time_variables(request.environment) != self._import_time:
             return None
         status, server_end = socket.socketpair()
         try:
@@ -214,10 +218,6 @@ class ForkServer:
         self._control.close()
 
 
-_server: ForkServer | None = None
-_server_lock = threading.Lock()
-
-
 def fork_server(environment: Mapping[str, str]) -> ForkServer | None:
     """This process's fork server, which the first call starts with these variables; None on a platform without one."""
     global _server
@@ -252,7 +252,7 @@ atexit.register(_close)
 os.register_at_fork(after_in_child=_forget)
 
 
-def import_time_variables(environment: Mapping[str, str]) -> dict[str, str]:
+def _import_time_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment variables that are read when modules are imported, so that a child cannot change them."""
     return {
         name: value
@@ -285,3 +285,15 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes | None:
             return None
         data += received
     return data
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Around an import of torch and transformers: collections would take a second of six, and find nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -25,8 +25,8 @@ from strop.workers.fork_server import (
     receive_exactly,
     receive_number,
     send_number,
+    without_collections,
 )
-from strop.workers.imports import without_collections
 
 _MAX_DESCRIPTORS = 253
 """Maximum number of file descriptors in one message (`SCM_MAX_FD` of Linux)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import random
 import socket
 import ssl
 import threading
@@ -15,6 +16,11 @@ from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request, b
 
 _MAX_ERROR_BYTES = 10_000
 """Maximum number of bytes that are read of the body of an error."""
+FATAL_STATUSES = (401, 403, 404)
+"""Every request will fail: the key, the model or the address is wrong."""
+RETRYABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
+"""Another attempt may succeed."""
+_MAX_WAIT_SECONDS = 60.0
 
 
 def fetch(request: Request, *, timeout_seconds: float, max_bytes: int) -> bytes:
@@ -125,3 +131,21 @@ class _Secure(HTTPSHandler):
 @cache
 def _context() -> ssl.SSLContext:
     return ssl.create_default_context()
+
+
+def retry_wait_seconds(attempt: int, backoff_seconds: float, retry_after: str | None = None) -> float:
+    """Wait after a failed attempt, counted from 0: `backoff_seconds`, doubled with each attempt.
+
+    The server's header `Retry-After` takes precedence if it is a positive number. The wait is up to 20 % longer at
+    random, so that concurrent requests do not all come again at the same moment.
+    """
+    wait = _seconds(retry_after) or backoff_seconds * 2**attempt
+    return min(wait, _MAX_WAIT_SECONDS) * random.uniform(1.0, 1.2)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    try:
+        seconds = float(retry_after or "")
+    except ValueError:  # missing, or a date
+        return None
+    return seconds if seconds > 0 else None  # neither negative nor NaN

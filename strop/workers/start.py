@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
-from strop.workers.agent_hub import AgentHub, AgentWorker
-from strop.workers.ray_nodes import BundleSlot
-from strop.workers.ray_worker import ActorLog, RayWorker
+from strop.workers.agents import AgentHub, AgentWorker
+from strop.workers.ray_workers import ActorLog, BundleSlot, RayWorker
 from strop.workers.worker import LocalWorker, Worker, WorkerTarget
 
 

@@ -24,8 +24,8 @@ from strop.data.encoding.messages import to_messages
 from strop.errors import ConfigError
 from strop.seeds import derive_seed
 from strop.types import Message, Task
-from strop.workers.event_loop_thread import run_coroutine
 from strop.workers.json_text import parse_json
+from strop.workers.threads import run_coroutine
 from strop.workflows.result import InvalidWorkflowResult, WorkflowResult
 from strop.workflows.threads import run_in_thread
 

@@ -15,7 +15,7 @@ from strop.inference.interruptible_sampler import InterruptibleSampler
 from strop.inference.native.pending_request import StopStringMatcher
 from strop.inference.partial_completion import continuation, joined
 from strop.types import Completion, FinishReason, SampleRequest, SamplingParams
-from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.threads import EventLoopThread
 from strop.workers.waiting import never_stop, wait_until
 from tests.inference.helpers import LIMIT, Letters
 

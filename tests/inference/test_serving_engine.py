@@ -27,7 +27,7 @@ from strop.inference.registry import load_engine, running_engine
 from strop.models.tiny import make_model
 from strop.protocols import InferenceEngine
 from strop.types import Completion, SamplingParams
-from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.threads import EventLoopThread
 from strop.workers.waiting import never_stop
 from tests.inference.helpers import (
     NEEDS_SGLANG,

@@ -19,7 +19,7 @@ from strop.config.schema.reward import JudgeConfig as Section
 from strop.errors import RewardError
 from strop.rewards.judges.judge import Judge, Judges
 from strop.types import Rollout, Task
-from strop.workers.event_loop_thread import gather_or_cancel
+from strop.workers.threads import gather_or_cancel
 from tests.rewards.builders import group
 from tests.rewards.judge_server import judge_server, says
 

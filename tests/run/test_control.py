@@ -17,8 +17,8 @@ from strop.errors import CallbackError, ConfigError, Interrupted
 from strop.run.drivers.callbacks import CallbackList
 from strop.run.state.run_state import RunState
 from strop.workers.child_process import start_module
-from strop.workers.event_loop_thread import run_coroutine
 from strop.workers.signals import StopSignal
+from strop.workers.threads import run_coroutine
 from tests.cases import nightly
 
 from .killed import IMPORTS

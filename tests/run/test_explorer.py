@@ -20,8 +20,8 @@ from strop.run.rollout.explorer import Explorer
 from strop.run.state.run_state import ExplorerState
 from strop.runs.folder import RunFolder
 from strop.types import ExperienceGroup, Rollout, RolloutGroup, SamplingParams, Task
-from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.signals import StopSignal
+from strop.workers.threads import EventLoopThread
 from tests.rewards.builders import group as make_group
 
 SAMPLING = SamplingParams(max_tokens=4)

@@ -13,7 +13,7 @@ from strop.errors import InferenceError
 from strop.run.rollout.inference_engines import max_logprob_gap
 from strop.run.rollout.load_check import LoadCheck, ProbedLoader, ProbedWeights, probe_tokens
 from strop.types import Completion, SampleRequest
-from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.threads import EventLoopThread
 
 
 def completion(tokens: int, **prompt: Any) -> Completion:

@@ -11,7 +11,7 @@ import pytest
 
 from strop.config.schema.trainer import RankNetworkConfig
 from strop.training.ranks.rendezvous import open_rendezvous, set_gloo_interface
-from strop.workers.agent_hub import AgentHub
+from strop.workers.agents import AgentHub
 from strop.workers.network import LOOPBACK
 from strop.workers.start import LOCAL, AgentPlacement
 

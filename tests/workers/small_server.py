@@ -12,8 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
-from strop.workers.connection import SocketConnection
-from strop.workers.server import SocketServer
+from strop.workers.connection import SocketConnection, SocketServer
 
 
 def echo(connection: SocketConnection) -> None:

@@ -10,9 +10,8 @@ import psutil
 import pytest
 
 from strop.errors import NodeLostError, WorkerDiedError
-from strop.workers import agent_frames
-from strop.workers.agent import serve_controller
-from strop.workers.agent_hub import AgentHub
+from strop.workers import agents
+from strop.workers.agents import AgentHub, serve_controller
 from strop.workers.connection import Address
 from strop.workers.network import LOOPBACK
 from strop.workers.start import AgentPlacement, start_worker
@@ -71,7 +70,7 @@ def hub() -> Iterator[AgentHub]:
 
 
 def test_messages_come_back_in_order_whatever_their_size(hub, monkeypatch):
-    monkeypatch.setattr(agent_frames, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(agents, "_CHUNK_BYTES", 1000)
     with agent(hub.address):
         worker = start_worker("rank-1", echo, placement(hub))
         pid = worker.receive()

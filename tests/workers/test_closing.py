@@ -10,14 +10,13 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from strop.workers import event_loop_thread
+from strop.workers import threads
 from strop.workers.child_process import child_environment
-from strop.workers.daemon_threads import DaemonThreadPool
-from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.threads import DaemonThreadPool, EventLoopThread
 
 EXITS = """
 import time
-from strop.workers.daemon_threads import DaemonThreadPool
+from strop.workers.threads import DaemonThreadPool
 
 pool = DaemonThreadPool(2, "waiting")
 for seconds in (600, 600, 600):
@@ -58,8 +57,8 @@ def test_an_error_of_a_call_is_raised_by_its_future() -> None:
 def test_a_coroutine_that_ignores_its_cancellation_is_abandoned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(event_loop_thread, "_CLOSE_SECONDS", 0.1)
-    monkeypatch.setattr(event_loop_thread, "_BLOCKED_SECONDS", 600.0)
+    monkeypatch.setattr(threads, "_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(threads, "_BLOCKED_SECONDS", 600.0)
     loop, begun = EventLoopThread("rollouts"), threading.Event()
 
     async def stubborn() -> None:
@@ -79,7 +78,7 @@ def test_a_coroutine_that_ignores_its_cancellation_is_abandoned(
 def test_a_blocked_event_loop_is_abandoned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(event_loop_thread, "_BLOCKED_SECONDS", 0.1)
+    monkeypatch.setattr(threads, "_BLOCKED_SECONDS", 0.1)
     loop, begun, go_on = EventLoopThread("rollouts"), threading.Event(), threading.Event()
 
     async def blocking() -> None:

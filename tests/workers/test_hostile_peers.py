@@ -24,8 +24,15 @@ from strop.sync.collective.receiver import CollectiveReceiver
 from strop.sync.collective.sender import TRAINER_ADDRESS_FILE, CollectiveSender
 from strop.sync.transport import REQUESTED
 from strop.workers import connection
-from strop.workers.connection import Address, ConnectionLost, SocketConnection, authenticate_client, connect
-from strop.workers.server import MAX_UNAUTHENTICATED, SocketServer
+from strop.workers.connection import (
+    MAX_UNAUTHENTICATED,
+    Address,
+    ConnectionLost,
+    SocketConnection,
+    SocketServer,
+    authenticate_client,
+    connect,
+)
 from strop.workers.waiting import never_stop, wait_until
 from tests.workers.hostile_peers import (
     MESSAGES,

@@ -12,8 +12,7 @@ from urllib.request import Request
 
 import pytest
 
-from strop.workers.http_fetch import fetch
-from strop.workers.http_retries import retry_wait_seconds
+from strop.workers.http_fetch import fetch, retry_wait_seconds
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 ERROR = b"HTTP/1.1 503 Busy\r\n"

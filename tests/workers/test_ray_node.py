@@ -7,9 +7,9 @@ from contextlib import closing, suppress
 
 import pytest
 
-from strop.workers import ray_nodes
+from strop.workers import ray_workers
 from strop.workers.network import LOOPBACK
-from strop.workers.ray_nodes import NodeWatch, RayNode, watch_node
+from strop.workers.ray_workers import NodeWatch, RayNode, watch_node
 from strop.workers.waiting import wait_until
 
 
@@ -44,8 +44,8 @@ class Scripted(RayNode):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    monkeypatch.setattr(ray_nodes, "_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(ray_nodes, "living_nodes", lambda: {"a": None})
+    monkeypatch.setattr(ray_workers, "_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(ray_workers, "living_nodes", lambda: {"a": None})
 
     def watch(*answers: str, timeout_seconds: float = 0.2) -> NodeWatch:
         found = Scripted("a", "host", LOOPBACK, 1)
@@ -71,7 +71,7 @@ def test_a_node_that_never_answers_is_not_lost_unless_ray_says_so(scripted, monk
     watch = scripted("silent", timeout_seconds=0.01)
     assert not wait_until(lambda: watch.loss is not None, "", timeout_seconds=0.3, interval_seconds=0.05)
     assert watch.confirm() is None
-    monkeypatch.setattr(ray_nodes, "living_nodes", dict)
+    monkeypatch.setattr(ray_workers, "living_nodes", dict)
     assert watch.confirm() == "which Ray has declared dead"
 
 

@@ -19,7 +19,7 @@ from strop.models.adapter_files import with_adapter
 from strop.protocols import SharedWeights
 from strop.seeds import derive_seed
 from strop.types import Completion, SampleRequest, SamplingParams
-from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.threads import EventLoopThread
 
 _OPEN_ENGINES = 4
 """Number of adapters with an open engine; others are opened again when a client samples from them."""

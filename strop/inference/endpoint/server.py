@@ -24,7 +24,7 @@ from strop.inference.endpoint.completions import (
 from strop.inference.endpoint.metrics import CONTENT_TYPE, EndpointMetrics
 from strop.inference.endpoint.request import BadRequest, parse_chat_request, parse_json
 from strop.inference.endpoint.response import ChatModel, ChatStream, TextCallback, chat_response_body
-from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.threads import EventLoopThread
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -22,9 +22,9 @@ from strop.inference.stop_tokens import effective_stop_tokens
 from strop.inference.weight_files import share_weights
 from strop.protocols import EngineCapabilities, TrainerAddress
 from strop.types import Completion, IntArray, SampleRequest, SamplingParams
-from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
 from strop.workers.shared_file import SharedFile
 from strop.workers.start import LOCAL
+from strop.workers.threads import EventLoopThread, gather_or_cancel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

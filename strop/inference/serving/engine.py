@@ -17,8 +17,8 @@ from strop.inference.weight_files import share_weights
 from strop.inference.weight_transfer.client import WeightClient
 from strop.protocols import EngineCapabilities, TrainerAddress
 from strop.types import Completion, EngineStatistics, SampleRequest
-from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
 from strop.workers.start import LOCAL
+from strop.workers.threads import EventLoopThread, gather_or_cancel
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.01

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.errors import RewardError
-from strop.workers.http_fetch import fetch
-from strop.workers.http_retries import FATAL_STATUSES, RETRYABLE_STATUSES, retry_wait_seconds
+from strop.workers.http_fetch import FATAL_STATUSES, RETRYABLE_STATUSES, fetch, retry_wait_seconds
 from strop.workers.json_text import parse_json
 
 _MAX_QUOTE_CHARS = 300

@@ -24,7 +24,7 @@ from strop.rewards.judges.chat_client import (
     cache_key,
 )
 from strop.types import Rollout, Task
-from strop.workers.daemon_threads import DaemonThreadPool
+from strop.workers.threads import DaemonThreadPool
 
 _MAX_QUOTE_CHARS = 200
 

@@ -16,9 +16,8 @@ from strop.run.distributed.role import RoleName
 from strop.run.distributed.torchrun import current_session
 from strop.runs.folder import RunFolder
 from strop.workers.network import LOOPBACK, node_address
-from strop.workers.ray_nodes import BundleGroup, BundleSlot, own_bundle
 from strop.workers.ray_runtime import is_on_ray
-from strop.workers.ray_worker import ActorLog
+from strop.workers.ray_workers import ActorLog, BundleGroup, BundleSlot, own_bundle
 from strop.workers.start import LOCAL, LocalPlacement, RankPlacement, RayPlacement, WorkerPlacement
 from strop.workers.waiting import wait_until
 

@@ -43,8 +43,8 @@ from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.lock import lock_actor
 from strop.workers.files import atomic_write
 from strop.workers.network import node_address
-from strop.workers.ray_nodes import BundleGroup, BundleSlot, RayExecutor
 from strop.workers.ray_runtime import describe_free_resources, import_ray
+from strop.workers.ray_workers import BundleGroup, BundleSlot, RayExecutor
 from strop.workers.signals import StopSignal
 from strop.workers.start import RayPlacement, start_worker
 from strop.workers.waiting import wait_until

@@ -28,8 +28,7 @@ from strop.errors import ConfigError, PlacementError, RankLostError, RunFolderEr
 from strop.models.fingerprint import model_fingerprint
 from strop.runs.folder import RunFolder
 from strop.sync.compatibility import SyncRole, registered_peer
-from strop.workers.agent import serve_controller
-from strop.workers.agent_hub import AgentHub
+from strop.workers.agents import AgentHub, serve_controller
 from strop.workers.connection import Address
 from strop.workers.network import interface_address, source_address
 from strop.workers.signals import StopSignal

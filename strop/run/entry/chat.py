@@ -24,7 +24,7 @@ from strop.runs.folder import RunFolder
 from strop.seeds import derive_seed
 from strop.training.device import find_device
 from strop.types import Message, SampleRequest, SamplingParams
-from strop.workers.event_loop_thread import run_coroutine
+from strop.workers.threads import run_coroutine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

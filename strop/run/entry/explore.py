@@ -47,8 +47,8 @@ from strop.sync.factory import CrossProcessSync, clear_versions, open_weight_rec
 from strop.sync.subscribe import Subscriber
 from strop.sync.transport import WeightReceiver
 from strop.workers.cleanup import closing
-from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.signals import StopSignal
+from strop.workers.threads import EventLoopThread
 
 if TYPE_CHECKING:
     import torch

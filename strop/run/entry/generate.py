@@ -39,8 +39,8 @@ from strop.training.backends.registry import open_training_engines
 from strop.training.checkpoints import checkpoint as checkpoints
 from strop.training.device import find_device
 from strop.types import SampleRequest, Task
-from strop.workers.event_loop_thread import run_coroutine
 from strop.workers.signals import StopSignal
+from strop.workers.threads import run_coroutine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -36,8 +36,8 @@ from strop.rewards.scorable_tasks import require_scorable_tasks
 from strop.run.prepared_data import SOURCE_FIELDS, cache_folder, prepared_run, rows_at, write_pointer
 from strop.seeds import derive_seed
 from strop.types import IntArray, RolloutGroup, SampleRequest, SamplingParams
-from strop.workers.event_loop_thread import run_coroutine
 from strop.workers.signals import StopSignal
+from strop.workers.threads import run_coroutine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,7 +18,7 @@ from strop.errors import StropError, message_with_notes
 from strop.run.distributed.placement import local_address
 from strop.run.distributed.ray_cluster import serve_role
 from strop.run.distributed.role import RoleEntry, RoleSpec
-from strop.workers.imports import without_collections
+from strop.workers.fork_server import without_collections
 from strop.workers.signals import StopSignal
 from strop.workers.worker import Channel
 

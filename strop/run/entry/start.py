@@ -25,7 +25,7 @@ from strop.runs.lock import lock_run
 from strop.runs.metrics_file import merge_rows, read_metrics
 from strop.runs.status import all_finished, last_row
 from strop.workers.child_process import RestartBudget
-from strop.workers.imports import without_collections
+from strop.workers.fork_server import without_collections
 from strop.workers.output import lasting_output
 from strop.workers.signals import StopSignal
 from strop.workers.torchrun import torchrun_process

@@ -23,8 +23,8 @@ from strop.errors import RolloutError
 from strop.run.rollout.rollout_services import RewardManager
 from strop.seeds import derive_seed
 from strop.types import ExperienceGroup, Rollout, RolloutGroup, SamplingParams, Task
-from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
 from strop.workers.signals import StopSignal
+from strop.workers.threads import EventLoopThread, gather_or_cancel
 from strop.workflows.runner import WorkflowRunner
 
 _PADDING = "none"

@@ -57,10 +57,10 @@ from strop.run.tokenizer import load_run_tokenizer
 from strop.sync.publish import AdapterLoad, InPlaceLoad, LocalSynchronizer, TensorLoad
 from strop.training.backends.registry import TrainingBackend
 from strop.training.device import find_device
-from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.ray_runtime import is_on_ray
 from strop.workers.signals import StopSignal
 from strop.workers.start import RayPlacement
+from strop.workers.threads import EventLoopThread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -19,7 +19,7 @@ from strop.inference.weight_transfer.buckets import ANNOTATION_PREFIX
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.sync.transport import PublishedVersion
 from strop.types import Experience, FloatArray, IntArray, SampleRequest, SamplingParams
-from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.threads import EventLoopThread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

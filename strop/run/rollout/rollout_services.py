@@ -32,8 +32,8 @@ from strop.runs.folder import RunFolder
 from strop.training.device import find_device
 from strop.types import Rollout, RolloutGroup, SamplingParams, Task
 from strop.workers.cleanup import keep_first_error
-from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
 from strop.workers.start import LOCAL, LocalPlacement
+from strop.workers.threads import EventLoopThread, gather_or_cancel
 from strop.workflows.chat import WorkflowServices
 from strop.workflows.registry import load_workflow
 from strop.workflows.runner import WorkflowRunner

@@ -33,8 +33,13 @@ from strop.inference.weight_transfer.shared_buffer import SharedBufferGroup, joi
 from strop.protocols import FileChecksum
 from strop.sync.folder_store import FolderVersionStore
 from strop.sync.transport import TRAINER_SIGNALS, SignalName
-from strop.workers.connection import PEER_TIMEOUT_SECONDS, ConnectionLost, Disconnected, SocketConnection
-from strop.workers.server import SocketServer
+from strop.workers.connection import (
+    PEER_TIMEOUT_SECONDS,
+    ConnectionLost,
+    Disconnected,
+    SocketConnection,
+    SocketServer,
+)
 
 log = logging.getLogger("strop.sync")
 TRAINER_ADDRESS_FILE = "address.json"

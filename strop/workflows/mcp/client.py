@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.errors import ConfigError, MissingExtraError
 from strop.printable import shorten
-from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.threads import EventLoopThread
 from strop.workflows.mcp import stdio_filter
 from strop.workflows.mcp.servers import McpServer
 
