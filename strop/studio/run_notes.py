@@ -23,25 +23,32 @@ class RunNotes:
     tags: tuple[str, ...] = ()
     note: str = ""
     is_archived: bool = False
+    fault: str | None = None
+    """Why the file's notes cannot be shown; such a file is kept as `notes.json.damaged` when new notes are written."""
 
 
 def read_notes(run_folder: Path) -> RunNotes:
-    """The notes of a run; empty ones where there are none or the file is damaged."""
+    """The notes of a run; empty ones where there are none, with a fault where the file is damaged."""
     file = _file(run_folder)
     try:
         values = read_object(file, max_bytes=_MAX_BYTES)
         tags = tuple(str(tag) for tag in values.get("tags", ()))
         return RunNotes(tags, str(values.get("note", "")), values.get("is_archived") is True)
-    except (OSError, ValueError, TypeError):
+    except FileNotFoundError:
         return RunNotes()
+    except (OSError, ValueError, TypeError) as error:
+        return RunNotes(fault=f"The notes in {file} are damaged and not shown: {error}")
 
 
 def write_notes(run_folder: Path, notes: RunNotes) -> None:
     """Write the notes of a run. Raises `RunFolderError`."""
     file = _file(run_folder)
+    content = {name: value for name, value in asdict(notes).items() if name != "fault"}
     try:
         file.parent.mkdir(exist_ok=True)
-        atomic_write(file, json.dumps(asdict(notes)) + "\n")
+        if read_notes(run_folder).fault is not None:
+            file.rename(f"{file}.damaged")
+        atomic_write(file, json.dumps(content) + "\n")
     except OSError as error:
         raise RunFolderError(f"{file} cannot be written: {error.strerror or error}.") from error
 

@@ -30,10 +30,15 @@ def test_tags_and_notes_are_kept_shown_and_found(client: TestClient, run: Path) 
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"tags": 3}', "\0"])
-def test_a_damaged_file_of_notes_is_an_empty_one(run: Path, text: str) -> None:
-    (run / ".studio").mkdir(exist_ok=True)
-    (run / ".studio/notes.json").write_text(text)
-    assert read_notes(run) == RunNotes()
+def test_a_damaged_file_of_notes_is_said_and_kept(client: TestClient, run: Path, text: str) -> None:
+    file = run / ".studio/notes.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    assert "are damaged and not shown" in (read_notes(run).fault or "")
+    assert "are damaged and not shown" in client.get("/run", params={"run": NAME}).text
+    assert client.post("/run/note", json={"run": NAME, "tags": "base", "note": ""}).status_code == 200
+    assert read_notes(run) == RunNotes(("base",))
+    assert file.with_name("notes.json.damaged").read_text() == text
 
 
 def test_the_list_is_sorted_and_filtered(client: TestClient, run: Path) -> None:
