@@ -27,7 +27,7 @@ ci: .venv/dev  ## what CI runs: the fast tests and the slow ones, in one session
 	$(BIN)/python $(PYTEST) -m "not (nightly or engines or juicer)" $(ARGS)
 
 # Every combination, kills at random moments and long learning runs, with line coverage and its minimum; then the
-# environments of the serving engines, of Data-Juicer, verifiers, OpenEnv and smolagents, the package, and the documentation site. Hours on two cores.
+# environments of the serving engines, of Data-Juicer, verifiers, OpenEnv, smolagents, lm-eval and inspect-ai, the package, and the documentation site. Hours on two cores.
 nightly: .venv/dev docs
 	$(BIN)/python -m slipcover --source strop --json --out .coverage.json $(PYTEST) -m "not (engines or juicer)"
 	$(BIN)/python tools/check_coverage.py .coverage.json
@@ -46,8 +46,8 @@ juicer: .venv/dev .venv-datajuicer/ready  ## tests on Data-Juicer, whose service
 verifiers: .venv-verifiers/ready  ## tests on verifiers, whose requirements exclude those of strop[mcp]
 	.venv-verifiers/bin/python -m pytest tests/workflows/test_verifiers.py $(ARGS)
 
-environments: .venv-environments/ready  ## tests on OpenEnv, verifiers 0.4 and smolagents
-	.venv-environments/bin/python -m pytest tests/workflows/test_openenv.py tests/workflows/test_agent.py tests/workflows/test_verifiers_episodes.py $(ARGS)
+environments: .venv-environments/ready  ## tests on OpenEnv, verifiers 0.4, smolagents, lm-eval and inspect-ai
+	.venv-environments/bin/python -m pytest tests/cli/test_harness.py tests/workflows/test_openenv.py tests/workflows/test_agent.py tests/workflows/test_verifiers_episodes.py $(ARGS)
 
 quantization: .venv-bitsandbytes/ready  ## tests on bitsandbytes, which PEFT would import in every process of the others
 	.venv-bitsandbytes/bin/python -m pytest tests/models/test_quantization.py tests/training/test_optimizers.py $(ARGS)

@@ -17,6 +17,7 @@ from strop.cli.arguments import (
     RunFolderArgument,
 )
 from strop.cli.output import echo
+from strop.errors import ConfigError
 
 if TYPE_CHECKING:
     from strop.config.load.loader import LoadedRun
@@ -93,8 +94,27 @@ def evaluate(
     overrides: OverridesArgument = None,
     checkpoint: CheckpointOption = None,
     here: HereOption = False,
+    harness: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="lm-eval:TASKS",
+            help="Serve the trained model of a run folder, or a model folder, to lm-eval, for these tasks; "
+            "arguments after `--` go to lm_eval.",
+        ),
+    ] = None,
 ) -> None:
     """Evaluate the initial model of a run file, the last checkpoint of a run folder, or a named checkpoint."""
+    if harness is not None:
+        if checkpoint is not None or here:
+            raise ConfigError(
+                "--with evaluates the trained model of a run: leave out --here and --checkpoint, or write the "
+                "checkpoint's model to a folder with `strop export RUN --step N --to FOLDER` and evaluate that folder"
+            )
+        from strop.cli.harness import evaluate_with
+
+        evaluate_with(harness, run, overrides or ())
+        return
     from strop import api
 
     loaded, checkpoint = _policy(run, overrides or (), checkpoint, here=here)
