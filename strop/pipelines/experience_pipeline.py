@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from strop.config.schema.buffer import (
     CorrectnessFilterConfig,
@@ -22,21 +22,22 @@ from strop.config.schema.buffer import (
 )
 from strop.config.user_code import ImportPath, construct
 from strop.errors import ConfigError, RolloutError
-from strop.pipelines.data_juicer import DataJuicer
-from strop.pipelines.effects import PipelineEffects
-from strop.pipelines.group_shaping import DiversityReward, LengthReward, Relabel
 from strop.pipelines.human_feedback import HumanFeedback
+from strop.pipelines.juicer.operators import DataJuicer
 from strop.pipelines.llm_quality import LlmQuality
 from strop.pipelines.operators import (
     CorrectnessFilter,
     CountingOperator,
+    DiversityReward,
     ExperienceOperator,
+    ExperienceServices,
     GroupsOperator,
+    LengthReward,
+    Relabel,
     RewardFilter,
     RewardShaping,
     RewardStdFilter,
 )
-from strop.pipelines.services import ExperienceServices
 from strop.types import RolloutGroup
 
 log = logging.getLogger("strop.pipelines")
@@ -135,3 +136,55 @@ def load_operator(section: CustomOperatorConfig) -> ExperienceOperator:
     if not callable(operator):
         raise ConfigError(f"{what}: its objects cannot be called; write a method __call__(self, group).")
     return operator
+
+
+@dataclass(slots=True)
+class OperatorEffect:
+    """Counts of one operator over the groups that it has seen; failed rollouts are not counted."""
+
+    seen: int = 0
+    """Rollouts in the operator's input."""
+    left: int = 0
+    """Rollouts that it left."""
+    changed: int = 0
+    """Rollouts that it left with another reward."""
+    change: float = 0.0
+    """Sum of the changes of these rewards."""
+
+    def add(self, before: RolloutGroup, after: RolloutGroup | None) -> None:
+        """Count a group."""
+        given = {r.index: r.reward for r in before.rollouts if r.reward is not None}
+        rollouts = () if after is None else after.rollouts
+        left = [(r.reward, given[r.index]) for r in rollouts if r.reward is not None and r.index in given]
+        self.seen += len(given)
+        self.left += len(left)
+        self.changed += sum(new != old for new, old in left)
+        self.change += sum(new - old for new, old in left)
+
+
+@dataclass(slots=True)
+class PipelineEffects:
+    """Effects of the operators of a pipeline since the metrics were taken last."""
+
+    names: tuple[str, ...]
+    """Name of each operator in metrics, such as `2_reward_shaping`."""
+    effects: list[OperatorEffect] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reset()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics of each operator that has seen a rollout; the counts begin again."""
+        metrics: dict[str, float] = {}
+        for name, effect in zip(self.names, self.effects, strict=True):
+            if not effect.seen:
+                continue
+            metrics[f"pipeline/{name}/removed_fraction"] = 1 - effect.left / effect.seen
+            if effect.left:
+                metrics[f"pipeline/{name}/changed_fraction"] = effect.changed / effect.left
+                metrics[f"pipeline/{name}/reward_change"] = effect.change / effect.left
+        self._reset()
+        return metrics
+
+    def _reset(self) -> None:
+        self.effects = [OperatorEffect() for _ in self.names]

@@ -10,18 +10,21 @@ from functools import partial
 from strop.config.schema.buffer import LlmQualityConfig
 from strop.config.schema.task_pipeline import EndpointModelConfig, InvalidRepliesConfig
 from strop.errors import RolloutError
-from strop.pipelines.group_shaping import with_reward
-from strop.pipelines.services import ExperienceServices, prompt_text
-from strop.pipelines.tasks.language_model import LanguageModel, usable_replies
-from strop.pipelines.tasks.llm_operators import scaled_score
-from strop.pipelines.tasks.prompts import SCORE_PATTERN, SCORE_PROMPTS
-from strop.pipelines.tasks.protocol import Say
+from strop.pipelines.operators import ExperienceServices, prompt_text, with_reward
+from strop.pipelines.tasks.llm_operators import (
+    SCORE_PATTERN,
+    SCORE_PROMPTS,
+    LanguageModel,
+    scaled_score,
+    usable_replies,
+)
+from strop.pipelines.tasks.operator import Say
 from strop.pipelines.tasks.templates import RowTemplate
 from strop.rewards.judges.chat_client import JudgeCache
 from strop.seeds import derive_seed
 from strop.types import Rollout, RolloutGroup
 
-QUALITY = "llm_quality_score"
+_QUALITY = "llm_quality_score"
 """Name of the statistic in a rollout's `info`."""
 _SCALE = (1.0, 5.0)
 
@@ -92,7 +95,7 @@ class LlmQuality:
     def _scored(self, rollout: Rollout, score: float | None) -> Rollout:
         if score is None or rollout.reward is None:
             return rollout
-        counted = replace(rollout, info={**rollout.info, QUALITY: score})
+        counted = replace(rollout, info={**rollout.info, _QUALITY: score})
         return with_reward(counted, rollout.reward + self._section.weight * score)
 
     def _count(self, found: Sequence[float | None], tasks: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.run import Run
 from strop.errors import DataError
-from strop.pipelines.tasks.result import PipelineResult, read_result
+from strop.pipelines.tasks.pipeline import PipelineResult, read_result
 from strop.runs.folder import RunFolder
 from strop.workers.files import atomic_write
 from strop.workers.json_text import parse_json

@@ -1,25 +1,34 @@
-"""Sandbox of this machine: one process per program, which confines itself before it runs the program."""
+"""Sandbox of this machine: one process per program, which confines itself before it runs the program.
+
+The mechanism is bubblewrap, or a plain process that confines itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import platform
+import re
 import secrets
+import selectors
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 from strop.config.schema.reward import LocalSandboxConfig
 from strop.errors import SandboxError
 from strop.printable import printable
-from strop.sandbox.bounded_output import communicate
 from strop.sandbox.control_groups import JOIN_FAILED, ControlGroup, ControlGroups
 from strop.sandbox.protocol import IsolationLevel, Program, ProgramResult
 from strop.sandbox.removal import FolderRemover
@@ -35,12 +44,18 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 _PROBE_SECONDS = 60.0
-FOLDER_FILES = 4
+_FOLDER_FILES = 4
 """Size of the folder, in files of the maximum size, where it is in memory."""
-MAX_THREADS = 64
+_MAX_THREADS = 64
 """Maximum number of processes and threads of one program, with those of its tests and of the sandbox."""
 _OVERHEAD_BYTES = 100_000_000
 """Memory of the sandbox's own processes, in addition to that of the program."""
+_INSIDE = "/sandbox/inside"
+_FOLDER = "/program"
+_COUNTED_BY_NAMESPACE = (5, 14)
+"""First version of Linux that counts the threads of a user in each user namespace on its own."""
+_CHUNK_BYTES = 1 << 16
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.0005, 0.05
 
 
 def readable_paths() -> list[str]:
@@ -53,7 +68,7 @@ def readable_paths() -> list[str]:
     return [*(path for path in _SYSTEM_PATHS if Path(path).exists()), *sorted(python)]
 
 
-def device_paths() -> list[str]:
+def _device_paths() -> list[str]:
     """Device files that a program may use."""
     return [path for path in _DEVICES if Path(path).exists()]
 
@@ -84,8 +99,8 @@ class LocalSandbox:
         self._config = config
         self._mechanism = mechanism
         self._folders = FolderRemover()
-        memory = config.memory_mb * 1_000_000 + config.file_mb * 1_000_000 * FOLDER_FILES + _OVERHEAD_BYTES
-        self._groups = ControlGroups({"threads": MAX_THREADS, "memory": memory})
+        memory = config.memory_mb * 1_000_000 + config.file_mb * 1_000_000 * _FOLDER_FILES + _OVERHEAD_BYTES
+        self._groups = ControlGroups({"threads": _MAX_THREADS, "memory": memory})
         self.level, result = self._run(Program("print('ready')"), _PROBE_SECONDS)
         if result.stdout != "ready\n" or not result.completed:
             raise SandboxError(_start_failure(mechanism.name, result))
@@ -171,10 +186,10 @@ class LocalSandbox:
             "source_bytes": len(source),
             "memory_bytes": self._config.memory_mb * 1_000_000,
             "file_bytes": self._config.file_mb * 1_000_000,
-            "max_threads": MAX_THREADS if self._mechanism.limits_threads else None,
+            "max_threads": _MAX_THREADS if self._mechanism.limits_threads else None,
             "cpu_seconds": math.ceil(timeout_seconds) + 1,
             "readable": [*readable_paths(), self._mechanism.inside],
-            "writable": [*device_paths(), folder],
+            "writable": [*_device_paths(), folder],
         }
         if program.tests is not None:
             following = json.dumps(asdict(program.tests)).encode()
@@ -217,3 +232,140 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 def _start_failure(name: str, result: ProgramResult, first_line: str = "") -> str:
     reason = (result.stderr or first_line or result.stopped or f"exit code {result.exit_code}").strip()
     return f"The sandbox {name!r} cannot run a program on this machine: {printable(reason[-500:])}"
+
+
+def open_local(config: LocalSandboxConfig) -> LocalSandbox:
+    """Open the sandbox with the configured mechanism. Raises SandboxError if it does not work here, or if its
+    isolation level is below the minimum."""
+    sandbox = _open_mechanism(config)
+    minimum = IsolationLevel[config.minimum.upper()]
+    if sandbox.level < minimum:
+        raise SandboxError(
+            f"This machine isolates programs at the level {sandbox.level.label} (sandbox {sandbox.name!r}), and "
+            f"reward.sandbox.minimum is {minimum.label}. Install bubblewrap (`apt-get install bubblewrap`), use a "
+            "Linux kernel with Landlock and seccomp (5.13 or newer), name a SandboxFusion server, or write "
+            f"reward.sandbox.minimum: {sandbox.level.label}."
+        )
+    return sandbox
+
+
+def _open_mechanism(config: LocalSandboxConfig) -> LocalSandbox:
+    process = Mechanism("process", lambda python, folder: list(python), str(INSIDE), None)
+    path = shutil.which("bwrap")
+    if config.mechanism == "process" or (config.mechanism == "auto" and path is None):
+        return LocalSandbox(config, process)
+    if path is None:
+        raise SandboxError(
+            "reward.sandbox.mechanism is bubblewrap, and there is no program `bwrap` in PATH. Install it "
+            "(`apt-get install bubblewrap`), or write mechanism: auto."
+        )
+    bubblewrap = Mechanism(
+        "bubblewrap",
+        partial(_bubblewrap, path, config),
+        _INSIDE,
+        _FOLDER,
+        _counts_threads(),
+        IsolationLevel.NAMESPACED,
+    )
+    try:
+        return LocalSandbox(config, bubblewrap)
+    except SandboxError:
+        if config.mechanism == "bubblewrap":
+            raise
+        return LocalSandbox(config, process)  # no user namespaces, as in many containers
+
+
+def _counts_threads() -> bool:
+    """Whether the kernel counts the threads in a user namespace; of root it limits none."""
+    version = re.match(r"(\d+)\.(\d+)", platform.release())
+    is_new = version is not None and tuple(map(int, version.groups())) >= _COUNTED_BY_NAMESPACE
+    return is_new and os.geteuid() != 0
+
+
+def _bubblewrap(path: str, config: LocalSandboxConfig, python: Sequence[str], folder: str) -> list[str]:
+    size = str(config.file_mb * 1_000_000 * _FOLDER_FILES)
+    options = [
+        *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"),
+        *("--unshare-cgroup-try", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"),
+        *("--die-with-parent", "--new-session"),
+    ]
+    for source in _outermost(readable_paths()):
+        options += ["--ro-bind", source, source]
+    for device in _device_paths():
+        options += ["--dev-bind", device, device]
+    options += ["--ro-bind", str(INSIDE), _INSIDE, "--size", size, "--tmpfs", _FOLDER, "--chdir", _FOLDER]
+    return [path, *options, "--remount-ro", "/", "--", *python]
+
+
+def _outermost(paths: Sequence[str]) -> list[str]:
+    """The paths that are not below another one of them."""
+    return [p for p in paths if not any(Path(other) in Path(p).parents for other in paths)]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedOutput:
+    """Output of a process, and the limit at which reading stopped."""
+
+    stdout: str
+    stderr: str
+    stopped: Literal["", "time limit", "output limit"]
+
+
+def communicate(
+    process: subprocess.Popen[bytes], content: bytes, *, timeout_seconds: float, max_bytes: int
+) -> BoundedOutput:
+    """Write `content` to the process and read its output until it ends, or until one of the limits.
+
+    The process is neither killed nor reaped, so that its group can still be killed by its number. A process that does
+    not read its input loses the rest of it.
+    """
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    deadline = time.monotonic() + timeout_seconds
+    received: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    unsent = memoryview(content)
+    stopped: Literal["", "time limit", "output limit"] = ""
+    with selectors.DefaultSelector() as selector:
+        for pipe in received:
+            selector.register(pipe, selectors.EVENT_READ)
+        os.set_blocking(process.stdin.fileno(), False)
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        while not stopped and any(key.fileobj in received for key in selector.get_map().values()):
+            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                if key.fileobj is process.stdin:
+                    unsent = _write(selector, process.stdin, unsent)
+                    continue
+                chunk = os.read(key.fd, _CHUNK_BYTES)
+                received[key.fileobj] += chunk  # type: ignore[index]
+                if not chunk:
+                    selector.unregister(key.fileobj)
+            if max(map(len, received.values())) > max_bytes:
+                stopped = "output limit"
+            elif time.monotonic() > deadline:
+                stopped = "time limit"
+    if not stopped and not _wait_for_end(process, deadline):  # it has closed its output and runs on
+        stopped = "time limit"
+    out, err = (bytes(content[:max_bytes]).decode(errors="replace") for content in received.values())
+    return BoundedOutput(out, err, stopped)
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    pause = _FIRST_PAUSE_SECONDS
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+    return True
+
+
+def _write(selector: selectors.BaseSelector, pipe: IO[bytes], unsent: memoryview) -> memoryview:
+    with contextlib.suppress(BlockingIOError):
+        try:
+            unsent = unsent[os.write(pipe.fileno(), unsent[:_CHUNK_BYTES]) :]
+        except BrokenPipeError:
+            unsent = unsent[len(unsent) :]
+        if not unsent:
+            selector.unregister(pipe)
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+    return unsent

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from strop.config.schema.reward import SandboxConfig
-from strop.sandbox.mechanisms import open_local
+from strop.sandbox.local import open_local
 from strop.sandbox.protocol import Sandbox
 from strop.sandbox.sandbox_fusion import SandboxFusion
 

@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from strop.models.tiny import make_model
-from strop.pipelines.juicer.process import PYTHON
+from strop.pipelines.juicer.client import PYTHON
 from tests.cases import nightly
 from tests.datasets import data_folder
 from tests.pipelines.stand_in import StandIn, stand_in_endpoint

@@ -11,7 +11,7 @@ import pytest
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.prompt_store import encode_prompts
 from strop.errors import DataError, PlacementError
-from strop.pipelines.tasks.part_stages import local_processes
+from strop.pipelines.tasks.execution import local_processes
 
 
 class Dying(PromptEncoder):

@@ -14,7 +14,7 @@ from typing import Any
 
 from strop.compat.launch.importer import _VERL
 from strop.data.encoding.reply import OPENING_MARK
-from strop.pipelines.tasks.prompts import SCORE_PATTERN
+from strop.pipelines.tasks.llm_operators import SCORE_PATTERN
 from strop.rewards.builtin import choice
 
 ROOT = Path(__file__).parents[2]

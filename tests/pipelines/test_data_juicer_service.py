@@ -11,10 +11,9 @@ import pytest
 from strop.config.schema.buffer import DataJuicerConfig
 from strop.config.schema.task_pipeline import DataJuicerTasksConfig
 from strop.errors import ConfigError, DataError
-from strop.pipelines.data_juicer import DataJuicer
-from strop.pipelines.juicer.process import PYTHON
-from strop.pipelines.tasks.data_juicer import DataJuicerTasks
-from strop.pipelines.tasks.parts import ROW_ID, Parts, write_part
+from strop.pipelines.juicer.client import PYTHON
+from strop.pipelines.juicer.operators import DataJuicer, DataJuicerTasks
+from strop.pipelines.tasks.operator import ROW_ID, Parts, write_part
 from tests.pipelines.test_experience_pipeline import group
 
 pytestmark = [

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from strop.config.schema.buffer import ExperienceOperatorConfig
 from strop.errors import ConfigError, RolloutError
 from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipeline
-from strop.pipelines.services import ExperienceServices
+from strop.pipelines.operators import ExperienceServices
 from strop.types import Rollout, RolloutGroup, SamplingParams, Task, Turn
 from tests.rewards.judge_server import judge_server, says
 

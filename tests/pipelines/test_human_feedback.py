@@ -11,9 +11,8 @@ import pytest
 
 from strop.config.schema.buffer import HumanFeedbackConfig
 from strop.errors import DataError, Interrupted, RolloutError
-from strop.pipelines.annotation_queue import AnnotationQueue, Answer
-from strop.pipelines.human_feedback import HumanFeedback
-from strop.pipelines.services import ExperienceServices
+from strop.pipelines.human_feedback import AnnotationQueue, Answer, HumanFeedback
+from strop.pipelines.operators import ExperienceServices
 from strop.types import RolloutGroup
 from tests.pipelines.test_experience_pipeline import answered, group, pipeline, rewards
 

@@ -12,10 +12,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from strop.config.schema.task_pipeline import TaskOperatorConfig, TaskPipelineConfig
 from strop.errors import ConfigError, DataError
-from strop.pipelines.tasks.parts import Parts, part_file, write_part
-from strop.pipelines.tasks.protocol import DatasetOperator, Processed, RowError, TaskOperator
+from strop.pipelines.tasks.execution import histogram
+from strop.pipelines.tasks.operator import (
+    DatasetOperator,
+    Parts,
+    Processed,
+    RowError,
+    TaskOperator,
+    part_file,
+    write_part,
+)
 from strop.pipelines.tasks.registry import OPERATORS, OperatorContext, make_operator
-from strop.pipelines.tasks.statistics import histogram
 
 SECTION: TypeAdapter[TaskOperatorConfig] = TypeAdapter(TaskOperatorConfig)
 

@@ -19,12 +19,10 @@ from strop.config.schema.data import DataConfig
 from strop.config.schema.task_pipeline import PassRateConfig
 from strop.data.sources.reader import read_rows
 from strop.errors import DataError
-from strop.pipelines.tasks import reading
+from strop.pipelines.tasks import order
 from strop.pipelines.tasks.difference import describe_difference, preview
-from strop.pipelines.tasks.fingerprint import pipeline_fingerprint
-from strop.pipelines.tasks.pipeline import PipelineRun
-from strop.pipelines.tasks.protocol import Rewards
-from strop.pipelines.tasks.result import PipelineResult
+from strop.pipelines.tasks.operator import Rewards
+from strop.pipelines.tasks.pipeline import PipelineResult, PipelineRun, pipeline_fingerprint
 from tests.rewards.judge_server import judge_server, says
 
 DEDUPLICATE = {"type": "deduplicate", "columns": ["q"]}
@@ -113,13 +111,13 @@ def test_fingerprint_has_the_users_module_and_the_address_of_the_model(tmp_path,
 
 
 def test_rows_without_nested_keys_share_a_schema(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "ROWS_PER_PART", 1)
+    monkeypatch.setattr(order, "ROWS_PER_PART", 1)
     file = write(tmp_path, [{"q": "a b"}, {"q": "c d", "y": 1.5}, {"q": "e f", "y": 2}])
     assert [row["y"] for row in rows_of(run(tmp_path, file, DEDUPLICATE))] == [None, 1.5, 2.0]
 
 
 def test_interrupted_pipeline_continues_with_the_next_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "ROWS_PER_PART", 2)
+    monkeypatch.setattr(order, "ROWS_PER_PART", 2)
     file = write(tmp_path, [{"q": f"a {n}", "n": n} for n in range(6)])
     (tmp_path / "mine.py").write_text(
         "from pathlib import Path\n"
@@ -324,7 +322,7 @@ def test_difference_and_preview(tmp_path):
 
 @pytest.mark.slow
 def test_processes_give_the_same_result(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "ROWS_PER_PART", 5)
+    monkeypatch.setattr(order, "ROWS_PER_PART", 5)
     file = write(tmp_path, [{"q": "w " * (n % 4 + 1), "n": n} for n in range(40)])
     one = rows_of(run(tmp_path / "one", file, LONG))
     assert rows_of(run(tmp_path / "two", file, LONG, processes=2)) == one and len(one) == 30
@@ -332,7 +330,7 @@ def test_processes_give_the_same_result(tmp_path, monkeypatch):
 
 @pytest.mark.nightly
 def test_an_error_in_a_process_names_its_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "ROWS_PER_PART", 5)
+    monkeypatch.setattr(order, "ROWS_PER_PART", 5)
     file = write(tmp_path, [{"q": "a b" if n != 17 else None} for n in range(40)])
     with pytest.raises(DataError, match=r"rows\.jsonl line 18: has no 'q'"):
         run(tmp_path, file, LONG, processes=2)

@@ -13,7 +13,7 @@ import pytest
 
 from strop.errors import RewardError
 from strop.pipelines.experience_pipeline import make_pipeline
-from strop.pipelines.services import ExperienceServices
+from strop.pipelines.operators import ExperienceServices
 from strop.run.drivers.explorer_loop import ContinuousExplorer
 from strop.run.rollout.collector import GroupSettings
 from strop.run.rollout.explorer import Explorer

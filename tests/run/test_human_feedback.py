@@ -6,7 +6,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from strop.pipelines.annotation_queue import AnnotationQueue
+from strop.pipelines.human_feedback import AnnotationQueue
 
 from .conftest import Values
 from .results import rows_of, train, weights

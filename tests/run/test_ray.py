@@ -13,7 +13,7 @@ import strop
 from strop.config.load.loader import load_values
 from strop.config.schema import Run
 from strop.errors import ConfigError, PlacementError, StropError
-from strop.pipelines.tasks import reading
+from strop.pipelines.tasks import order
 from strop.run.distributed.placement import engine_gpus, role_gpus
 from strop.run.distributed.ray_cluster import CLUSTER_MARKER, RayRoleSpec
 from strop.run.distributed.role import RoleSpec
@@ -236,7 +236,7 @@ class Where:
 @pytest.mark.slow
 def test_task_operators_run_on_the_nodes(values, tmp_path, monkeypatch, cluster):
     """The rows are those of one process, though the first task's process is lost."""
-    monkeypatch.setattr(reading, "ROWS_PER_PART", 20)
+    monkeypatch.setattr(order, "ROWS_PER_PART", 20)
     (tmp_path / "where.py").write_text(OPERATOR)
     operator = {"type": "custom", "operator": f"{tmp_path / 'where.py'}:Where"}
 

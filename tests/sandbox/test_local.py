@@ -16,7 +16,7 @@ import pytest
 
 from strop.config.schema.reward import LocalSandboxConfig
 from strop.errors import SandboxError
-from strop.sandbox import mechanisms
+from strop.sandbox import local
 from strop.sandbox.inside.seccomp import _CLONE, _DENIED, _KILL
 from strop.sandbox.local import readable_paths
 from strop.sandbox.protocol import IsolationLevel, Program
@@ -159,7 +159,7 @@ def test_packages_of_an_environment_over_another_are_readable(tmp_path, monkeypa
     ],
 )
 def test_without_bubblewrap_what_needs_it_is_refused(monkeypatch, section, message):
-    monkeypatch.setattr(mechanisms.shutil, "which", lambda name: None)
+    monkeypatch.setattr(local.shutil, "which", lambda name: None)
     with pytest.raises(SandboxError, match=message):
         open_sandbox(LocalSandboxConfig(**section, **_CONFIG))
 

@@ -19,7 +19,7 @@ pytest.importorskip("playwright", reason="comes with strop[dev]")
 from playwright.sync_api import Page, expect, sync_playwright
 
 from strop.models.tiny import make_model
-from strop.pipelines.annotation_queue import AnnotationQueue, Answer
+from strop.pipelines.human_feedback import AnnotationQueue, Answer
 from strop.studio.processes import started_process
 from strop.studio.server import _entrance
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from strop.config.load.loader import load_run
 from strop.errors import DataError
-from strop.pipelines.annotation_queue import AnnotationQueue, Answer
+from strop.pipelines.human_feedback import AnnotationQueue, Answer
 from strop.runs.folder import RunFolder
 from strop.runs.rollout_file import rollout_path, write_rollouts
 from strop.runs.rollout_index import RolloutIndex

@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 TOKEN = "STROP_DATA_JUICER_TOKEN"
 INDEX = "__strop_index__"
-STATS = "__dj__stats__"
+_STATS = "__dj__stats__"
 """Column in which Data-Juicer's operators write their statistics."""
 EFFECTS = b"strop_effects"
 """Key of the metadata of an answer's schema with the rows in and out of each operator, and the rows it removed."""
@@ -174,16 +174,16 @@ def _write(rows: Any, effects: list[dict[str, Any]], target: Path) -> None:
 
     fields = rows.features.arrow_schema
     stats = None
-    if STATS in rows.column_names:  # datasets keeps it as JSON text
-        stats = pa.array(list(rows[STATS]))
-        fields = fields.set(fields.get_field_index(STATS), pa.field(STATS, stats.type))
+    if _STATS in rows.column_names:  # datasets keeps it as JSON text
+        stats = pa.array(list(rows[_STATS]))
+        fields = fields.set(fields.get_field_index(_STATS), pa.field(_STATS, stats.type))
     schema = fields.with_metadata({EFFECTS: json.dumps(effects)})
     first = 0
     with pa.OSFile(str(target), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
         for table in rows.with_format("arrow").iter(_BATCH_ROWS):
             if stats is not None:
-                index = table.schema.get_field_index(STATS)
-                table = table.set_column(index, STATS, stats.slice(first, table.num_rows))
+                index = table.schema.get_field_index(_STATS)
+                table = table.set_column(index, _STATS, stats.slice(first, table.num_rows))
             first += table.num_rows
             writer.write_table(table.cast(schema))
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from strop.config.schema.data import DataConfig, TasksetConfig
 from strop.data.sources.reader import read_rows
-from strop.pipelines.tasks.columns import as_text
 from strop.pipelines.tasks.execution import (
     PartRunner,
     WorkFolder,
@@ -20,12 +19,19 @@ from strop.pipelines.tasks.execution import (
     run_dataset_stage,
     stages_of,
 )
-from strop.pipelines.tasks.parts import DATASET_SHIFT, ROW_ID, Parts, part_file, write_part
-from strop.pipelines.tasks.pipeline import temporary_folder
-from strop.pipelines.tasks.protocol import PipelineServices, Say
-from strop.pipelines.tasks.reading import read_tables
+from strop.pipelines.tasks.operator import (
+    DATASET_SHIFT,
+    ROW_ID,
+    Parts,
+    PipelineServices,
+    Say,
+    as_text,
+    part_file,
+    write_part,
+)
+from strop.pipelines.tasks.order import read_tables
+from strop.pipelines.tasks.pipeline import PipelineResult, temporary_folder
 from strop.pipelines.tasks.registry import OperatorContext, open_replies
-from strop.pipelines.tasks.result import PipelineResult
 
 _VALUE_CHARS = 100
 

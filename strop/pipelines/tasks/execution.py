@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +21,32 @@ import pyarrow as pa
 
 from strop.config.schema.task_pipeline import TaskOperatorConfig
 from strop.errors import DataError
-from strop.pipelines.tasks.columns import missing_column, with_column
-from strop.pipelines.tasks.parts import (
+from strop.pipelines.tasks.operator import (
     DATASET_SHIFT,
     ROW_ID,
     Parts,
+    Processed,
+    RowError,
+    Scores,
+    conform,
+    missing_column,
     part_file,
+    read_part,
+    with_column,
     write_part,
 )
-from strop.pipelines.tasks.protocol import Processed, RowError
 from strop.pipelines.tasks.registry import Operator, OperatorContext, make_operator, scope_of
-from strop.pipelines.tasks.statistics import OperatorStatistics
+from strop.workers.child_process import process_pool
 from strop.workers.files import atomic_write
 
 Tick = Callable[[int], None]
 """Called with the number of rows that have been handled."""
+OpenExecutor = Callable[[int], AbstractContextManager[Executor]]
+"""Opens an executor with a number of workers: processes of this machine, or of a cluster."""
+_MARK = "@@row@@"
+_made: list[tuple[Stage, list[NamedOperator]]] = []
+"""Operators that this worker process made last."""
+_BINS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +100,77 @@ def named_operators(stage: Stage, context: OperatorContext) -> list[NamedOperato
     ]
 
 
+@dataclass(slots=True)
+class OperatorStatistics:
+    """Statistics of one operator, over all rows or a part of them."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    removed: Counter[str] = field(default_factory=Counter)
+    """Removed rows by reason."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Further numbers of rows."""
+    scores: dict[str, list[Scores]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def add(self, rows_in: int, result: Processed, seconds: float) -> None:
+        """Add the result for some rows."""
+        self.rows_in += rows_in
+        self.rows_out += result.table.num_rows
+        self.removed.update(removal.reason for removal in result.removals)
+        self.counts.update(result.counts)
+        for name, values in result.scores.items():
+            self.scores.setdefault(name, []).append(np.asarray(values, np.float64))
+        self.seconds += seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Values for a file; `merge` reads them."""
+        return {
+            "rows_in": self.rows_in,
+            "rows_out": self.rows_out,
+            "removed": dict(self.removed),
+            "counts": dict(self.counts),
+            "scores": {name: np.concatenate(values).tolist() for name, values in self.scores.items()},
+            "seconds": self.seconds,
+        }
+
+    def merge(self, written: Mapping[str, Any]) -> None:
+        """Add the statistics that `to_json` gave for other rows."""
+        self.rows_in += written["rows_in"]
+        self.rows_out += written["rows_out"]
+        self.removed.update(written["removed"])
+        self.counts.update(written["counts"])
+        for name, values in written["scores"].items():
+            self.scores.setdefault(name, []).append(np.array(values, np.float64))
+        self.seconds += written["seconds"]
+
+    def summary(self) -> dict[str, Any]:
+        """Values for the manifest, with histograms in place of the scores."""
+        histograms = {name: histogram(np.concatenate(values)) for name, values in self.scores.items()}
+        return {
+            **self.to_json(),
+            "scores": {name: found for name, found in histograms.items() if found},
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def histogram(values: Scores) -> dict[str, Any]:
+    """Counts of values in bins of equal width, with their mean; one bin for equal values, empty for no finite ones."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return {}
+    low, high = values.min(), values.max()
+    counts, edges = np.histogram(values, bins=_BINS if low < high else [low, high])
+    return {
+        "count": len(values),
+        "mean": float(values.mean()),
+        "min": float(low),
+        "max": float(high),
+        "edges": edges.tolist(),
+        "counts": counts.tolist(),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class PartRunner:
     """Runs the operators of a stage on one part."""
@@ -103,8 +188,8 @@ class PartRunner:
             started = time.perf_counter()
             result = self._apply(named, table)
             found.add(table.num_rows, result, time.perf_counter() - started)
-            removals += describe_removals(named, result, table.column(ROW_ID).to_pylist())
-            table = with_identities(result, table)
+            removals += _describe_removals(named, result, table.column(ROW_ID).to_pylist())
+            table = _with_identities(result, table)
         return table, removals, statistics
 
     def _apply(self, named: NamedOperator, table: pa.Table) -> Processed:
@@ -128,7 +213,7 @@ def _with_added(table: pa.Table, names: Sequence[str]) -> pa.Table:
     return table
 
 
-def with_identities(result: Processed, before: pa.Table) -> pa.Table:
+def _with_identities(result: Processed, before: pa.Table) -> pa.Table:
     """The rows of a result with the identities of the rows that they come from; -1 for new rows."""
     if ROW_ID in result.table.column_names:
         return result.table
@@ -148,7 +233,7 @@ def location(identity: int | None, sources: Sequence[Callable[[int], str]]) -> s
     return sources[identity >> DATASET_SHIFT](identity & ((1 << DATASET_SHIFT) - 1))
 
 
-def describe_removals(named: NamedOperator, result: Processed, ids: Sequence[int]) -> list[dict[str, Any]]:
+def _describe_removals(named: NamedOperator, result: Processed, ids: Sequence[int]) -> list[dict[str, Any]]:
     """The removals of a result, by the identities of the rows, for the file of removed rows."""
     return [
         {
@@ -219,7 +304,7 @@ def run_dataset_stage(
         for count, (result, ids) in enumerate(results, 1):
             statistics = OperatorStatistics()
             statistics.add(0, result, time.perf_counter() - started)
-            removals = describe_removals(named, result, ids)
+            removals = _describe_removals(named, result, ids)
             work.write(count - 1, _identified(result, ids), removals, [statistics])
             tick(result.table.num_rows)
             started = time.perf_counter()
@@ -245,4 +330,95 @@ def _located(
 
 
 def _identified(result: Processed, ids: Sequence[int]) -> pa.Table:
-    return with_identities(result, pa.table({ROW_ID: pa.array(ids, pa.int64())}))
+    return _with_identities(result, pa.table({ROW_ID: pa.array(ids, pa.int64())}))
+
+
+_PartResult = tuple[pa.Table, list[dict[str, Any]], list[OperatorStatistics]]
+
+
+@contextmanager
+def local_processes(workers: int) -> Iterator[Executor]:
+    """Processes of this machine."""
+    pool = process_pool(workers, "data.pipeline.processes")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def run_part_stage(
+    stage: Stage,
+    parts: Parts,
+    folder: Path,
+    context: OperatorContext,
+    workers: int,
+    open_executor: OpenExecutor,
+    tick: Tick,
+) -> Parts:
+    """Run operators that handle rows one part after the other; complete parts are not run again.
+
+    `workers` above 1 are those of an executor, for operators that need no service of the run.
+    """
+    work = WorkFolder(folder)
+    todo = [number for number in range(len(parts.files)) if not work.has(number)]
+    tick(len(parts) - sum(read_part(parts.files[number]).num_rows for number in todo))
+    operators = named_operators(stage, context)  # its errors come before those of a worker
+    if workers > 1 and stage.scope == "rows" and len(todo) > 1:
+        with open_executor(min(workers, len(todo))) as executor:
+            results = _parallel(stage, parts, todo, executor, 2 * workers, context)
+            for number, result in zip(todo, results, strict=True):
+                work.write(number, *result)
+                tick(read_part(parts.files[number]).num_rows)
+    else:
+        run = PartRunner(operators, context.sources)
+        for number in todo:
+            table = conform(read_part(parts.files[number]), parts.schema)
+            work.write(number, *run(table))
+            tick(table.num_rows)
+    return Parts(tuple(part_file(folder, number) for number in range(len(parts.files))))
+
+
+def _parallel(
+    stage: Stage,
+    parts: Parts,
+    todo: Sequence[int],
+    executor: Executor,
+    ahead: int,
+    context: OperatorContext,
+) -> Iterator[_PartResult]:
+    """The results of the parts in their order; `ahead` parts are under way at most."""
+    waiting: deque[Future[_PartResult | str]] = deque()
+    left = deque(todo)
+    try:
+        while left or waiting:
+            while left and len(waiting) < ahead:
+                table = conform(read_part(parts.files[left.popleft()]), parts.schema)
+                waiting.append(executor.submit(_run_part, stage, table))
+            result = waiting.popleft().result()
+            if isinstance(result, str):
+                raise DataError(_with_location(result, context.sources))
+            yield result
+    except BrokenExecutor as error:
+        raise DataError(
+            "data.pipeline: a process of the pipeline ended before its work was done: it ran out of memory, was "
+            'killed, or was started by a script without the guard `if __name__ == "__main__":`. The same '
+            f"command continues; data.pipeline.processes: 1 needs no such processes. ({error})"
+        ) from None
+
+
+def _run_part(stage: Stage, table: pa.Table) -> _PartResult | str:
+    """The result of one part, in a worker process that may be on another machine. A fault in the rows is a text, whose
+    row `_with_location` finds."""
+    try:
+        if not _made or _made[0][0] != stage:
+            _made[:] = [(stage, named_operators(stage, OperatorContext(None, None, lambda message: None)))]
+        return PartRunner(_made[0][1], [lambda row: f"{_MARK}{row}{_MARK}"])(table)
+    except DataError as error:
+        return str(error)
+
+
+def _with_location(fault: str, sources: Sequence[Callable[[int], str]]) -> str:
+    """A fault with the location of the row that it names by its identity."""
+    before, _, rest = fault.partition(_MARK)
+    identity, _, after = rest.partition(_MARK)
+    return f"{before}{location(int(identity), sources)}{after}" if identity else before

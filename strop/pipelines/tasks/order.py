@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,26 @@ from strop.config.schema.task_pipeline import MixtureConfig, MixtureInputConfig,
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
 from strop.errors import DataError
-from strop.pipelines.tasks.columns import to_table, with_column
-from strop.pipelines.tasks.parts import DATASET_SHIFT, ROW_ID, ROWS_PER_PART, Parts, common_schema, conform
-from strop.pipelines.tasks.protocol import Processed, Removal, RowError, RowNumbers, Scores
-from strop.pipelines.tasks.reading import read_tables
+from strop.pipelines.tasks.operator import (
+    DATASET_SHIFT,
+    ROW_ID,
+    ROWS_PER_PART,
+    Parts,
+    Processed,
+    Removal,
+    RowError,
+    RowNumbers,
+    Scores,
+    common_schema,
+    conform,
+    to_table,
+    with_column,
+)
 
-PRIORITY = "priority"
+_PRIORITY = "priority"
 """Column with the weighted sum by which rows are ordered."""
+_ALL_COLUMNS = ("",)
+"""Columns for a scan that reads all of them: one that no dataset has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +91,7 @@ class Order:
 
     @property
     def adds(self) -> tuple[str, ...]:
-        return (PRIORITY,) if self.section.weights else ()
+        return (_PRIORITY,) if self.section.weights else ()
 
     def __call__(self, rows: Parts) -> Iterator[Processed]:
         priority = None
@@ -129,8 +144,8 @@ def _chosen(
         table = rows.take(part)
         scores: dict[str, Any] = {}
         if priority is not None:
-            table = with_column(table, PRIORITY, priority[part])
-            scores = {PRIORITY: priority[part]}
+            table = with_column(table, _PRIORITY, priority[part])
+            scores = {_PRIORITY: priority[part]}
         yield Processed(table, part, removals if first == 0 else (), scores)
 
 
@@ -203,3 +218,33 @@ class Mix:
 
 def _taskset(section: MixtureInputConfig) -> TasksetConfig:
     return TasksetConfig(path=section.path, split=section.split, subset=section.subset, table=section.table)
+
+
+def read_tables(rows: DatasetRows, first: int = 0, images: str | None = None) -> Iterator[pa.Table]:
+    """All rows from row `first` on, in tables of some thousand.
+
+    Paths of images in the column `images` become absolute. Raises DataError for rows that no table can hold.
+    """
+    scanned = islice(rows.scan(_ALL_COLUMNS), first, None)
+    while chunk := list(islice(scanned, ROWS_PER_PART)):
+        if images is not None:
+            for number, row in enumerate(chunk, first):
+                if images in row:
+                    row[images] = _absolute(row[images], rows.folder(number))
+        try:
+            yield to_table(chunk)
+        except DataError as error:
+            last = rows.where(first + len(chunk) - 1)
+            raise DataError(f"data.pipeline: {rows.where(first)} to {last}: {error}.") from None
+        first += len(chunk)
+
+
+def _absolute(value: Any, folder: str) -> Any:
+    """The value of an image column with paths that do not depend on the data file's folder."""
+    if isinstance(value, list):
+        return [_absolute(each, folder) for each in value]
+    if isinstance(value, dict) and value.get("path") and not value.get("bytes"):
+        return {**value, "path": _absolute(value["path"], folder)}
+    if not isinstance(value, str) or not folder or "://" in value or posixpath.isabs(value):
+        return value
+    return posixpath.join(folder, value)

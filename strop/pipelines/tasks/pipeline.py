@@ -1,49 +1,90 @@
-"""Runs a task pipeline once: reads the dataset, applies the operators, caches the result by its fingerprint."""
+"""Runs a task pipeline once: reads the dataset, applies the operators, caches the result by its fingerprint.
+
+The result is a folder:
+
+    data/           the rows, as a folder of the library `datasets`
+    origins.npy     the identity of each row's source row
+    removed.jsonl   each removed row: its location, the operator, the reason
+    manifest.json   input, operators, rows in and out, reasons, histograms
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from strop import __version__
+from strop.config.paths import existing_path
 from strop.config.redact import redact_text
+from strop.config.schema.base import Section
 from strop.config.schema.data import DataConfig
+from strop.config.schema.task_pipeline import (
+    CustomTaskOperatorConfig,
+    DataJuicerTasksConfig,
+    EndpointModelConfig,
+    EngineModelConfig,
+    MixtureConfig,
+    PassRateConfig,
+    TemplateConfig,
+)
+from strop.config.user_code import code_digest
+from strop.data.sources.cache import content_digest, file_digest, files_digest
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
-from strop.errors import DataError
-from strop.pipelines.tasks.columns import missing_column
+from strop.errors import DataError, MissingExtraError
 from strop.pipelines.tasks.execution import (
+    OpenExecutor,
+    OperatorStatistics,
     Stage,
     Tick,
     WorkFolder,
+    local_processes,
     location,
     run_dataset_stage,
+    run_part_stage,
     stages_of,
 )
-from strop.pipelines.tasks.export import export_rows
-from strop.pipelines.tasks.fingerprint import pipeline_fingerprint
-from strop.pipelines.tasks.part_stages import OpenExecutor, local_processes, run_part_stage
-from strop.pipelines.tasks.parts import ROW_ID, Parts, conform, part_file, read_part, write_part
-from strop.pipelines.tasks.protocol import PipelineServices, Say
-from strop.pipelines.tasks.reading import read_tables
+from strop.pipelines.tasks.llm_operators import endpoint_url
+from strop.pipelines.tasks.operator import (
+    ROW_ID,
+    Parts,
+    PipelineServices,
+    Say,
+    conform,
+    missing_column,
+    part_file,
+    read_part,
+    write_part,
+)
+from strop.pipelines.tasks.order import read_tables
 from strop.pipelines.tasks.registry import OperatorContext, open_replies
-from strop.pipelines.tasks.result import PipelineResult, read_result
-from strop.pipelines.tasks.statistics import OperatorStatistics
-from strop.workers.files import atomic_folder, atomic_write
+from strop.pipelines.tasks.templates import template_text
+from strop.workers.files import atomic_folder, atomic_path, atomic_write
+from strop.workers.json_text import parse_json
+
+if TYPE_CHECKING:
+    import datasets
+
 
 Progress = Callable[[str, int], Tick]
 """Starts a bar with a text and a number of rows; returns what advances it."""
 _NAME_LENGTH = 16
 _ROWS_PER_SHARD = 100_000
+_LIBRARIES = ("datasketch", "py3langid")
+_INPUT_FIELDS = ("path", "table", "split", "subset", "limit_tasks", "generator", "images")
+"""Fields of a taskset that decide which rows a pipeline reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +112,7 @@ class PipelineRun:
             if result is None:
                 result = self._run(rows, fingerprint, folder)
         if pipeline.export is not None:
-            export_rows(result.data, pipeline.export, pipeline.export_table)
+            _export_rows(result.data, pipeline.export, pipeline.export_table)
         return result
 
     def _run(self, rows: DatasetRows, fingerprint: str, folder: Path) -> PipelineResult:
@@ -226,3 +267,185 @@ def _locked(folder: Path, say: Say) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineResult:
+    """A complete result."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def data(self) -> Path:
+        """Folder of the rows."""
+        return self.folder / "data"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.manifest["rows_out"])
+
+    def removed(self) -> Iterator[dict[str, Any]]:
+        """The removed rows, by operator."""
+        file = self.folder / "removed.jsonl"
+        if file.is_file():
+            with file.open(encoding="utf-8") as lines:
+                yield from map(json.loads, lines)
+
+    def __str__(self) -> str:
+        """`data.pipeline: 7473 rows -> 5210 (length 12, deduplicate 3, pass_rate 2248 removed)`"""
+        changes = [
+            f"{each['type']} {each['rows_in'] - each['rows_out']:+d}".replace("+-", "-").replace("+", "-")
+            if each["rows_in"] >= each["rows_out"]
+            else f"{each['type']} +{each['rows_out'] - each['rows_in']}"
+            for each in self.manifest["operators"]
+            if each["rows_in"] != each["rows_out"]
+        ]
+        text = f" ({', '.join(changes)})" if changes else ""
+        return f"data.pipeline: {self.manifest['rows_in']} rows -> {self.rows}{text}; {self.folder}"
+
+
+def read_result(folder: Path) -> PipelineResult | None:
+    """The result in a folder; None if there is none. Raises DataError for a manifest that cannot be read."""
+    file = folder / "manifest.json"
+    if not file.is_file():
+        return None
+    try:
+        manifest = parse_json(file.read_text(encoding="utf-8"))
+        return PipelineResult(folder, {**manifest, "rows_out": int(manifest["rows_out"])})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{file} cannot be read: {error}. Delete the folder, and the pipeline runs again."
+        ) from None
+
+
+def pipeline_fingerprint(data: DataConfig, rows: DatasetRows, services: PipelineServices) -> str:
+    """Hash of everything that the result depends on."""
+    assert data.pipeline is not None
+    digest = hashlib.sha256()
+    train = data.train
+    content = [
+        __version__,
+        _package_digest(),
+        {name: str(getattr(train, name)) for name in _INPUT_FIELDS},
+        content_digest(train.path, rows),
+        data.pipeline.model_dump(mode="json", include={"operators", "columns"}),
+        [_operator_identity(section, services) for section in data.pipeline.operators],
+        {name: _version(name) for name in _LIBRARIES},
+    ]
+    digest.update(json.dumps(content, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _operator_identity(section: Section, services: PipelineServices) -> list[str]:
+    """Identities of what an operator's result depends on in addition to its section: files, models, reward."""
+    found: list[str] = []
+    model = getattr(section, "model", None)
+    if isinstance(prompt := getattr(section, "prompt", None), str):
+        found.append(_text_digest(prompt))
+    if isinstance(section, TemplateConfig):
+        found += map(_text_digest, section.columns.values())
+    if isinstance(model, EngineModelConfig):
+        found.append(services.model_fingerprint(model.path))
+    if isinstance(model, EndpointModelConfig):
+        found.append(endpoint_url(model) or "")
+    if isinstance(section, PassRateConfig):
+        found += [services.model_fingerprint(section.model), services.rollout_fingerprint()]
+    if isinstance(section, CustomTaskOperatorConfig):
+        found.append(code_digest(section.operator))
+    if isinstance(section, DataJuicerTasksConfig) and section.config is not None:
+        found.append(files_digest(section.config))
+    if isinstance(section, MixtureConfig):
+        found += [files_digest(each.path) for each in section.inputs]
+    return found
+
+
+def _text_digest(text: str) -> str:
+    """Hash of a text, or of the file that it names."""
+    file = existing_path(text) if "\n" not in text and len(text) < 1000 else None
+    if file is not None and file.is_file():
+        return file_digest(file)
+    return hashlib.sha256(template_text(text, "prompt").encode()).hexdigest()
+
+
+def _package_digest() -> str:
+    """Hash of the source of this package."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _export_rows(data: Path, target: str, table: str | None) -> None:
+    """Write the rows to a file or a table, which is replaced. Raises DataError where that is not possible."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    dataset = datasets.load_from_disk(str(data))
+    if table is not None:
+        _to_table(dataset, target, table)
+        return
+    path = Path(target).expanduser()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as temporary:
+            if path.suffix == ".parquet":
+                dataset.to_parquet(str(temporary))
+            else:
+                dataset.to_json(str(temporary), force_ascii=False)
+    except OSError as error:
+        raise DataError(
+            f"data.pipeline.export: {path} cannot be written: {error.strerror or error}."
+        ) from None
+
+
+def _to_table(dataset: datasets.Dataset, url: str, table: str) -> None:
+    """Write the rows to a table in one transaction; values that no column of a database can hold become JSON."""
+    try:
+        import sqlalchemy as sa
+    except ImportError:
+        raise MissingExtraError(
+            f"data.pipeline.export: {redact_text(url)} is written with SQLAlchemy: pip install 'strop[sql]'"
+        ) from None
+    kinds = {name: _sql_type(feature) for name, feature in dataset.features.items()}
+    metadata = sa.MetaData()
+    key = sa.Column("strop_row", sa.Integer, primary_key=True)
+    target = sa.Table(table, metadata, key, *(sa.Column(name, kind) for name, kind in kinds.items()))
+    engine = sa.create_engine(url)
+    try:
+        if engine.dialect.name == "sqlite" and engine.url.database:
+            Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
+        with engine.begin() as connection:
+            metadata.drop_all(connection)
+            metadata.create_all(connection)
+            for first in range(0, len(dataset), 1000):
+                rows = dataset.select(range(first, min(first + 1000, len(dataset)))).to_list()
+                connection.execute(
+                    sa.insert(target), [{"strop_row": first + n, **row} for n, row in enumerate(rows)]
+                )
+    except (sa.exc.SQLAlchemyError, OSError) as error:
+        reason = redact_text(str(error).splitlines()[0])
+        raise DataError(f"data.pipeline.export: {redact_text(url)} cannot be written: {reason}.") from None
+    finally:
+        engine.dispose()
+
+
+def _sql_type(feature: object) -> Any:
+    import sqlalchemy as sa
+
+    kind = getattr(feature, "dtype", None)
+    if not isinstance(kind, str) or kind in ("dict", "list"):
+        return sa.JSON()
+    if "int" in kind:
+        return sa.BigInteger()
+    if "float" in kind:
+        return sa.Float()
+    return {"bool": sa.Boolean(), "binary": sa.LargeBinary()}.get(kind, sa.Text())

@@ -14,9 +14,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from strop.config.schema.task_pipeline import TemplateConfig
 from strop.errors import ConfigError
-from strop.pipelines.tasks.columns import with_column
-from strop.pipelines.tasks.parts import ROW_ID
-from strop.pipelines.tasks.protocol import Processed, RowError
+from strop.pipelines.tasks.operator import ROW_ID, Processed, RowError, with_column
 
 
 class RowTemplate:

@@ -173,7 +173,7 @@ def _check_algorithm(run: Run) -> Findings:
 
 def _make_operator(section: CustomTaskOperatorConfig | CustomOperatorConfig) -> Findings:
     if isinstance(section, CustomTaskOperatorConfig):
-        from strop.pipelines.tasks.custom import CustomTaskOperator
+        from strop.pipelines.tasks.registry import CustomTaskOperator
 
         CustomTaskOperator(section)
     else:

@@ -25,12 +25,9 @@ from strop.config.user_code import callable_digest, code_digest
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.encoding.reply import ReplyDecoder
 from strop.pipelines.tasks.difference import preview
-from strop.pipelines.tasks.execution import Tick
-from strop.pipelines.tasks.part_stages import OpenExecutor, local_processes
-from strop.pipelines.tasks.parts import ROW_ID
-from strop.pipelines.tasks.pipeline import PipelineRun, Progress
-from strop.pipelines.tasks.protocol import Rewards, RowNumbers
-from strop.pipelines.tasks.result import PipelineResult
+from strop.pipelines.tasks.execution import OpenExecutor, Tick, local_processes
+from strop.pipelines.tasks.operator import ROW_ID, Rewards, RowNumbers
+from strop.pipelines.tasks.pipeline import PipelineResult, PipelineRun, Progress
 from strop.python_rewards import PythonRewards, list_rewards
 from strop.rewards.scorable_tasks import require_scorable_tasks
 from strop.run.prepared_data import SOURCE_FIELDS, cache_folder, prepared_run, rows_at, write_pointer

@@ -11,7 +11,7 @@ from strop.config.schema.policy_gradient import DynamicSamplingConfig, Oversampl
 from strop.config.schema.run import Run
 from strop.errors import RewardError
 from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipeline
-from strop.pipelines.services import ExperienceServices
+from strop.pipelines.operators import ExperienceServices
 from strop.reward_comparison import exceeds, reaches
 from strop.run.check.refusals import missing_component
 from strop.run.rollout.explorer import ExplorationResult, Explorer, ScoredGroup, check_error_fraction

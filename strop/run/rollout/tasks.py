@@ -32,9 +32,8 @@ from strop.data.sources.sql_table import read_table_slice, require_queue_url
 from strop.data.task_order import epoch_permutation
 from strop.data.taskset import TaskSet, load_taskset, to_task
 from strop.errors import DataError
-from strop.pipelines.tasks.columns import to_table, with_column
 from strop.pipelines.tasks.execution import PartRunner, Stage, named_operators
-from strop.pipelines.tasks.parts import ROW_ID
+from strop.pipelines.tasks.operator import ROW_ID, to_table, with_column
 from strop.pipelines.tasks.registry import OperatorContext
 from strop.rewards.judges.chat_client import JudgeCache
 from strop.run.prepared_data import data_notes, train_section

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from strop.errors import RunFolderError
-from strop.pipelines.annotation_queue import AnnotationQueue
+from strop.pipelines.human_feedback import AnnotationQueue
 from strop.report.thumbnails import make_thumbnails
 from strop.runs.folder import RunFolder
 from strop.runs.overview import find_runs
