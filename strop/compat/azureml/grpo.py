@@ -142,14 +142,14 @@ def lora(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
+_row = partial(mapped, read=tasksets)
 _DATA = (
-    _file(mapped("dataset_train_split", UNSET, "data.train.path", read=tasksets)),
+    _file(_row("dataset_train_split", UNSET, "data.train.path")),
     _file(
-        mapped(
+        _row(
             "dataset_validation_split",
             UNSET,
             "data.eval.0.path",
-            read=tasksets,
             inactive=evaluation_off,
             note="used if do_eval or eval_strategy enables evaluation",
         )
@@ -177,11 +177,8 @@ _DATA = (
         ),
         required=True,
     ),
-    _text(mapped("dataset_name", "", "data.train.path", read=tasksets)),
-    _text(
-        mapped("dataset_prompt_column", "problem", "data.train.prompt", "data.eval.0.prompt", read=tasksets),
-        required=True,
-    ),
+    _text(_row("dataset_name", "", "data.train.path")),
+    _text(_row("dataset_prompt_column", "problem", "data.train.prompt", "data.eval.0.prompt"), required=True),
     _text(
         mapped(
             "apply_lora",
@@ -528,15 +525,7 @@ def checkpointing(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 _REST = (
-    _boolean(
-        mapped(
-            "do_eval",
-            False,
-            "data.eval",
-            read=tasksets,
-            note="without eval_strategy, evaluates at the end only",
-        )
-    ),
+    _boolean(_row("do_eval", False, "data.eval", note="without eval_strategy, evaluates at the end only")),
     _text(
         mapped(
             "eval_strategy",

@@ -48,12 +48,7 @@ class ForeignConfig:
     documented default, with interpolations resolved. Implements ForeignValues."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        tree: ConfigTree,
-        *,
-        here: bool = False,
-        key_owner: KeyOwnerHint = no_key_owner,
+        self, ledger: Ledger, tree: ConfigTree, *, here: bool = False, key_owner: KeyOwnerHint = no_key_owner
     ) -> None:
         """`key_owner` completes the messages about unknown keys, which are added to the faults of `tree`, as
         are values that cannot be resolved or have a wrong type: these keys then have their defaults."""
@@ -574,11 +569,7 @@ def config_tree_from_overrides(
 
 
 def apply_overrides(
-    ledger: Ledger,
-    tree: ConfigTree,
-    overrides: Sequence[Override],
-    *,
-    key_owner: KeyOwnerHint = no_key_owner,
+    ledger: Ledger, tree: ConfigTree, overrides: Sequence[Override], *, key_owner: KeyOwnerHint = no_key_owner
 ) -> ConfigTree:
     """Apply the overrides to the tree. Overrides that Hydra would reject are faults of the tree."""
     for override in overrides:

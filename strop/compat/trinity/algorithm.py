@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -387,52 +388,49 @@ def _no_kl(key: str) -> InactiveCheck:
     return inactive
 
 
+_algorithm_row = partial(mapped, read=algorithm)
+_kl_row = partial(mapped, read=kl)
 _FUNCTIONS = (
-    mapped(
+    _algorithm_row(
         "algorithm.algorithm_type",
         "ppo",
         "algorithm.type",
-        read=algorithm,
         value_type=one_of(*PRESETS),
         note="cpt, continued pretraining, is sft on the column data.train.text",
     ),
-    mapped(
+    _algorithm_row(
         "algorithm.repeat_times",
         None,
         "algorithm.rollouts_per_task",
-        read=algorithm,
         value_type=nullable(INTEGER),
         inactive=only_sampled,
         note="by algorithm_type: multi_step_grpo, gigpo, m2po, mix, mix_chord, on_policy_distill and jsd 8, ppo and "
         "raft 1, the others 2",
     ),
-    mapped(
+    _algorithm_row(
         "algorithm.advantage_fn",
         None,
         "algorithm.type",
-        read=algorithm,
         value_type=nullable(one_of(*(name for name in presets.ADVANTAGES if name != "raft"))),
         inactive=only_sampled,
         note="default by algorithm_type; another value selects the algorithm with these advantages; ppo has a critic",
     ),
-    mapped(
+    _kl_row(
         "algorithm.kl_penalty_fn",
         None,
         "algorithm.kl_reward",
         "algorithm.kl_reward.estimator",
-        read=kl,
         value_type=nullable(one_of(*_KL)),
         inactive=_held_by_itself,
         note="null means none",
     ),
-    mapped(
+    _kl_row(
         "algorithm.kl_loss_fn",
         None,
         "algorithm.kl_loss",
         "algorithm.kl_loss.estimator",
         "algorithm.kl_loss.weight_by_ratio",
         "algorithm.kl_loss.max_ratio",
-        read=kl,
         value_type=nullable(one_of(*_KL_LOSS)),
         inactive=_held_by_itself,
         note="null means k2, except under sft; corrected_k3: k3 times the ratio, which is at most 2",
@@ -571,9 +569,7 @@ _ARGUMENTS = not_on_page(
     _arg("lambda_coef", 0.5, "distillation.reward.divergence.beta", ("jsd",)),
     refused(f"{ARGS}.*", UNSET, "unknown argument of the advantage function; remove it", supported=never),
     *(
-        mapped(
-            f"algorithm.{name}_args.kl_coef", 0.001, f"algorithm.{field}.coef", read=kl, inactive=_no_kl(name)
-        )
+        _kl_row(f"algorithm.{name}_args.kl_coef", 0.001, f"algorithm.{field}.coef", inactive=_no_kl(name))
         for name, field in (("kl_penalty_fn", "kl_reward"), ("kl_loss_fn", "kl_loss"))
     ),
     *(
@@ -641,11 +637,10 @@ _OPTIMIZER = (
     ),
 )
 _OLD_POLICY = versions(
-    mapped(
+    _algorithm_row(
         "algorithm.bypass_old_logprobs",
         True,
         "algorithm.old_policy",
-        read=algorithm,
         inactive=only_sampled,
         note="false recomputes the log-probs of the old policy before each step",
     ),

@@ -4,6 +4,7 @@ offline data of sft, cpt and dpo."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -175,22 +176,17 @@ def _rows_counted(foreign: ForeignValues) -> str | None:
     return None
 
 
+_batches_row = partial(mapped, read=batches)
 ROWS = (
     *unstated_defaults(
-        mapped(
-            "buffer.batch_size",
-            1,
-            "trainer.tasks_per_step",
-            read=batches,
-            inactive=_rows_counted,
-            note="counts tasks",
+        _batches_row(
+            "buffer.batch_size", 1, "trainer.tasks_per_step", inactive=_rows_counted, note="counts tasks"
         ),
-        mapped(
+        _batches_row(
             "buffer.train_batch_size",
             None,
             "trainer.tasks_per_step",
             "trainer.tasks_per_update",
-            read=batches,
             value_type=nullable(INTEGER),
             warn=_turns,
             note="counts experiences: rollouts and, under mix, expert responses; more than those of batch_size tasks "
@@ -214,19 +210,14 @@ ROWS = (
         ),
     ),
     *not_on_page(
-        mapped(
+        _batches_row(
             _EXPERT_FRACTION,
             0.5,
             "algorithm.expert_fraction",
-            read=batches,
             inactive=any_inactive(only_sampled, only_types(*MIXED)),
             note="fraction of train_batch_size; without train_batch_size, fraction of all sequences of a step",
         ),
-        *no_effects(
-            "buffer",
-            ("explorer_output.*", "tokenizer_path", "cache_dir"),
-            "Trinity sets it itself",
-        ),
+        *no_effects("buffer", ("explorer_output.*", "tokenizer_path", "cache_dir"), "Trinity sets it itself"),
         *versions(
             no_effect("buffer.pad_token_id", UNSET, "Trinity sets it itself", value_type=ANY), until="0.4"
         ),

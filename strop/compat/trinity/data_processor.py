@@ -4,6 +4,7 @@ before the run, and on rollouts between scoring and the buffer."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -484,31 +485,29 @@ def _row(
     )
 
 
+_pipeline_row = partial(mapped, read=pipeline)
 _SERVICE_ROWS = (
-    mapped(
+    _pipeline_row(
         f"{_SERVICE}.auto_start",
         UNSET,
         "buffer.pipeline",
-        read=pipeline,
         value_type=nullable(BOOLEAN),
         inactive=_serves_nothing,
         note="Strop starts the service with the interpreter in STROP_DATA_JUICER_PYTHON",
     ),
-    mapped(
+    _pipeline_row(
         f"{_SERVICE}.port",
         UNSET,
         "buffer.pipeline",
-        read=pipeline,
         value_type=nullable(INTEGER),
         inactive=any_inactive(_serves_nothing, _without_start),
         note="the port of a service that auto_start starts",
     ),
     *unstated_defaults(
-        mapped(
+        _pipeline_row(
             f"{_SERVICE}.server_url",
             None,
             "buffer.pipeline",
-            read=pipeline,
             value_type=nullable(STRING),
             inactive=any_inactive(_serves_nothing, _with_start),
             note="address of a service that runs; the operator data_juicer uses it",
@@ -576,16 +575,15 @@ _TASK_ROWS = (
     ),
 )
 _EXPERIENCE_ROWS = (
-    mapped(
+    _pipeline_row(
         f"{OPERATORS}.0.name",
         UNSET,
         "buffer.pipeline",
         "algorithm.mask_truncated",
-        read=pipeline,
         value_type=STRING,
         note=f"{', '.join(_MADE)}; {' and '.join(_WITHOUT_EFFECT)} change nothing",
     ),
-    mapped(f"{OPERATORS}.0.args", UNSET, "buffer.pipeline", read=pipeline, value_type=nullable(MAPPING)),
+    _pipeline_row(f"{OPERATORS}.0.args", UNSET, "buffer.pipeline", value_type=nullable(MAPPING)),
     *versions(
         no_effect(f"{_EXPERIENCES}.save_input", True, "rollouts are always recorded", value_type=BOOLEAN),
         no_effect(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,9 @@ def folder(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 _NO_SUGGESTIONS = "Strop suggests no changes of a configuration"
+_row = partial(mapped, read=folder)
 GLOBAL = (
-    *unstated_defaults(
-        mapped("project", "Trinity-RFT", "project", read=folder), mapped("name", "rft", "name", read=folder)
-    ),
+    *unstated_defaults(_row("project", "Trinity-RFT", "project"), _row("name", "rft", "name")),
     mapped(
         "mode",
         "both",
@@ -112,24 +112,22 @@ GLOBAL = (
         value_type=one_of("both", "train", "explore", "bench"),
         note="train under sft, cpt and dpo; bench evaluates all checkpoints of the run",
     ),
-    mapped(
+    _row(
         "checkpoint_root_dir",
         "${oc.env:TRINITY_CHECKPOINT_ROOT_DIR,./checkpoints}",
         "output",
-        read=folder,
         value_type=STRING,
     ),
-    mapped(
+    _row(
         "continue_from_checkpoint",
         True,
         "name",
         "resume",
-        read=folder,
         note="false starts a new run, named <name>_<timestamp> if the folder is not empty",
     ),
     *not_on_page(no_effect("checkpoint_job_dir", UNSET, "Trinity sets it itself", value_type=ANY)),
     *versions(
-        mapped("group", "", "output", "project", read=folder, note="a folder between project and name"),
+        _row("group", "", "output", "project", note="a folder between project and name"),
         no_effect("ignore_validator_suggestions", False, _NO_SUGGESTIONS, value_type=BOOLEAN),
         no_effect("ignore_suggestions", False, _NO_SUGGESTIONS, value_type=BOOLEAN),
         since="0.3",

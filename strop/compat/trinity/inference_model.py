@@ -7,6 +7,7 @@ and where the type is not set, the native sampler answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -470,20 +471,14 @@ def _auxiliary_row(
     )
 
 
+_row = partial(mapped, read=auxiliary_models)
 AUXILIARY_MODELS = (
     *unstated_defaults(
-        mapped(
-            _AUXILIARY_MODELS,
-            None,
-            "rollout.auxiliary_models",
-            read=auxiliary_models,
-            value_type=nullable(MAPPING_LIST),
-        ),
-        mapped(
+        _row(_AUXILIARY_MODELS, None, "rollout.auxiliary_models", value_type=nullable(MAPPING_LIST)),
+        _row(
             f"{_AUXILIARY}.model_path",
             UNSET,
             "rollout.auxiliary_models.0.path",
-            read=auxiliary_models,
             value_type=STRING,
             note="a workflow finds the model under the last part of this path; the first one is the teacher of "
             "on_policy_distill and jsd",
@@ -506,11 +501,10 @@ AUXILIARY_MODELS = (
             value_type=ANY,
         ),
         placement(f"{_AUXILIARY}.use_v1", UNSET, _OWN_OPTIONS, supported=_served(), value_type=ANY),
-        mapped(
+        _row(
             f"{_AUXILIARY}.max_response_tokens",
             None,
             "rollout.auxiliary_models.0.max_response_tokens",
-            read=auxiliary_models,
             value_type=nullable(INTEGER),
             note="null means model.max_response_tokens",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -203,19 +204,17 @@ def _nothing_sampled(foreign: ForeignValues) -> str | None:
 _TEXT, _INTEGER = nullable(STRING), nullable(INTEGER)
 _OF_CONFIG = "write a model folder whose config.json has it"
 _NO_ACTORS = "a single process without actors"
+_row = partial(mapped, read=lora)
 _LORA_CONFIGS = (
-    mapped("model.lora_configs", None, "model.lora", read=lora, value_type=MAPPING_LIST),
-    mapped(f"{_LORA}.lora_rank", 32, "model.lora.rank", read=lora),
-    mapped(f"{_LORA}.lora_alpha", 32, "model.lora.alpha", read=lora),
-    mapped(f"{_LORA}.target_modules", "all-linear", "model.lora.targets", read=lora),
-    mapped(
-        f"{_LORA}.exclude_modules", None, "model.lora.exclude", read=lora, value_type=nullable(STRING_OR_LIST)
-    ),
-    mapped(
+    _row("model.lora_configs", None, "model.lora", value_type=MAPPING_LIST),
+    _row(f"{_LORA}.lora_rank", 32, "model.lora.rank"),
+    _row(f"{_LORA}.lora_alpha", 32, "model.lora.alpha"),
+    _row(f"{_LORA}.target_modules", "all-linear", "model.lora.targets"),
+    _row(f"{_LORA}.exclude_modules", None, "model.lora.exclude", value_type=nullable(STRING_OR_LIST)),
+    _row(
         f"{_LORA}.path",
         None,
         "model.lora.adapter",
-        read=lora,
         value_type=_TEXT,
         note="folder of the adapter that the run starts from",
     ),
@@ -235,9 +234,9 @@ _TINKER_ROWS = (
         "machine, without one of the output layer",
         supported=only(False),
     ),
-    mapped(f"{_TINKER}.rank", 16, "model.lora.rank", read=lora, inactive=_no_tinker),
-    mapped(f"{_TINKER}.train_mlp", True, "model.lora.targets", read=lora, inactive=_no_tinker),
-    mapped(f"{_TINKER}.train_attn", True, "model.lora.targets", read=lora, inactive=_no_tinker),
+    _row(f"{_TINKER}.rank", 16, "model.lora.rank", inactive=_no_tinker),
+    _row(f"{_TINKER}.train_mlp", True, "model.lora.targets", inactive=_no_tinker),
+    _row(f"{_TINKER}.train_attn", True, "model.lora.targets", inactive=_no_tinker),
     no_effect(f"{_TINKER}.train_unembed", True, "Strop's adapter leaves the output layer as it is"),
     no_effect(f"{_TINKER}.seed", None, "the run has one seed", value_type=_INTEGER),
     no_effect(f"{_TINKER}.forward_backward_chunk_bytes", UNSET, "the service is not used", value_type=ANY),
@@ -276,6 +275,8 @@ _EXTERNAL_MODEL = versions(
     ),
     since="0.6",
 )
+_lengths_row = partial(mapped, read=lengths)
+_tasks_row = partial(mapped, read=tasks)
 ROWS = (
     mapped("model.model_path", UNSET, "model.path", value_type=STRING),
     mapped(
@@ -289,26 +290,19 @@ ROWS = (
         note="empty means the policy's model",
     ),
     *unstated_defaults(
-        mapped(
+        _lengths_row(
             "model.max_model_len",
             None,
             "data.max_prompt_tokens",
             "data.max_response_tokens",
             "rollout.max_sequence_tokens",
-            read=lengths,
             value_type=_INTEGER,
         ),
-        mapped("model.max_prompt_tokens", None, "data.max_prompt_tokens", read=lengths, value_type=_INTEGER),
-        mapped(
-            "model.max_response_tokens", None, "data.max_response_tokens", read=lengths, value_type=_INTEGER
-        ),
+        _lengths_row("model.max_prompt_tokens", None, "data.max_prompt_tokens", value_type=_INTEGER),
+        _lengths_row("model.max_response_tokens", None, "data.max_response_tokens", value_type=_INTEGER),
     ),
-    mapped(
-        "model.min_response_tokens",
-        1,
-        "rollout.sampling.min_response_tokens",
-        read=tasks,
-        inactive=_nothing_sampled,
+    _tasks_row(
+        "model.min_response_tokens", 1, "rollout.sampling.min_response_tokens", inactive=_nothing_sampled
     ),
     *not_on_page(
         mapped(
@@ -328,11 +322,10 @@ ROWS = (
             note="a Jinja file; custom_chat_template takes precedence",
         ),
         *(
-            mapped(
+            _tasks_row(
                 f"model.{name}",
                 default,
                 f"rollout.sampling.{name}",
-                read=tasks,
                 value_type=nullable(NUMBER),
                 note="of tasksets without the key in rollout_args",
             )
@@ -344,11 +337,10 @@ ROWS = (
             )
         ),
         placement("model.logprobs", 0, "log-probs are always recorded", supported=always, value_type=ANY),
-        mapped(
+        _tasks_row(
             "model.enable_prompt_truncation",
             True,
             "data.overlong",
-            read=tasks,
             value_type=BOOLEAN,
             inactive=only_sampled,
             note="true keeps the end of a prompt above max_prompt_tokens",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -159,53 +160,49 @@ _AGGREGATIONS = nullable(
 )
 _DEMONSTRATIONS = "the loss of demonstrations is always averaged over tokens; leave it at its default"
 _clipped = only_losses("ppo", "gspo", "mix", "mix_chord", "cispo")
+_row = partial(mapped, read=policy_loss)
 ROWS = not_on_page(
-    mapped(
+    _row(
         "algorithm.policy_loss_fn",
         None,
         "algorithm.policy_loss.type",
         "algorithm.token_weight",
-        read=policy_loss,
         value_type=nullable(one_of(*_SELECTABLE, "dpo", *_TOKEN_WEIGHTS, *presets.MIXED)),
         note="default by algorithm_type; mix, mix_chord, sft and dpo work only with their own type, sft_is and sft_phi "
         "with sft",
     ),
-    mapped(
+    _row(
         f"{LOSS_ARGS}.clip_range",
         0.2,
         "algorithm.policy_loss.clip_low",
         "algorithm.policy_loss.clip_high",
-        read=policy_loss,
         inactive=_clipped,
         note="if not set, gspo clips at 3e-4 below and 4e-4 above",
     ),
     *(
-        mapped(
+        _row(
             f"{LOSS_ARGS}.clip_range_{side}",
             None,
             f"algorithm.policy_loss.clip_{side}",
-            read=policy_loss,
             value_type=nullable(NUMBER),
             inactive=_clipped,
             note="null means clip_range; cispo: no lower bound, and 0.28 above",
         )
         for side in ("low", "high")
     ),
-    mapped(
+    _row(
         f"{LOSS_ARGS}.clip_ratio_c",
         None,
         "algorithm.policy_loss.dual_clip",
-        read=policy_loss,
         value_type=nullable(NUMBER),
         inactive=only_losses("ppo", *presets.MIXED),
         note="null means no dual clipping",
     ),
     *(
-        mapped(
+        _row(
             f"{LOSS_ARGS}.{name}",
             default,
             f"algorithm.policy_loss.{field}",
-            read=policy_loss,
             value_type=one_of(*_NAMES[name]) if name in _NAMES else None,
             inactive=only_losses(loss),
             note="the gate is a weight of the log-prob without a gradient" if loss == "sapo" else "",
@@ -225,20 +222,18 @@ ROWS = not_on_page(
         "the probability of demonstrations is not bounded; write 1, or remove it",
         inactive=only_losses("sft_phi"),
     ),
-    mapped(
+    _row(
         f"{LOSS_ARGS}.loss_agg_mode",
         None,
         "algorithm.aggregation",
-        read=policy_loss,
         value_type=_AGGREGATIONS,
         inactive=only_sampled,
         note="token-mean; gspo: seq-mean-token-mean",
     ),
-    mapped(
+    _row(
         "algorithm.loss_agg_mode",
         None,
         "algorithm.aggregation",
-        read=policy_loss,
         value_type=_AGGREGATIONS,
         inactive=only_sampled,
         note="takes precedence over policy_loss_fn_args.loss_agg_mode",

@@ -4,6 +4,7 @@ read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -225,62 +226,54 @@ def _rows(at: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
     return tuple(also_inactive(row, inactive) for row in rows)
 
 
+_auxiliary_data_row = partial(mapped, read=auxiliary_data)
+_row = partial(mapped, read=batch_selection)
 ROWS = (
-    mapped(
+    _row(
         "algorithm.sample_strategy",
         None,
         "trainer.batch_selection",
-        read=batch_selection,
         value_type=nullable(one_of(*_STRATEGIES)),
         note="default: mix under algorithm_type mix, which also reads expert responses; else default",
         warn=_idle,
     ),
-    mapped(
+    _auxiliary_data_row(
         AUXILIARY,
         None,
         "data.demonstrations",
-        read=auxiliary_data,
         value_type=nullable(MAPPING),
         inactive=_auxiliary_off,
         note="mix and warmup read one of the buffers, the other strategies none",
     ),
     *_rows(f"{AUXILIARY}.*", _no_dataset),
     *not_on_page(
-        mapped(
+        _auxiliary_data_row(
             _NAME,
             "sft_dataset",
             "data.demonstrations.0.name",
             "algorithm.expert",
             "trainer.batch_selection.demonstrations",
-            read=auxiliary_data,
             value_type=STRING,
             inactive=_no_dataset,
         ),
-        mapped(
+        _row(
             _MAX_STALENESS,
             None,
             "trainer.batch_selection.max_staleness",
-            read=batch_selection,
             value_type=nullable(NUMBER),
             inactive=_only_strategy("staleness_control"),
             note="counts from the step that trains, so it is one more than in a run file; null means no bound",
         ),
-        mapped(
+        _row(
             _STEPS,
             None,
             "trainer.batch_selection.steps",
-            read=batch_selection,
             value_type=nullable(INTEGER),
             inactive=_only_strategy("warmup"),
             note="current versions of Trinity-RFT use stages instead",
         ),
-        mapped(
-            _DATASET,
-            None,
-            "data.demonstrations",
-            read=auxiliary_data,
-            value_type=nullable(MAPPING),
-            inactive=_auxiliary_off,
+        _auxiliary_data_row(
+            _DATASET, None, "data.demonstrations", value_type=nullable(MAPPING), inactive=_auxiliary_off
         ),
         *_rows(_DATASET, _auxiliary_off),
     ),

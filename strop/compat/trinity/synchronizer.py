@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -134,6 +135,7 @@ def _not_fixed(foreign: ForeignValues) -> str | None:
     return None if sync_style(foreign) == "fixed" else f"sync_style is {sync_style(foreign)}"
 
 
+_row = partial(mapped, read=synchronizer)
 ROWS: tuple[KeyMapping, ...] = (
     *unstated_defaults(
         placement(
@@ -147,41 +149,37 @@ ROWS: tuple[KeyMapping, ...] = (
             fields=("synchronizer.type",),
             read=synchronizer,
         ),
-        mapped(
+        _row(
             "synchronizer.sync_interval",
             1,
             "synchronizer.style.every",
             "synchronizer.type",
-            read=synchronizer,
             inactive=only_sampled,
             note="counts steps; with 1 and sync_offset 0, a single process alternates between exploring and training",
         ),
-        mapped(
+        _row(
             "synchronizer.sync_offset",
             0,
             "synchronizer.style.max_lead",
             "synchronizer.style.max_staleness",
-            read=synchronizer,
             value_type=INTEGER,
             inactive=any_inactive(only_sampled, _not_fixed),
             note="counts steps; with a priority queue, sync_interval + sync_offset bounds the staleness of rollouts",
         ),
-        mapped(
+        _row(
             "synchronizer.sync_timeout",
             1200,
             "synchronizer.timeout_seconds",
             note="3600 by default since Trinity-RFT 0.4",
-            read=synchronizer,
             value_type=NUMBER,
             inactive=_synchronous,
         ),
     ),
     *not_on_page(
-        mapped(
+        _row(
             "synchronizer.sync_style",
             None,
             "synchronizer.style.type",
-            read=synchronizer,
             value_type=nullable(one_of(*_SYNC_STYLES)),
             inactive=only_sampled,
             note="null means fixed; fully_async, of versions after 0.6, loads new weights while rollouts run, as "

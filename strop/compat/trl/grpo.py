@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,7 @@ def advantages(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 _SAPO = unless("loss_type", "sapo")
+_row = partial(mapped, read=loss)
 _LOSS = (
     mapped("beta", 0.0, "algorithm.kl_loss.coef", read=kl, note="0 is no KL term"),
     mapped(
@@ -205,40 +207,36 @@ _LOSS = (
         inactive=without_kl,
         note="the ratio of importance_sampling_level",
     ),
-    mapped(
+    _row(
         "loss_type",
         "dapo",
         "algorithm.policy_loss.type",
         "algorithm.aggregation",
-        read=loss,
         value_type=one_of(*_LOSSES),
     ),
-    mapped(
+    _row(
         "importance_sampling_level",
         "token",
         "algorithm.policy_loss.type",
-        read=loss,
         value_type=one_of("token", "sequence"),
     ),
-    mapped("epsilon", 0.2, "algorithm.policy_loss.clip_low", read=loss),
-    mapped(
+    _row("epsilon", 0.2, "algorithm.policy_loss.clip_low"),
+    _row(
         "epsilon_high",
         None,
         "algorithm.policy_loss.clip_high",
-        read=loss,
         value_type=nullable(NUMBER),
         note="null means epsilon; under cispo the maximum ratio",
     ),
-    mapped(
+    _row(
         "delta",
         None,
         "algorithm.policy_loss.dual_clip",
-        read=loss,
         value_type=nullable(NUMBER),
         inactive=unless("loss_type", "dapo", "grpo", "dr_grpo", "bnpo"),
     ),
-    mapped("sapo_temperature_pos", 1.0, "algorithm.policy_loss.tau_pos", read=loss, inactive=_SAPO),
-    mapped("sapo_temperature_neg", 1.05, "algorithm.policy_loss.tau_neg", read=loss, inactive=_SAPO),
+    _row("sapo_temperature_pos", 1.0, "algorithm.policy_loss.tau_pos", inactive=_SAPO),
+    _row("sapo_temperature_neg", 1.05, "algorithm.policy_loss.tau_neg", inactive=_SAPO),
     *(
         no_effect(f"vespo_{name}", default, "it is an option of the loss vespo, which Strop does not have")
         for name, default in (("k_pos", 2.0), ("lambda_pos", 3.0), ("k_neg", 3.0), ("lambda_neg", 2.0))
@@ -401,8 +399,9 @@ def prompt_length(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"data.max_prompt_tokens": limit or implied, "data.overlong": "left" if limit else "error"}
 
 
+_rollout_batch_row = partial(mapped, read=rollout_batch)
 _SAMPLING = (
-    mapped("num_generations", 8, "algorithm.rollouts_per_task", read=rollout_batch),
+    _rollout_batch_row("num_generations", 8, "algorithm.rollouts_per_task"),
     mapped(
         "num_generations_eval",
         None,
@@ -411,19 +410,17 @@ _SAMPLING = (
         value_type=nullable(INTEGER),
         note="null means num_generations",
     ),
-    mapped(
+    _rollout_batch_row(
         "generation_batch_size",
         None,
         "trainer.tasks_per_step",
-        read=rollout_batch,
         value_type=nullable(INTEGER),
         note="counts completions",
     ),
-    mapped(
+    _rollout_batch_row(
         "steps_per_generation",
         None,
         "trainer.tasks_per_step",
-        read=rollout_batch,
         value_type=nullable(INTEGER),
         note="null means gradient_accumulation_steps",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.data_columns import known_columns
@@ -79,11 +80,7 @@ def write_quantization(run: Run) -> Mapping[str, Any]:
         return {}
     if section.bits == 8:
         return {"load_in_8bit": True}
-    return {
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": section.code,
-        "use_bnb_nested_quant": section.double,
-    }
+    return {"load_in_4bit": True, "bnb_4bit_quant_type": section.code, "use_bnb_nested_quant": section.double}
 
 
 @written_by(write_quantization)
@@ -164,6 +161,7 @@ _ADAPTER_ROWS = (
         )
     ),
 )
+_row = partial(mapped, read=quantization)
 MODEL_ROWS = (
     mapped("model_name_or_path", None, "model.path", value_type=nullable(STRING)),
     refused("model_revision", "main", "download the revision, and write its folder"),
@@ -177,29 +175,21 @@ MODEL_ROWS = (
     ),
     placement("attn_implementation", None, OWN_KERNELS, supported=always, value_type=ANY),
     *_ADAPTER_ROWS,
-    mapped(
+    _row(
         "load_in_8bit",
         False,
         "model.quantization",
-        read=quantization,
         note="products are those with the dequantized weights; activations are not rounded",
     ),
-    mapped("load_in_4bit", False, "model.quantization.bits", read=quantization),
-    mapped(
+    _row("load_in_4bit", False, "model.quantization.bits"),
+    _row(
         "bnb_4bit_quant_type",
         "nf4",
         "model.quantization.type",
-        read=quantization,
         inactive=_without_4_bits,
         value_type=one_of("nf4", "fp4"),
     ),
-    mapped(
-        "use_bnb_nested_quant",
-        False,
-        "model.quantization.double",
-        read=quantization,
-        inactive=_without_4_bits,
-    ),
+    _row("use_bnb_nested_quant", False, "model.quantization.double", inactive=_without_4_bits),
     no_effect("bnb_4bit_quant_storage", None, "codes are stored as uint8", value_type=ANY),
     mapped("trust_remote_code", False, "model.trust_remote_code"),
     refused("model_init_kwargs", None, "write the keys of ModelConfig, such as dtype"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.data_columns import known_columns
@@ -85,11 +86,7 @@ _FIELDS = tuple(f"data.train.{field}" for field in _COLUMNS_OF_TEMPLATES)
 
 
 def tasksets(
-    foreign: ForeignValues,
-    columns: dict[str, Any],
-    *,
-    reads_optional: bool = True,
-    takes_images: bool = True,
+    foreign: ForeignValues, columns: dict[str, Any], *, reads_optional: bool = True, takes_images: bool = True
 ) -> dict[str, Any]:
     """The run-file fields of the training and the eval data, whose rows have `columns`; `reads_optional` adds those of
     tools and variables of the template, and of images where the trainer `takes_images`."""
@@ -346,62 +343,53 @@ TOKENIZER_ROWS = (
     refused("eos_token", None, "set it in the tokenizer's folder"),
 )
 """Options of SFTConfig and RewardConfig that change the tokenizer."""
+_packing_row = partial(mapped, read=packing)
+_row = partial(mapped, read=demonstrations)
 SFT_LEDGER = Ledger(
     "trl-sft",
     (
         *offline_rows(demonstrations, 2e-5, which_columns),
         *LENGTH_ROWS,
-        mapped(
+        _row(
             "completion_only_loss",
             None,
             "data.train.response",
             "data.train.train_on_prompt",
-            read=demonstrations,
             value_type=nullable(BOOLEAN),
         ),
-        mapped(
-            "assistant_only_loss",
-            False,
-            "data.train.response",
-            "data.train.train_on_prompt",
-            read=demonstrations,
-        ),
-        mapped("loss_type", "nll", "algorithm.type", read=demonstrations, value_type=one_of("nll")),
-        mapped(
+        _row("assistant_only_loss", False, "data.train.response", "data.train.train_on_prompt"),
+        _row("loss_type", "nll", "algorithm.type", value_type=one_of("nll")),
+        _row(
             "dataset_text_field",
             "text",
             "data.train.text",
-            read=demonstrations,
             note="used if the rows have no prompt and no messages",
         ),
         refused("dataset_kwargs", None, "convert the data set before"),
         *TOKENIZER_ROWS,
-        mapped(
+        _packing_row(
             "shuffle_dataset",
             False,
             "data.packing",
-            read=packing,
             inactive=lambda foreign: (
                 None
                 if foreign["packing"]
                 else "without packing the rows of each epoch are shuffled in any case"
             ),
         ),
-        mapped("packing", False, "data.packing", "trainer.microbatch", read=packing),
-        mapped(
+        _packing_row("packing", False, "data.packing", "trainer.microbatch"),
+        _packing_row(
             "eval_packing",
             None,
             "data.packing",
-            read=packing,
             value_type=nullable(BOOLEAN),
             note="the loss of evaluation is the same with packing_strategy bfd",
         ),
-        mapped(
+        _packing_row(
             "packing_strategy",
             "bfd",
             "data.packing",
             "data.overlong",
-            read=packing,
             value_type=one_of("bfd", "bfd_split", "wrapped"),
             inactive=_without_packing,
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -182,42 +183,39 @@ def no_warmup(foreign: ForeignValues) -> str | None:
     return "lr_scheduler_type is constant, which has no warm-up" if constant else None
 
 
+_row = partial(mapped, read=schedule)
 _SCHEDULE_ROWS = (
-    mapped(
+    _row(
         "lr_scheduler_type",
         "linear",
         "trainer.schedule.type",
-        read=schedule,
         value_type=one_of(*_SCHEDULES),
         note="counts updates",
     ),
-    mapped(
+    _row(
         "lr_scheduler_kwargs",
         None,
         "trainer.schedule.min_ratio",
         "trainer.schedule.cycles",
         "trainer.schedule.power",
         "trainer.schedule.timescale",
-        read=schedule,
         value_type=nullable(MAPPING),
         note="num_cycles, min_lr, min_lr_rate, lr_end, power, timescale",
     ),
-    mapped(
+    _row(
         "warmup_steps",
         0,
         "trainer.schedule.warmup",
         "trainer.schedule.warmup_rounding",
-        read=schedule,
         value_type=NUMBER,
         inactive=no_warmup,
         note="updates; below 1 a fraction of the run, rounded up",
     ),
-    mapped(
+    _row(
         "warmup_ratio",
         None,
         "trainer.schedule.warmup",
         "trainer.schedule.warmup_rounding",
-        read=schedule,
         value_type=nullable(NUMBER),
         inactive=no_warmup,
         deprecated="write warmup_steps, which may be a fraction",

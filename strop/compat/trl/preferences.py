@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -141,34 +142,24 @@ def _discopop_is_absent(foreign: ForeignValues) -> str | None:
     return None if "discopop" in foreign["loss_type"] else f"loss_type is {foreign['loss_type']}"
 
 
+_row = partial(mapped, read=dpo)
 _DPO_LOSS = (
-    mapped("beta", 0.1, "algorithm.beta", read=dpo),
-    mapped("loss_type", ["sigmoid"], "algorithm.loss", read=dpo, value_type=STRING_OR_LIST),
-    mapped("loss_weights", None, "algorithm.loss", read=dpo, value_type=nullable(_WEIGHTS)),
-    mapped("label_smoothing", 0.0, "algorithm.label_smoothing", read=dpo),
-    mapped(
-        "f_divergence_type", "reverse_kl", "algorithm.divergence", read=dpo, value_type=one_of(*_DIVERGENCES)
-    ),
-    mapped(
+    _row("beta", 0.1, "algorithm.beta"),
+    _row("loss_type", ["sigmoid"], "algorithm.loss", value_type=STRING_OR_LIST),
+    _row("loss_weights", None, "algorithm.loss", value_type=nullable(_WEIGHTS)),
+    _row("label_smoothing", 0.0, "algorithm.label_smoothing"),
+    _row("f_divergence_type", "reverse_kl", "algorithm.divergence", value_type=one_of(*_DIVERGENCES)),
+    _row(
         "f_alpha_divergence_coef",
         0.5,
         "algorithm.divergence_alpha",
-        read=dpo,
         inactive=unless("f_divergence_type", "alpha_divergence"),
     ),
-    mapped("discopop_tau", 0.05, "algorithm.discopop_temperature", read=dpo, inactive=_discopop_is_absent),
-    mapped("ld_alpha", None, "algorithm.excess_token_weight", read=dpo, value_type=nullable(NUMBER)),
-    mapped("sync_ref_model", False, "algorithm.reference_sync", read=dpo),
-    mapped(
-        _ALPHA,
-        0.6,
-        "algorithm.reference_sync.policy_weight",
-        read=dpo,
-        inactive=unless("sync_ref_model", True),
-    ),
-    mapped(
-        _TAU, 512, "algorithm.reference_sync.every_updates", read=dpo, inactive=unless("sync_ref_model", True)
-    ),
+    _row("discopop_tau", 0.05, "algorithm.discopop_temperature", inactive=_discopop_is_absent),
+    _row("ld_alpha", None, "algorithm.excess_token_weight", value_type=nullable(NUMBER)),
+    _row("sync_ref_model", False, "algorithm.reference_sync"),
+    _row(_ALPHA, 0.6, "algorithm.reference_sync.policy_weight", inactive=unless("sync_ref_model", True)),
+    _row(_TAU, 512, "algorithm.reference_sync.every_updates", inactive=unless("sync_ref_model", True)),
     refused(
         "use_weighting", False, "Strop weighs no pairs by the policy's probabilities (WPO); leave it False"
     ),
@@ -407,40 +398,38 @@ def cpo(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
+_cpo_row = partial(mapped, read=cpo)
 CPO_LEDGER = Ledger(
     "trl-cpo",
     (
         *_experimental_rows(offline_rows(cpo, 1e-6)),
-        mapped("beta", 0.1, "algorithm.beta", read=cpo),
-        mapped(
+        _cpo_row("beta", 0.1, "algorithm.beta"),
+        _cpo_row(
             "loss_type",
             "sigmoid",
             "algorithm.loss",
             "algorithm.sft_weight",
-            read=cpo,
             value_type=one_of("sigmoid", "hinge", "ipo", "simpo", "alphapo"),
             note="alphapo is simpo with cpo_alpha 0",
         ),
-        mapped("label_smoothing", 0.0, "algorithm.label_smoothing", read=cpo),
-        mapped(
+        _cpo_row("label_smoothing", 0.0, "algorithm.label_smoothing"),
+        _cpo_row(
             "cpo_alpha",
             1.0,
             "algorithm.sft_weight",
-            read=cpo,
             inactive=lambda foreign: "loss_type is alphapo" if foreign["loss_type"] == "alphapo" else None,
         ),
-        mapped(
+        _cpo_row(
             "simpo_gamma",
             0.5,
             "algorithm.margin",
-            read=cpo,
             inactive=lambda foreign: (
                 None
                 if foreign["loss_type"] in ("simpo", "alphapo")
                 else f"loss_type is {foreign['loss_type']}, and it is the margin of simpo"
             ),
         ),
-        mapped("alpha", 0.0, "algorithm.reward_shape", read=cpo),
+        _cpo_row("alpha", 0.0, "algorithm.reward_shape"),
         *_WITHOUT_REFERENCE_ROWS,
     ),
 )

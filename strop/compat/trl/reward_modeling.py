@@ -45,10 +45,7 @@ def write_reward_model(run: Run) -> Mapping[str, Any]:
         raise ConfigError(f"TRL's RewardConfig has no algorithm {run.algorithm.type}.")
     if section.loss != "bradley_terry":
         raise ConfigError(f"TRL's RewardTrainer has no loss {section.loss}; it trains on pairs.")
-    return {
-        **write_offline_dataset(run),
-        "center_rewards_coefficient": section.centering_coef or None,
-    }
+    return {**write_offline_dataset(run), "center_rewards_coefficient": section.centering_coef or None}
 
 
 @written_by(write_reward_model)

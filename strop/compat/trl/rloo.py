@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -92,29 +93,26 @@ def _one_update(foreign: ForeignValues) -> str | None:
     return "each step is one update, in which all ratios are 1, so that nothing is clipped"
 
 
+_row = partial(mapped, read=loss)
 _LOSS = (
-    mapped(
+    _row(
         "beta",
         0.05,
         "algorithm.kl_reward.coef",
-        read=loss,
         note="coefficient of the KL penalty in the reward; 0 for none",
     ),
-    mapped("epsilon", 0.2, "algorithm.policy_loss.clip_low", read=loss, warn=_one_update),
-    mapped(
+    _row("epsilon", 0.2, "algorithm.policy_loss.clip_low", warn=_one_update),
+    _row(
         "epsilon_high",
         None,
         "algorithm.policy_loss.clip_high",
-        read=loss,
         value_type=nullable(NUMBER),
         note="null means epsilon",
         warn=_one_update,
     ),
-    mapped("normalize_advantages", False, "algorithm.type", read=loss, note="only False"),
+    _row("normalize_advantages", False, "algorithm.type", note="only False"),
     refused("reward_clip_range", None, "clip the reward in the reward function"),
-    mapped(
-        "mask_truncated_completions", False, "algorithm.mask_truncated", read=loss, note="with a beta of 0"
-    ),
+    _row("mask_truncated_completions", False, "algorithm.mask_truncated", note="with a beta of 0"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -170,6 +171,7 @@ def evaluation(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
+_row = partial(mapped, read=evaluation)
 _INTERVAL_ROWS = (
     mapped("num_train_epochs", 3.0, "trainer.duration", read=duration, inactive=epochs_overridden),
     mapped("max_steps", -1, "trainer.duration", read=duration, note="counts updates"),
@@ -190,19 +192,16 @@ _INTERVAL_ROWS = (
     refused("load_best_model_at_end", False, "write checkpoint.best in a run file"),
     no_effect("metric_for_best_model", None, "it is an option of load_best_model_at_end", value_type=ANY),
     no_effect("greater_is_better", None, "it is an option of load_best_model_at_end", value_type=ANY),
-    mapped(
-        "eval_strategy", "no", "evaluate.every", read=evaluation, value_type=one_of("no", "steps", "epoch")
-    ),
-    mapped(
+    _row("eval_strategy", "no", "evaluate.every", value_type=one_of("no", "steps", "epoch")),
+    _row(
         "eval_steps",
         None,
         "evaluate.every",
-        read=evaluation,
         value_type=nullable(NUMBER),
         inactive=unless("eval_strategy", "steps"),
         note="counts updates; null means logging_steps",
     ),
-    mapped("eval_on_start", False, "evaluate.at_start", read=evaluation, inactive=without_evaluation),
+    _row("eval_on_start", False, "evaluate.at_start", inactive=without_evaluation),
     refused("eval_delay", 0, "evaluations start at the first interval", inactive=without_evaluation),
     no_effect("logging_steps", 10, "Strop always writes the metrics of every step", value_type=NUMBER),
 )

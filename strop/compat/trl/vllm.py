@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -110,6 +111,7 @@ _SERVER = any_inactive(_without_vllm, unless("vllm_mode", "server"))
 _AT_HOST = any_inactive(
     _SERVER, lambda foreign: "vllm_server_base_url is set" if foreign["vllm_server_base_url"] else None
 )
+_row = partial(mapped, read=engine)
 VLLM_ENGINE = (
     placement(
         "use_vllm",
@@ -119,50 +121,45 @@ VLLM_ENGINE = (
         fields=(f"{_ENGINE}.type",),
         read=engine,
     ),
-    mapped(
+    _row(
         "vllm_mode",
         "colocate",
         f"{_ENGINE}.type",
-        read=engine,
         value_type=one_of("colocate", "server"),
         inactive=_without_vllm,
         note="colocate is vLLM in a process of its own; server is `trl vllm-serve` of TRL 1.16 on this machine, "
         "with the options in `strop help engines`",
     ),
-    mapped(
+    _row(
         "vllm_model_impl",
         "vllm",
         f"{_ENGINE}.engine_kwargs",
-        read=engine,
         value_type=one_of("vllm", "transformers"),
         inactive=_COLOCATED,
     ),
-    mapped("vllm_enable_sleep_mode", False, "rollout.release_memory", read=engine, inactive=_COLOCATED),
-    mapped(
+    _row("vllm_enable_sleep_mode", False, "rollout.release_memory", inactive=_COLOCATED),
+    _row(
         "vllm_server_base_url",
         None,
         f"{_ENGINE}.base_url",
         f"{_ENGINE}.model",
         f"{_ENGINE}.weight_updates",
-        read=engine,
         value_type=nullable(STRING),
         inactive=_SERVER,
         note="without /v1; the model's name at the server is model_name_or_path",
     ),
-    mapped(
+    _row(
         "vllm_server_host",
         _EVERY_ADDRESS,
         f"{_ENGINE}.base_url",
-        read=engine,
         inactive=_AT_HOST,
         note="0.0.0.0 is this machine",
     ),
-    mapped("vllm_server_port", 8000, f"{_ENGINE}.base_url", read=engine, inactive=_AT_HOST),
-    mapped(
+    _row("vllm_server_port", 8000, f"{_ENGINE}.base_url", inactive=_AT_HOST),
+    _row(
         "vllm_server_timeout",
         240.0,
         f"{_ENGINE}.retries",
-        read=engine,
         value_type=NUMBER,
         inactive=_SERVER,
         note="waits of 1, 2, 4, ... s that last at least this time together",
@@ -172,22 +169,15 @@ VLLM_ENGINE = (
         51216,
         "weights reach the server through a file in shared memory, without a process group",
     ),
-    mapped(
-        "vllm_gpu_memory_utilization",
-        0.3,
-        f"{_ENGINE}.gpu_memory_utilization",
-        read=engine,
-        inactive=_COLOCATED,
-    ),
-    mapped(
+    _row("vllm_gpu_memory_utilization", 0.3, f"{_ENGINE}.gpu_memory_utilization", inactive=_COLOCATED),
+    _row(
         "vllm_max_model_length",
         None,
         f"{_ENGINE}.max_model_len",
-        read=engine,
         value_type=nullable(INTEGER),
         inactive=_COLOCATED,
     ),
-    mapped("vllm_tensor_parallel_size", 1, f"{_ENGINE}.tensor_parallel", read=engine, inactive=_COLOCATED),
+    _row("vllm_tensor_parallel_size", 1, f"{_ENGINE}.tensor_parallel", inactive=_COLOCATED),
 )
 """Rows of the engine, which GRPOConfig and RLOOConfig share."""
 
@@ -234,46 +224,42 @@ def correction(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 _UNCORRECTED = any_inactive(_without_vllm, unless("vllm_importance_sampling_correction", True))
+_correction_row = partial(mapped, read=correction)
 VLLM_CORRECTION = (
-    mapped(
+    _correction_row(
         "vllm_importance_sampling_correction",
         True,
         _CORRECTION,
-        read=correction,
         inactive=_without_vllm,
         note="the native sampler has the trainer's weights, so its probabilities need none",
     ),
-    mapped(
+    _correction_row(
         "vllm_importance_sampling_mode",
         "sequence_mask",
         f"{_CORRECTION}.level",
         f"{_CORRECTION}.floor",
-        read=correction,
         value_type=one_of(*_MODES),
         inactive=_UNCORRECTED,
     ),
-    mapped(
+    _correction_row(
         "vllm_importance_sampling_clip_max",
         3.0,
         f"{_CORRECTION}.cap",
-        read=correction,
         value_type=nullable(NUMBER),
         inactive=_UNCORRECTED,
     ),
-    mapped(
+    _correction_row(
         "vllm_importance_sampling_clip_min",
         None,
         f"{_CORRECTION}.floor",
-        read=correction,
         value_type=nullable(NUMBER),
         inactive=_UNCORRECTED,
         note="with a *_mask mode; null masks only weights above the maximum",
     ),
-    mapped(
+    _correction_row(
         "vllm_importance_sampling_cap",
         None,
         f"{_CORRECTION}.cap",
-        read=correction,
         value_type=nullable(NUMBER),
         inactive=_UNCORRECTED,
         deprecated="write vllm_importance_sampling_clip_max",

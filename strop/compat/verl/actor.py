@@ -230,24 +230,21 @@ def router_loss(foreign: ForeignValues) -> Mapping[str, Any]:
     return {f"trainer.router_loss.{name}": value for name, value in found.items() if value}
 
 
+_row = partial(mapped, read=router_loss)
 _ROUTER_LOSS = (
-    mapped(
+    _row(
         _AUX,
         0,
         "trainer.router_loss.balance_coef",
-        read=router_loss,
         value_type=NUMBER,
         inactive=any_inactive(switches.megatron, unless(_BALANCING, *_BALANCED, _SEQUENCE)),
         note="verl switches the loss off (type none) for every family but DeepSeek-V3's, unless the type is written",
     ),
-    mapped(
-        _Z, 0, "trainer.router_loss.z_coef", read=router_loss, value_type=NUMBER, inactive=switches.megatron
-    ),
-    mapped(
+    _row(_Z, 0, "trainer.router_loss.z_coef", value_type=NUMBER, inactive=switches.megatron),
+    _row(
         _BALANCING,
         "none",
         "trainer.router_loss.balance_coef",
-        read=router_loss,
         value_type=one_of("none", *_BALANCED, _SEQUENCE),
         inactive=switches.megatron,
         note="aux_loss balances each micro-batch in Megatron, and the update here, as global_aux_loss does",
@@ -295,6 +292,7 @@ def _is_response_length(foreign: ForeignValues, value: Any) -> bool:
 
 _MEMORY = "it changes only memory use"
 _batch_row = partial(mapped, read=micro_batch)
+_kl_loss_row = partial(mapped, read=kl_loss)
 _LISTED = (
     placement(f"{_ACTOR}.strategy", "fsdp", ONE_TRAINER, value_type=STRING, supported=only("fsdp", "fsdp2")),
     mapped(
@@ -336,22 +334,18 @@ _LISTED = (
         "algorithm.entropy_coef",
         inactive=any_inactive(switches.distillation_alone, switches.spin_alone),
     ),
-    mapped(
+    _kl_loss_row(
         f"{_ACTOR}.use_kl_loss",
         False,
         "algorithm.kl_loss",
-        read=kl_loss,
         inactive=any_inactive(switches.distillation_alone, switches.spin_alone),
     ),
     placement(f"{_ACTOR}.use_torch_compile", True, "nothing is compiled", supported=only(False)),
-    mapped(
-        f"{_ACTOR}.kl_loss_coef", 0.001, "algorithm.kl_loss.coef", read=kl_loss, inactive=switches.kl_loss
-    ),
-    mapped(
+    _kl_loss_row(f"{_ACTOR}.kl_loss_coef", 0.001, "algorithm.kl_loss.coef", inactive=switches.kl_loss),
+    _kl_loss_row(
         f"{_ACTOR}.kl_loss_type",
         "low_var_kl",
         "algorithm.kl_loss.estimator",
-        read=kl_loss,
         value_type=one_of(*KL_LOSS),
         inactive=switches.kl_loss,
     ),

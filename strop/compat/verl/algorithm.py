@@ -359,6 +359,7 @@ _LISTED = (
     ),
 )
 _filter_row = partial(mapped, read=filter_groups, inactive=switches.filter_groups)
+_row = partial(mapped, read=resampling)
 _UNLISTED = not_on_page(
     _estimator_row(
         "algorithm.norm_adv_by_std_in_grpo", True, "algorithm.divide_by_std", inactive=switches.by_std
@@ -400,29 +401,21 @@ _UNLISTED = not_on_page(
         inactive=switches.gdpo,
         note="null means 1 for each",
     ),
-    mapped(
+    _row(
         "algorithm.use_pf_ppo",
         False,
         "algorithm.resampling",
-        read=resampling,
         inactive=switches.gae,
         note="draws the rollouts of the updates by their rewards; of gae only, as in verl",
     ),
-    mapped(
+    _row(
         "algorithm.pf_ppo.reweight_method",
         "pow",
         "algorithm.resampling.method",
-        read=resampling,
         value_type=one_of("pow", "max_min", "max_random"),
         inactive=switches.pf_ppo,
     ),
-    mapped(
-        "algorithm.pf_ppo.weight_pow",
-        2.0,
-        "algorithm.resampling.power",
-        read=resampling,
-        inactive=switches.pf_ppo,
-    ),
+    _row("algorithm.pf_ppo.weight_pow", 2.0, "algorithm.resampling.power", inactive=switches.pf_ppo),
     _filter_row(
         "algorithm.filter_groups.enable",
         False,

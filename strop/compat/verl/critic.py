@@ -42,12 +42,7 @@ from strop.compat.ledger.key_mapping import (
 from strop.compat.verl import switches
 from strop.compat.verl.actor import micro_batch_size
 from strop.compat.verl.data import mini_batch_size
-from strop.compat.verl.engine import (
-    ONE_SEED,
-    default_only,
-    megatron_parallelism_rows,
-    worker_rows,
-)
+from strop.compat.verl.engine import ONE_SEED, default_only, megatron_parallelism_rows, worker_rows
 from strop.compat.verl.model import RecomputedModel, overrides
 from strop.compat.verl.optim import ADAMW, MIXED_STATE, OptimizerKeys, requires_megatron, schedule_values
 from strop.config.schema import Run

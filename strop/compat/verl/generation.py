@@ -88,22 +88,16 @@ def precision(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 _sampling_row = partial(mapped, read=sampling)
+_row = partial(mapped, read=prompts)
 _ROWS = not_on_page(
     placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
     placement("trainer.n_gpus_per_node", 8, ONE_GPU, supported=one_gpu),
-    mapped(
-        "data.path",
-        "~/data/rlhf/math/test.parquet",
-        "data.train.path",
-        read=prompts,
-        value_type=STRING_OR_LIST,
-    ),
-    mapped("data.prompt_key", "prompt", "data.train.prompt", read=prompts),
-    mapped(
+    _row("data.path", "~/data/rlhf/math/test.parquet", "data.train.path", value_type=STRING_OR_LIST),
+    _row("data.prompt_key", "prompt", "data.train.prompt"),
+    _row(
         "data.image_key",
         "images",
         "data.train.images",
-        read=prompts,
         value_type=nullable(STRING),
         note="images of the rows that have this column; without it in the files, prompts are text",
     ),

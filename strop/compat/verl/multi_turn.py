@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
@@ -214,13 +215,13 @@ def _key(key: str, value_type: Any, note: str) -> KeyMapping:
     )
 
 
+_row = partial(mapped, read=workflow)
 ROWS = (
     *not_on_page(
-        mapped(
+        _row(
             f"{_TURNS}.enable",
             False,
             *_FIELDS,
-            read=workflow,
             note="tool calling, by the workflow tools; agent loops call tools whatever this is",
         ),
         _key("tool_config_path", STRING, "YAML file of tool classes; those of verl itself have counterparts"),
@@ -257,20 +258,18 @@ ROWS = (
         no_effect(f"{_TURNS}.tokenization_sanity_check_mode", "strict", _SAME_TOKENS),
         no_effect(f"{_TURNS}.num_repeat_rollouts", None, "only agent loops of recipes read it"),
         no_effect(f"{_AGENT}.num_workers", 8, "rollouts run concurrently in one process"),
-        mapped(
+        _row(
             f"{_AGENT}.default_agent_loop",
             "single_turn_agent",
             *_FIELDS,
-            read=workflow,
             inactive=_without_agent_loop,
             note="loop of rows without a column agent_name: single_turn_agent, tool_agent, or one of "
             "agent_loop_config_path",
         ),
-        mapped(
+        _row(
             f"{_AGENT}.agent_loop_config_path",
             None,
             *_FIELDS,
-            read=workflow,
             value_type=nullable(STRING),
             inactive=_without_agent_loop,
             note="YAML file of agent loop classes",

@@ -439,6 +439,7 @@ _LISTED = (
     ),
     *_PRIME_ROWS,
 )
+_row = partial(mapped, read=overlong_penalty)
 _UNLISTED = not_on_page(
     mapped(
         "reward_model.sandbox_fusion.url",
@@ -460,20 +461,18 @@ _UNLISTED = not_on_page(
         64,
         "at most reward.workers x reward.sandbox.concurrency programs run at the same time",
     ),
-    mapped(f"{_BUFFER}.enable", False, "algorithm.overlong_penalty", read=overlong_penalty),
-    mapped(
+    _row(f"{_BUFFER}.enable", False, "algorithm.overlong_penalty"),
+    _row(
         f"{_BUFFER}.len",
         UNSET,
         "algorithm.overlong_penalty.buffer_tokens",
-        read=overlong_penalty,
         value_type=INTEGER,
         inactive=switches.overlong_buffer,
     ),
-    mapped(
+    _row(
         f"{_BUFFER}.penalty_factor",
         1.0,
         "algorithm.overlong_penalty.factor",
-        read=overlong_penalty,
         inactive=switches.overlong_buffer,
     ),
     no_effect(f"{_BUFFER}.log", False, "the metrics always include the penalty"),
