@@ -124,12 +124,7 @@ def tasksets(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-def write_lora(run: Run) -> Mapping[str, Any]:
-    """Write whether the run has a LoRA adapter; the component has no inputs for its rank and targets."""
-    return {"apply_lora": "false" if run.model.lora is None else "true"}
-
-
-@written_by(write_lora)
+@written_by(lambda run: {"apply_lora": "false" if run.model.lora is None else "true"})
 def lora(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the LoRA adapter, which is on the query, key and value projections."""
     if foreign["apply_lora"] == "false":
@@ -339,12 +334,7 @@ def optimizer(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-def write_grad_norm(run: Run) -> Mapping[str, Any]:
-    """Write the gradient norm bound; 0 means no bound."""
-    return {"max_grad_norm": run.trainer.max_grad_norm or 0.0}
-
-
-@written_by(write_grad_norm)
+@written_by(lambda run: {"max_grad_norm": run.trainer.max_grad_norm or 0.0})
 def grad_norm(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the gradient norm bound; 0 means no bound. LOMO optimizers update weights during the backward pass
     and never have the whole gradient."""
@@ -453,12 +443,7 @@ _TRAINING = (
 )
 
 
-def write_prompt_length(run: Run) -> Mapping[str, Any]:
-    """Write the length limit of prompts."""
-    return {"max_prompt_length": run.data.max_prompt_tokens}
-
-
-@written_by(write_prompt_length)
+@written_by(lambda run: {"max_prompt_length": run.data.max_prompt_tokens})
 def prompt_length(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the length limit of prompts; a longer one loses its beginning."""
     return {"data.max_prompt_tokens": foreign["max_prompt_length"], "data.overlong": "left"}
@@ -512,12 +497,7 @@ def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-def write_checkpointing(run: Run) -> Mapping[str, Any]:
-    """Write the checkpoint interval in updates; 0 saves only at the end."""
-    return {"save_steps": _in_updates(run, run.checkpoint.every)}
-
-
-@written_by(write_checkpointing)
+@written_by(lambda run: {"save_steps": _in_updates(run, run.checkpoint.every)})
 def checkpointing(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the checkpoint interval; each checkpoint also exports the model as a Hugging Face folder."""
     steps = foreign["save_steps"]
@@ -560,12 +540,7 @@ _REST = (
 _INPUTS: tuple[ComponentInput, ...] = (*_DATA, *_ALGORITHM, *_TRAINING, *_GENERATION, *_REST)
 
 
-def write_folder(run: Run) -> Mapping[str, Any]:
-    """Write the output folder."""
-    return {"output_model_path": str(run.folder_path)}
-
-
-@written_by(write_folder)
+@written_by(lambda run: {"output_model_path": str(run.folder_path)})
 def folder(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the output folder, which is the run folder if it is set."""
     settings = {"project": "grpo", "name": "run"}

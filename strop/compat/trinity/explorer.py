@@ -27,27 +27,16 @@ from strop.compat.ledger.key_mapping import (
 )
 from strop.compat.trinity.inference_model import RUNNERS, engines
 from strop.compat.verl.trainer import every, frequency
-from strop.config.schema import Run
 
 
-def write_time_limit(run: Run) -> Mapping[str, Any]:
-    """Write the time limit of a rollout."""
-    return {"explorer.max_timeout": run.rollout.timeout_seconds}
-
-
-@written_by(write_time_limit)
+@written_by(lambda run: {"explorer.max_timeout": run.rollout.timeout_seconds})
 def time_limit(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the time limit of a rollout; null leaves Strop's."""
     limit = foreign["explorer.max_timeout"]
     return {} if limit is None else {"rollout.timeout_seconds": limit}
 
 
-def write_evaluation_interval(run: Run) -> Mapping[str, Any]:
-    """Write the interval of evaluations in steps."""
-    return {"explorer.eval_interval": frequency(run, run.evaluate.every)}
-
-
-@written_by(write_evaluation_interval)
+@written_by(lambda run: {"explorer.eval_interval": frequency(run, run.evaluate.every)})
 def evaluation_interval(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the interval of evaluations in steps."""
     return {"evaluate.every": every(foreign["explorer.eval_interval"])}

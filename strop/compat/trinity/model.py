@@ -59,16 +59,13 @@ def template(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"data.chat_template": chat_template} if chat_template else {}
 
 
-def write_lengths(run: Run) -> Mapping[str, Any]:
-    """Write the length limits of prompts, responses and whole sequences."""
-    return {
+@written_by(
+    lambda run: {
         "model.max_prompt_tokens": run.data.max_prompt_tokens,
         "model.max_response_tokens": run.data.max_response_tokens,
         "model.max_model_len": run.rollout.max_sequence_tokens,
     }
-
-
-@written_by(write_lengths)
+)
 def lengths(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the length limits; the limit of a whole conversation is set where it is not the sum of the other
     two."""

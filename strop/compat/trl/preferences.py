@@ -249,12 +249,7 @@ _KTO = {
 """Fields of `algorithm` of type kto, by TRL's keys."""
 
 
-def write_kto(run: Run) -> Mapping[str, Any]:
-    """Write the loss and its weights."""
-    return {key: getattr(run.algorithm, field) for key, field in _KTO.items()}
-
-
-@written_by(write_kto)
+@written_by(lambda run: {key: getattr(run.algorithm, field) for key, field in _KTO.items()})
 def kto(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the loss and its weights. Raises ConfigError for values that Strop refuses."""
     values = {field: foreign[key] for key, field in _KTO.items()}

@@ -84,12 +84,7 @@ def _unknown_margin(foreign: ForeignValues) -> str | None:
     return "a column margin is not read before the data set is here: write data.train.margin in a run file"
 
 
-def write_filter(run: Run) -> Mapping[str, Any]:
-    """Write the length limit, the sum of those of prompt and response."""
-    return {"max_length": run.data.max_prompt_tokens + run.data.max_response_tokens}
-
-
-@written_by(write_filter)
+@written_by(lambda run: {"max_length": run.data.max_prompt_tokens + run.data.max_response_tokens})
 def length_filter(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the length limit, beyond which TRL leaves a pair out."""
     return {**max_length(foreign), "data.overlong": "filter"}

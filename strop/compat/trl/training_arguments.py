@@ -131,12 +131,7 @@ def epochs_overridden(foreign: ForeignValues) -> str | None:
     return f"max_steps is {steps} and takes precedence" if steps > 0 else None
 
 
-def write_saving(run: Run) -> Mapping[str, Any]:
-    """Write the interval of checkpoints."""
-    return _written_interval(run, run.checkpoint.every, "save")
-
-
-@written_by(write_saving)
+@written_by(lambda run: _written_interval(run, run.checkpoint.every, "save"))
 def saving(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the interval of checkpoints, each of which exports the model as a Hugging Face folder."""
     every = _interval(foreign, foreign["save_strategy"], foreign["save_steps"])
@@ -210,12 +205,7 @@ _INTERVAL_ROWS = (
 _MONITORS = ("tensorboard", "wandb", "mlflow", "swanlab")
 
 
-def write_folder(run: Run) -> Mapping[str, Any]:
-    """Write the run folder."""
-    return {"output_dir": str(run.folder_path)}
-
-
-@written_by(write_folder)
+@written_by(lambda run: {"output_dir": str(run.folder_path)})
 def folder(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the run folder."""
     return {"folder": foreign["output_dir"] or "trainer_output"}

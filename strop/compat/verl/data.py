@@ -204,15 +204,12 @@ def all_tokens(top_k: int) -> int:
     return 0 if top_k == -1 else top_k
 
 
-def write_lengths(run: Run) -> Mapping[str, Any]:
-    """Write the prompt and response length limits."""
-    return {
+@written_by(
+    lambda run: {
         "data.max_prompt_length": run.data.max_prompt_tokens,
         "data.max_response_length": run.data.max_response_tokens,
     }
-
-
-@written_by(write_lengths)
+)
 def lengths(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the length limits; the native sampler's KV cache holds at least one sequence of maximum length."""
     prompt, response = foreign["data.max_prompt_length"], foreign["data.max_response_length"]
@@ -285,12 +282,7 @@ def mini_batch_size(foreign: ForeignValues, key: str) -> int | None:
     return update
 
 
-def write_remote_code(run: Run) -> Mapping[str, Any]:
-    """Write the model's key; the data's key takes effect only where a user sets it."""
-    return {"actor_rollout_ref.model.trust_remote_code": run.model.trust_remote_code}
-
-
-@written_by(write_remote_code)
+@written_by(lambda run: {"actor_rollout_ref.model.trust_remote_code": run.model.trust_remote_code})
 def remote_code(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read whether the model's own code may run: only where a user sets a key to True, although the
     default for the data is True."""

@@ -53,12 +53,7 @@ def overrides(foreign: ForeignValues, section: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name.split(".")[0] not in _OF_MEGATRON}
 
 
-def write_override_config(run: Run) -> Mapping[str, Any]:
-    """Write the overrides at the place where FSDP reads them."""
-    return {f"{_OVERRIDE}.{name}": value for name, value in run.model.override.items()}
-
-
-@written_by(write_override_config)
+@written_by(lambda run: {f"{_OVERRIDE}.{name}": value for name, value in run.model.override.items()})
 def override_config(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the overrides: FSDP reads `override_config` itself, Megatron reads its `model_config`."""
     values = overrides(foreign, _OVERRIDE)
@@ -262,15 +257,12 @@ _RECOMPUTED_FIELD = "model.gradient_checkpointing"
 RECOMPUTED = RecomputedModel(_MODEL, "actor_rollout_ref.actor", switches.megatron)
 
 
-def write_recomputation(run: Run) -> Mapping[str, Any]:
-    """Write whether layers are recomputed, and their inputs offloaded."""
-    return {
+@written_by(
+    lambda run: {
         RECOMPUTED.switch: bool(run.model.gradient_checkpointing),
         RECOMPUTED.offload: run.model.activation_offload,
     }
-
-
-@written_by(write_recomputation)
+)
 def recomputation(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read what is recomputed and offloaded."""
     return {

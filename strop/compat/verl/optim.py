@@ -419,12 +419,10 @@ _MOMENTUM = 0.9
 """Momentum of Megatron's SGD; verl has no key for it."""
 
 
-def write_optimizer(run: Run) -> Mapping[str, Any]:
-    """Write the optimizer, unless it is FSDP's AdamW."""
-    return {f"{OPTIM}.optimizer": "sgd"} if isinstance(run.trainer.optimizer, SgdConfig) else {}
-
-
-@written_by(write_optimizer, off={f"{OPTIM}.optimizer": UNSET})
+@written_by(
+    lambda run: {f"{OPTIM}.optimizer": "sgd"} if isinstance(run.trainer.optimizer, SgdConfig) else {},
+    off={f"{OPTIM}.optimizer": UNSET},
+)
 def optimizer(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the optimizer: AdamW under every strategy, or Megatron's sgd, which has momentum."""
     key = f"{OPTIM}.optimizer"

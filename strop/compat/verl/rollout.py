@@ -227,12 +227,7 @@ def sampling(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-def write_rollouts(run: Run) -> Mapping[str, Any]:
-    """The number of responses per prompt."""
-    return {f"{_ROLLOUT}.n": getattr(run.algorithm, "rollouts_per_task", None)}
-
-
-@written_by(write_rollouts)
+@written_by(lambda run: {f"{_ROLLOUT}.n": getattr(run.algorithm, "rollouts_per_task", None)})
 def rollouts(foreign: ForeignValues) -> Mapping[str, Any]:
     """The number of responses per prompt."""
     count, estimator = foreign[f"{_ROLLOUT}.n"], foreign["algorithm.adv_estimator"]

@@ -99,12 +99,9 @@ def schedule(foreign: ForeignValues) -> Mapping[str, Any]:
     return kind | (decay if foreign["optim.lr_scheduler"] == "wsd" else {})
 
 
-def write_precision(run: Run) -> Mapping[str, Any]:
-    """Write the dtype of the parameters; verl has no key for the compute dtype."""
-    return {"model.fsdp_config.model_dtype": {"float32": "fp32", "bfloat16": "bf16"}[run.model.dtype]}
-
-
-@written_by(write_precision)
+@written_by(
+    lambda run: {"model.fsdp_config.model_dtype": {"float32": "fp32", "bfloat16": "bf16"}[run.model.dtype]}
+)
 def precision(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the dtypes: the key sets the parameters' dtype; computation is in bfloat16."""
     kind = PARAMETER_DTYPES[foreign["model.fsdp_config.model_dtype"]]

@@ -90,16 +90,13 @@ def duration_in_epochs(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-def write_folder(run: Run) -> Mapping[str, Any]:
-    """Write the project name, the run name and the run folder."""
-    return {
+@written_by(
+    lambda run: {
         "trainer.project_name": run.project,
         "trainer.experiment_name": run.name,
         "trainer.default_local_dir": str(run.folder_path),
     }
-
-
-@written_by(write_folder)
+)
 def folder(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the names and the folder; `default_local_dir` is the run folder itself."""
     settings = {"project": foreign["trainer.project_name"]}
@@ -109,12 +106,7 @@ def folder(foreign: ForeignValues) -> Mapping[str, Any]:
     return {**settings, "output": "checkpoints"}
 
 
-def write_monitors(run: Run) -> Mapping[str, Any]:
-    """Write the monitors."""
-    return {"trainer.logger": list(run.record.monitors)}
-
-
-@written_by(write_monitors)
+@written_by(lambda run: {"trainer.logger": list(run.record.monitors)})
 def monitors(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the monitors. Those that Strop does not have are left out: `metrics.jsonl` has what they show."""
     names = _named_monitors(foreign)
@@ -147,12 +139,7 @@ def lacking_monitors(foreign: ForeignValues) -> str | None:
     return f"without {', '.join(lacking)}, which Strop does not have yet; metrics.jsonl has all metrics"
 
 
-def write_mode(run: Run) -> Mapping[str, Any]:
-    """Write whether the run only evaluates."""
-    return {"trainer.val_only": run.mode == "bench"}
-
-
-@written_by(write_mode, off={"trainer.val_only": False})
+@written_by(lambda run: {"trainer.val_only": run.mode == "bench"}, off={"trainer.val_only": False})
 def mode(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read whether the run only evaluates."""
     return {"mode": "bench"}
@@ -171,26 +158,18 @@ def rollout_files(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"record.rollouts_every": "1 steps"} if foreign["trainer.rollout_data_dir"] else {}
 
 
-def write_checkpointing(run: Run) -> Mapping[str, Any]:
-    """Write the checkpoint interval; -1 means never."""
-    return {"trainer.save_freq": frequency(run, run.checkpoint.every)}
-
-
-@written_by(write_checkpointing)
+@written_by(lambda run: {"trainer.save_freq": frequency(run, run.checkpoint.every)})
 def checkpointing(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the checkpoint interval; -1 saves only at the end."""
     return {"checkpoint.every": every(foreign["trainer.save_freq"] * switches.steps_per_version(foreign))}
 
 
-def write_max_checkpoints(run: Run) -> Mapping[str, Any]:
-    """Write the maximum number of kept checkpoints."""
-    return {
+@written_by(
+    lambda run: {
         "trainer.remove_previous_ckpt_in_save": False,
         "trainer.max_actor_ckpt_to_keep": run.checkpoint.keep,
     }
-
-
-@written_by(write_max_checkpoints)
+)
 def max_checkpoints(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the maximum number of kept checkpoints; by default all are kept."""
     if foreign["trainer.remove_previous_ckpt_in_save"]:
@@ -198,12 +177,7 @@ def max_checkpoints(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"checkpoint.keep": foreign["trainer.max_actor_ckpt_to_keep"]}
 
 
-def write_evaluation_schedule(run: Run) -> Mapping[str, Any]:
-    """Write the evaluation interval; -1 means never, also not at the end."""
-    return {"trainer.test_freq": frequency(run, run.evaluate.every)}
-
-
-@written_by(write_evaluation_schedule)
+@written_by(lambda run: {"trainer.test_freq": frequency(run, run.evaluate.every)})
 def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the evaluation interval; -1 evaluates only at the start. The fully asynchronous trainer counts weight
     versions, and does not evaluate at the end."""
