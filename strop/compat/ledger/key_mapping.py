@@ -466,6 +466,11 @@ def never(foreign: ForeignValues, value: Any) -> bool:
     return False
 
 
+def falsy(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports null, false, 0 and what is empty."""
+    return not value
+
+
 def empty(foreign: ForeignValues, value: Any) -> bool:
     """Check that supports null and what is empty, also a section of nulls."""
     if isinstance(value, dict):
@@ -496,6 +501,11 @@ def unless(key: str, *wanted: Any) -> InactiveCheck:
         return None if value in wanted else f"{key} is {value}"
 
     return inactive
+
+
+def unless_null(key: str) -> InactiveCheck:
+    """Check that finds a key inactive where another key is null."""
+    return lambda foreign: f"{key} is null" if foreign[key] is None else None
 
 
 def named(names: Mapping[Any, Any]) -> ValueConversion:

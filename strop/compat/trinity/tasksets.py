@@ -20,6 +20,7 @@ from strop.compat.ledger.key_mapping import (
     ValueType,
     also_inactive,
     always,
+    falsy,
     mapped,
     no_effect,
     no_effects,
@@ -571,7 +572,7 @@ ROWS = (
             "each item has a workflow, a reward and a selector of its own, and a run of Strop has one of each; write "
             "one taskset and convert: a list under data.train of the run file is a mixture (`strop help data`), whose "
             "reward may depend on the data source",
-            supported=lambda foreign, value: not value,
+            supported=falsy,
         ),
     ),
 )

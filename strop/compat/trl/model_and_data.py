@@ -25,6 +25,7 @@ from strop.compat.ledger.key_mapping import (
     one_of,
     placement,
     refused,
+    unless,
     written_by,
 )
 from strop.compat.trl.optimization import precision
@@ -101,13 +102,7 @@ def quantization(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
-def _without_4_bits(foreign: ForeignValues) -> str | None:
-    return None if foreign["load_in_4bit"] else "load_in_4bit is False"
-
-
-def without_peft(foreign: ForeignValues) -> str | None:
-    """The adapter's options have no effect without the adapter."""
-    return None if foreign["use_peft"] else "use_peft is False"
+_without_4_bits, without_peft = unless("load_in_4bit", True), unless("use_peft", True)
 
 
 def write_router_loss(run: Run) -> Mapping[str, Any]:

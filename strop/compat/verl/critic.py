@@ -37,6 +37,7 @@ from strop.compat.ledger.key_mapping import (
     refused,
     same_as,
     unless,
+    unless_null,
     written_by,
 )
 from strop.compat.verl import switches
@@ -56,10 +57,7 @@ fixed_batch = any_inactive(switches.gae, unless("critic.use_dynamic_bsz", False)
 _KEYS = OptimizerKeys(OPTIM, "critic.strategy", switches.gae)
 
 
-def _no_path(foreign: ForeignValues) -> str | None:
-    return "critic.model.path is null" if foreign["critic.model.path"] is None else None
-
-
+_no_path = unless_null("critic.model.path")
 own_model = any_inactive(switches.gae, _no_path)
 RECOMPUTED = RecomputedModel("critic.model", "critic", any_inactive(own_model, _KEYS.megatron))
 """Keys that decide which layers of a critic with a path of its own are recomputed; others are the policy's."""

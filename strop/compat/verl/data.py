@@ -24,6 +24,7 @@ from strop.compat.ledger.key_mapping import (
     nullable,
     one_of,
     refused,
+    unless_null,
     written_by,
 )
 from strop.compat.verl import switches
@@ -329,10 +330,6 @@ _IMAGES = "the model's own image processor is used, and pixels are made where th
 _TOOLS_IN_PROMPTS = "data.max_prompt_length limits a prompt without the descriptions of the tools"
 
 
-def _no_generation_batch(foreign: ForeignValues) -> str | None:
-    return "data.gen_batch_size is null" if foreign["data.gen_batch_size"] is None else None
-
-
 _CONTINUES = "every turn of a conversation continues the sampled tokens"
 _taskset_row = partial(mapped, read=tasksets)
 _LISTED = (
@@ -401,7 +398,7 @@ _UNLISTED = not_on_page(
         "trainer.tasks_per_step",
         read=batches,
         value_type=nullable(INTEGER),
-        inactive=any_inactive(switches.fully_async, _no_generation_batch),
+        inactive=any_inactive(switches.fully_async, unless_null("data.gen_batch_size")),
         note="prompts of a step; with algorithm.filter_groups.enable, of one sampling round, and "
         "data.train_batch_size counts the prompts of a step",
     ),

@@ -35,6 +35,7 @@ from strop.compat.ledger.key_mapping import (
     ValueType,
     always,
     any_inactive,
+    falsy,
     mapped,
     no_effect,
     nullable,
@@ -373,7 +374,7 @@ def megatron_parallelism_rows(
             f"{section}.qat.enable",
             UNSET,
             NO_QUANTIZED_TRAINING,
-            supported=lambda foreign, value: not value,
+            supported=falsy,
             inactive=inactive,
         ),
         placement_section(section, NO_SHARDS, inactive=inactive),
@@ -382,11 +383,7 @@ def megatron_parallelism_rows(
 
 def _off(key: str, reason: str, inactive: InactiveCheck) -> KeyMapping:
     """A key that may only have a value that switches it off."""
-    return refused(key, UNSET, f"{reason}; write 0", supported=_is_off, inactive=inactive)
-
-
-def _is_off(foreign: ForeignValues, value: Any) -> bool:
-    return not value
+    return refused(key, UNSET, f"{reason}; write 0", supported=falsy, inactive=inactive)
 
 
 _FSDP, _MEGATRON = f"{_ACTOR}.fsdp_config", f"{_ACTOR}.megatron"

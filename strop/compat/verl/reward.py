@@ -18,6 +18,7 @@ from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
     empty,
+    falsy,
     mapped,
     no_effect,
     no_effects,
@@ -523,7 +524,7 @@ _UNLISTED = not_on_page(
             f"{section}.{name}",
             UNSET,
             "the reward model runs in a process of its own on this machine",
-            supported=lambda foreign, value: not value,
+            supported=falsy,
             inactive=switches.reward_model,
         )
         for section in ("reward_model", "reward.reward_model")

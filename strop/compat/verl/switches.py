@@ -14,7 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.compat.ledger.key_mapping import ForeignValues, InactiveCheck, added_since, any_inactive, unless
+from strop.compat.ledger.key_mapping import (
+    ForeignValues,
+    InactiveCheck,
+    added_since,
+    any_inactive,
+    unless,
+    unless_null,
+)
 
 V1 = "trainer.v1"
 V1_MODE = f"{V1}.trainer_mode"
@@ -435,17 +442,7 @@ def lora(foreign: ForeignValues) -> str | None:
     return None if rank > 0 else f"actor_rollout_ref.model.lora_rank is {rank}"
 
 
-def custom_function(foreign: ForeignValues) -> str | None:
-    """The name of a reward function has an effect only with its file."""
-    if not reward_model(foreign):
-        return rule_reward(foreign)
-    path = foreign["custom_reward_function.path"]
-    return None if path is not None else "custom_reward_function.path is null"
-
-
-def custom_class(foreign: ForeignValues) -> str | None:
-    """The name of a dataset class has an effect only with its file."""
-    return None if foreign["data.custom_cls.path"] is not None else "data.custom_cls.path is null"
+custom_class = unless_null("data.custom_cls.path")
 
 
 def rule_reward(foreign: ForeignValues) -> str | None:
@@ -455,3 +452,6 @@ def rule_reward(foreign: ForeignValues) -> str | None:
         if not reward_model(foreign)
         else None
     )
+
+
+custom_function = any_inactive(rule_reward, unless_null("custom_reward_function.path"))
