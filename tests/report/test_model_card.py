@@ -71,12 +71,24 @@ def test_an_upload_to_a_fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("CAS service error: reset.\nmore"), ConnectionResetError(104, "reset"), ValueError("x")],
+    [
+        RuntimeError("CAS service error: reset.\nmore"),
+        ConnectionResetError(104, "reset"),
+        ValueError("x"),
+        KeyError("url"),
+        TypeError("list indices must be integers"),
+        AttributeError("'list' object has no attribute 'get'"),
+        RecursionError("maximum recursion depth exceeded"),
+    ],
+    ids=repr,
 )
 def test_an_upload_that_fails_half_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def upload_folder(self: FakeHub, **_: object) -> None:
+        raise error
+
+    def create_repo(self: FakeHub, name: str, **_: object) -> str:
         raise error
 
     monkeypatch.setattr(FakeHub, "repositories", {}, raising=False)
@@ -86,3 +98,8 @@ def test_an_upload_that_fails_half_way(
     with pytest.raises(ModelError, match=said) as caught:
         export.push_to_hub(tmp_path, "org/name", private=True)
     assert "\n" not in str(caught.value)
+    monkeypatch.setattr(FakeHub, "create_repo", create_repo)
+    with pytest.raises(
+        ModelError, match=r"could not be uploaded as org/name: .*The export itself is complete"
+    ):
+        export.push_to_hub(tmp_path, "org/name", private=True)

@@ -68,34 +68,42 @@ def _convert_gguf(section: ModelConfig, to: Path, dtype: str | None) -> Path:
 
 _HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 """Base of all errors of the HTTP library that huggingface_hub uses, which differs between its versions."""
+_HUB_ERRORS = (_HTTP_ERROR, OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+"""Exceptions of huggingface_hub; the last ones are of answers that are none of a hub, such as a proxy's page."""
 
 
 def push_to_hub(folder: Path, name: str, *, private: bool) -> str:
     """Upload a folder as a model repository, which is created if it does not exist; returns its URL.
 
-    The upload is one commit: one that fails half-way leaves the repository as it was, or empty.
+    The upload is one commit: one that fails half-way leaves the repository as it was, or empty, and one whose last
+    answer is lost is complete.
 
     Raises `ModelError` for an invalid name, a missing login, or a failed upload.
     """
     api = HfApi()
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
-    except (_HTTP_ERROR, HFValidationError, OSError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except _HUB_ERRORS as error:
         raise ModelError(
-            f"{folder} could not be uploaded as {name}: {first} Log in with `hf auth login`, or set HF_TOKEN, and name "
-            "a repository that you may write, such as my-organization/my-model. The export itself is complete."
+            f"{folder} could not be uploaded as {name}: {_first_line(error)}. Log in with `hf auth login`, or set "
+            "HF_TOKEN, and name a repository that you may write, such as my-organization/my-model. The export itself "
+            "is complete."
         ) from error
     try:
         api.upload_folder(
             repo_id=name, folder_path=folder, commit_message="Upload a model trained with Strop"
         )
-    except (_HTTP_ERROR, OSError, RuntimeError, ValueError) as error:  # RuntimeError: of the transfer library
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    except _HUB_ERRORS as error:
         raise ModelError(
-            f"The upload of {folder} to {url} failed: {first}. The repository has no part of the model, since "
-            "an upload is one commit. The export itself is complete: the same command replaces it and uploads again, "
-            f"and `hf upload {name} {folder}` uploads it as it is. After 401 or 403, log in with `hf auth login` as a "
-            "user who may write there."
+            f"The upload of {folder} to {url} failed: {_first_line(error)}. The repository has no part of the model, "
+            "or all of it if only the last answer was lost, since an upload is one commit. The export is complete: "
+            f"the same command replaces it and uploads again, and `hf upload {name} {folder}` uploads it as it is. "
+            "After 401 or 403, log in with `hf auth login` as a user who may write there."
         ) from error
     return str(url)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()[:1]
+    kind = "" if isinstance(error, (_HTTP_ERROR, HFValidationError, OSError)) else f"{type(error).__name__}: "
+    return f"{kind}{text[0].rstrip('.')}" if text else type(error).__name__
