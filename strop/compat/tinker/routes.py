@@ -44,6 +44,7 @@ from strop.compat.tinker.training_runs import Result, Trainer
 from strop.compat.tinker.wire import PROTOBUF, read_loss_request, read_request, sample_response
 from strop.errors import DataError
 from strop.inference.endpoint.request import BadRequest
+from strop.inference.endpoint.server import read_body
 from strop.workers.json_text import parse_object
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class TinkerRoutes:
             async def handle(request: web.Request) -> web.Response:
                 authenticate(request)
                 try:
-                    result = await compute(request, await request.read())
+                    result = await compute(request, await read_body(request))
                 except TryAgain as again:
                     return web.json_response(again.body, status=408)
                 except DataError as error:

@@ -317,21 +317,24 @@ def _model_card(name: str) -> dict[str, Any]:
 
 
 async def _read_json(request: web.Request) -> Any:
-    """The body; the client has `_BODY_SECONDS` to send it."""
-    if request.transport is None:
-        raise BadRequest("the connection was closed before the request was read", status=408)
     if (request.charset or "utf-8").lower() not in ("utf-8", "utf8", "us-ascii"):
         raise BadRequest("the charset of the request is not UTF-8")
+    return parse_json(await read_body(request), "the request")
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The body; the client has `_BODY_SECONDS` to send it. Raises `BadRequest`."""
+    if request.transport is None:
+        raise BadRequest("the connection was closed before the request was read", status=408)
     try:
         async with asyncio.timeout(_BODY_SECONDS):
-            body = await request.read()
+            return await request.read()
     except _aiohttp().HTTPRequestEntityTooLarge as error:
         raise BadRequest(f"the request has more than {_MAX_BODY_BYTES} bytes", status=413) from error
     except TimeoutError as error:
         raise BadRequest(f"the request did not arrive within {_BODY_SECONDS:g} s", status=408) from error
     except _aiohttp().RequestPayloadError as error:
         raise BadRequest(f"the body of the request cannot be decoded: {error}") from error
-    return parse_json(body, "the request")
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:

@@ -288,6 +288,17 @@ def test_malformed_requests_get_a_sentence(service: str, route: str, body: bytes
     assert answer.status_code == status and answer.json()["error"]["message"]
 
 
+def test_a_body_that_does_not_come_is_waited_for_only_so_long(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strop.inference.endpoint.server._BODY_SECONDS", 0.3)
+    url = httpx.URL(service)
+    head = f"POST /api/v1/optim_step HTTP/1.1\r\nHost: x\r\nX-API-Key: {KEY}\r\nConnection: close\r\n"
+    with socket.create_connection((url.host, url.port or 80)) as connection:
+        connection.sendall(f"{head}Content-Length: 9\r\n\r\n".encode())
+        assert b"did not arrive within" in connection.makefile("rb").read(4096)
+
+
 def test_many_samples_at_once(client: Open) -> None:
     sampler = client().create_sampling_client(base_model="tiny").result()
     futures = [sampler.sample(prompt(), 1, types.SamplingParams(max_tokens=2)) for _ in range(500)]
