@@ -20,7 +20,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Time per period of this process's container, in control groups version 2; `max` is no limit."""
 WORKER_MODULES = (
     "strop.training.ranks.rank_worker",
-    "strop.inference.pool.engine_worker",
+    "strop.inference.pool.engine_handle",
     "strop.inference.registry",
 )
 """Modules that workers run, by name, since they import torch."""

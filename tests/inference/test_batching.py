@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.errors import InferenceError
-from strop.inference.native.model.attention import build_prompt_sharing, padded_width
+from strop.inference.native.model.decoder import build_prompt_sharing, padded_width
 from strop.inference.native.model.runner import plan_compaction
 from strop.types import SampleRequest, SamplingParams
 from tests.inference.helpers import assert_close, random_prompts, requests_for, sample

@@ -21,10 +21,10 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from strop.config.schema.buffer import CollectiveSyncConfig
 from strop.errors import InferenceError, WeightTransferError
-from strop.inference.partial_completion import continuation
+from strop.inference import weight_transfer
+from strop.inference.interruptible_sampler import continuation
 from strop.inference.registry import running_engine
-from strop.inference.weight_transfer import buckets
-from strop.inference.weight_transfer.process_group import ProcessGroupBroken, WeightProcessGroup
+from strop.inference.weight_transfer import ProcessGroupBroken, WeightProcessGroup
 from strop.protocols import InferenceEngine
 from strop.sync.collective.sender import TRAINER_ADDRESS_FILE, CollectiveSender
 from strop.types import Completion, SampleRequest, SamplingParams
@@ -386,7 +386,7 @@ def test_nothing_is_sampled_after_half_of_a_transfer(
 ):
     if "process_group" not in subject.engine.capabilities.weight_transports:
         pytest.skip("this engine joins no process group")
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 2**16)
+    monkeypatch.setattr(weight_transfer, "BUCKET_BYTES", 2**16)
     broadcast = WeightProcessGroup.broadcast
     sent: list[int] = []
 

@@ -23,7 +23,7 @@ from strop.errors import EngineLostError, InferenceError
 from strop.inference import server_client
 from strop.inference.native import NativeEngine
 from strop.inference.openai import OpenAiEngine
-from strop.inference.openai.requests import chat_body, completion_body, parse_reply
+from strop.inference.openai.engine import chat_body, completion_body, parse_reply
 from strop.inference.registry import load_engine, running_engine
 from strop.types import SampleRequest, SamplingParams
 from tests.inference.endpoints import Client, open_endpoint, tiny_model

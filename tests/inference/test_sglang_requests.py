@@ -13,16 +13,16 @@ from transformers import Qwen2Config
 from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.config.schema.rollout import SglangEngineConfig
 from strop.errors import ConfigError, InferenceError
+from strop.inference.completion import cut_at_stop
 from strop.inference.native.pending_request import StopStringMatcher
-from strop.inference.sglang.arguments import (
+from strop.inference.sglang.library import (
     RESERVED_TOKENS,
+    CompletionStatistics,
     adapter_arguments,
     add_engine_kwargs,
     engine_arguments,
 )
-from strop.inference.sglang.library import CompletionStatistics
 from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
-from strop.inference.stop_cut import cut_at_stop
 from strop.types import Completion, EngineStatistics, SampleRequest, SamplingParams
 from tests.inference.helpers import Letters
 

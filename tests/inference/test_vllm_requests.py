@@ -18,8 +18,9 @@ from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import VllmEngineConfig
 from strop.errors import ConfigError, InferenceError, ModelError
 from strop.inference.serving.backend import request_images
-from strop.inference.vllm.library import StatisticsRecorder, VllmLibrary
-from strop.inference.vllm.requests import (
+from strop.inference.vllm.library import (
+    StatisticsRecorder,
+    VllmLibrary,
     add_engine_kwargs,
     check_temperature,
     engine_arguments,

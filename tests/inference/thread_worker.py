@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from strop.errors import WorkerDiedError
-from strop.inference.pool import engine_worker
+from strop.inference.pool import engine_handle
 from strop.workers import start
 from strop.workers.worker import WorkerTarget
 
@@ -81,5 +81,5 @@ def engines_in_threads() -> Iterator[None]:
     """Run the workers of engines in threads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start, "LocalWorker", ThreadWorker)
-        patch.setattr(engine_worker, "os", Mock(_exit=sys.exit))
+        patch.setattr(engine_handle, "os", Mock(_exit=sys.exit))
         yield

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.free_port import find_free_port
-from strop.inference.vllm.requests import WORKER_EXTENSION
+from strop.inference.vllm.library import WORKER_EXTENSION
 from strop.workers.waiting import wait_until
 
 _ENVIRONMENT = {

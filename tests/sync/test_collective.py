@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from strop.config.schema.buffer import BoundedStyleConfig, CollectiveSyncConfig, FixedStyleConfig
 from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.errors import CheckpointError, PlacementError, WeightTransferError
-from strop.inference.weight_transfer import buckets, process_group, shared_buffer
-from strop.inference.weight_transfer.buckets import Bucket, BucketReceiver, pack_buckets
-from strop.inference.weight_transfer.client import WeightClient
+from strop.inference import weight_transfer
+from strop.inference.weight_transfer import Bucket, BucketReceiver, WeightClient, pack_buckets
 from strop.models.loading import load_model
 from strop.models.lora import add_lora, merged_weights
 from strop.models.tiny import make_model
@@ -49,11 +48,11 @@ def test_packed_weights_are_unpacked_unchanged(kinds, bucket_bytes):
         f"w{n}": (torch.rand(shape) * 100).to(dtype).transpose(0, -1) if shape else torch.tensor(n).to(dtype)
         for n, (shape, dtype) in enumerate(kinds)
     }
-    before, buckets.BUCKET_BYTES = buckets.BUCKET_BYTES, bucket_bytes
+    before, weight_transfer.BUCKET_BYTES = weight_transfer.BUCKET_BYTES, bucket_bytes
     try:
         sent = pack_buckets(weights.items(), CPU)
     finally:
-        buckets.BUCKET_BYTES = before
+        weight_transfer.BUCKET_BYTES = before
     arrived = []
     for bucket in sent:
         empty = Bucket.allocate(json.loads(json.dumps(bucket.metadata())), CPU)
@@ -249,8 +248,8 @@ def test_the_processes_of_an_engine_receive_versions_from_the_trainer_themselves
     tmp_path, monkeypatch, backend
 ):
     """Under cuda_ipc through a buffer in shared memory of the CPU, in pieces that are smaller than a bucket."""
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 80_000)
-    monkeypatch.setattr(shared_buffer, "BUFFER_BYTES", 30_000)
+    monkeypatch.setattr(weight_transfer, "BUCKET_BYTES", 80_000)
+    monkeypatch.setattr(weight_transfer, "BUFFER_BYTES", 30_000)
     monkeypatch.setattr(WeightServer, "_backend", lambda server, receivers: backend)
     engine = Engine()
     with sender_and_receiver(tmp_path) as (sender, receiver):
@@ -301,7 +300,7 @@ def test_a_version_that_does_not_arrive_is_requested_again(tmp_path, caplog):
 
 @pytest.mark.slow
 def test_an_explorer_killed_during_a_transfer_does_not_block_others(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 80_000)
+    monkeypatch.setattr(weight_transfer, "BUCKET_BYTES", 80_000)
 
     def said() -> list[str]:
         return [record.message for record in caplog.records if record.name == "strop.sync"]
@@ -353,7 +352,7 @@ def test_the_explorer_waits_for_a_trainer_killed_during_a_transfer(tmp_path, cap
 
 @pytest.mark.slow
 def test_a_stopped_trainer_times_out_and_stop_checks_continue(tmp_path, monkeypatch):
-    monkeypatch.setattr(process_group, "BROADCAST_TIMEOUT_SECONDS", 2.0)
+    monkeypatch.setattr(weight_transfer, "BROADCAST_TIMEOUT_SECONDS", 2.0)
     checks: list[None] = []
     process = start(train, tmp_path, 1, signal.SIGSTOP)
     receiver = CollectiveReceiver(tmp_path, "127.0.0.1", CPU, lambda: checks.append(None))

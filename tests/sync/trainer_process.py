@@ -17,8 +17,8 @@ from unittest.mock import patch
 import torch
 
 from strop.config.schema.buffer import CollectiveSyncConfig
-from strop.inference.weight_transfer import buckets
-from strop.inference.weight_transfer.process_group import WeightProcessGroup
+from strop.inference import weight_transfer
+from strop.inference.weight_transfer import WeightProcessGroup
 from strop.sync.collective.receiver import CollectiveReceiver
 from strop.sync.collective.sender import CollectiveSender
 
@@ -40,7 +40,7 @@ def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
 
 def train(folder: Path, broadcasts: int | None = None, how: signal.Signals = signal.SIGKILL) -> None:
     """A trainer with version 1 of the weights; after that many broadcasts it gets a signal in the next one."""
-    buckets.BUCKET_BYTES = 80_000
+    weight_transfer.BUCKET_BYTES = 80_000
     if broadcasts is not None:
         _break_off(broadcasts, how)
     sender = CollectiveSender(folder, CollectiveSyncConfig(), "127.0.0.1", CPU, None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,18 +30,11 @@ from strop.inference.native.pending_request import (
 )
 from strop.inference.native.scheduler import EngineStats, Scheduler
 from strop.inference.native.sequences import SequenceBatch
-from strop.inference.native.step_lock import StepLock
 from strop.inference.request_validation import refuse_prompt_logprobs, validate_request
 from strop.inference.weight_files import read_weights
 from strop.models.shared_weights import model_weights
 from strop.models.vision.embedding import takes_images
-from strop.protocols import (
-    EngineCapabilities,
-    ImageProcessor,
-    SharedWeights,
-    TrainerAddress,
-    UnmergedWeights,
-)
+from strop.protocols import EngineCapabilities, ImageProcessor, SharedWeights, TrainerAddress, UnmergedWeights
 from strop.types import Completion, EngineStatistics, SampleRequest
 
 NATIVE_CAPABILITIES = EngineCapabilities(
@@ -56,6 +50,8 @@ NATIVE_CAPABILITIES = EngineCapabilities(
     top_logprobs=True,
 )
 """Features of the native engine."""
+_POLL_SECONDS = 0.001
+"""Interval at which the event loop asks for the lock while another thread holds it."""
 
 
 class NativeEngine:
@@ -406,3 +402,39 @@ class NativeEngine:
 
 def _closed_error() -> InferenceError:
     return InferenceError("the inference engine has been closed")
+
+
+class StepLock:
+    """Lock that is held during a step, and by every method that changes what the next step sees."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: set[object] = set()
+        """Calls from other threads that wait for the lock; decoding lets them go first."""
+
+    @contextmanager
+    def between_steps(self) -> Iterator[None]:
+        """Hold the lock, in any thread; decoding waits."""
+        ticket = object()
+        self._waiting.add(ticket)
+        try:
+            self._lock.acquire()
+        finally:
+            self._waiting.discard(ticket)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    async def acquire(self) -> None:
+        """Take the lock without blocking the event loop, after the threads that wait for it."""
+        while self._waiting or not self.try_acquire():
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free; whether it was."""
+        return self._lock.acquire(blocking=False)
+
+    def release(self) -> None:
+        """Release the lock."""
+        self._lock.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ import torch
 from strop.inference.native.model.runner import ModelRunner, Prompt, TokenScores, plan_compaction
 from strop.inference.native.pending_request import PendingRequest, SampleCall
 from strop.inference.native.sequences import SequenceBatch
-from strop.inference.native.statistics import StepStatistics
-from strop.types import BoolArray, Completion, FinishReason, FloatArray
+from strop.types import BoolArray, Completion, EngineStatistics, FinishReason, FloatArray
+
+_NONE = EngineStatistics(0, 0, 0.0, 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -248,3 +249,29 @@ def _empty_completion(version: int) -> Completion:
     """The completion of a request that is aborted before its first token."""
     nothing: FloatArray = np.zeros(0, dtype=np.float32)
     return Completion(np.zeros(0, dtype=np.int32), nothing, nothing, "abort", version)
+
+
+class StepStatistics:
+    """Adds up the load of the scheduler's steps."""
+
+    def __init__(self) -> None:
+        self._total = _NONE
+
+    def record_prompts(self, tokens: int, cached: int) -> None:
+        """Add the prompt tokens of admitted requests, and how many of them were in the cache."""
+        self._add(replace(_NONE, prompt_tokens=tokens, cached_prompt_tokens=cached))
+
+    def record_step(
+        self, *, running: int, waiting: int, kv_usage: float, sampled_tokens: int, seconds: float
+    ) -> None:
+        """Add one step: its load, the fraction of the KV cache that is reserved, its tokens and its duration."""
+        step = EngineStatistics(running, waiting, kv_usage, 0, 0, 0, sampled_tokens, seconds)
+        self._add(step)
+
+    def take(self) -> EngineStatistics:
+        """The load since the last call."""
+        taken, self._total = self._total, _NONE
+        return taken
+
+    def _add(self, statistics: EngineStatistics) -> None:
+        self._total = self._total.combined_with(statistics)

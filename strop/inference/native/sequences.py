@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from strop.errors import InferenceError
+from strop.inference.completion import effective_stop_tokens, split_versions
 from strop.inference.native.model.runner import Compaction
 from strop.inference.native.pending_request import PendingRequest, StopStringMatcher, TokenSetTable
 from strop.inference.native.token_sampling import (
@@ -17,8 +18,6 @@ from strop.inference.native.token_sampling import (
     build_sampling_metadata,
     sample_tokens,
 )
-from strop.inference.stop_tokens import effective_stop_tokens
-from strop.inference.token_versions import split_versions
 from strop.types import BoolArray, Completion, FinishReason, FloatArray
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from strop.errors import EngineLostError, InferenceError
 from strop.inference.server_client import ServerClient
-from strop.inference.vllm.requests import WORKER_EXTENSION, completed, sampling_arguments
+from strop.inference.vllm.library import WORKER_EXTENSION, completed, sampling_arguments
 from strop.types import Completion, SampleRequest
 
 _UNLABELED = "default"

@@ -1,18 +1,26 @@
-"""Handle of one engine process in a pool, which restarts the process if it dies.
+"""Handle of one engine process in a pool, which restarts the process if it dies, and the process's main function.
 
-A thread receives the process's replies. If the process dies, the handle starts a new one, loads the latest
-weights into it, and submits all unanswered requests again.
+A thread receives the process's replies. If the process dies, the handle starts a new one, loads the latest weights
+into it, and submits all unanswered requests again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from threading import Condition, Thread
 from typing import assert_never
+
+import torch
 
 from strop.errors import (
     ConfigError,
@@ -23,7 +31,6 @@ from strop.errors import (
     WorkerDiedError,
     see_troubleshooting,
 )
-from strop.inference.pool.engine_worker import run_engine_worker
 from strop.inference.pool.messages import (
     REPEAT_SECONDS,
     AbortRequests,
@@ -37,24 +44,30 @@ from strop.inference.pool.messages import (
     EngineSpec,
     FailedTransfer,
     LoadAdapter,
+    LoadWeights,
     PoolRequest,
     ProgressReport,
     ProgressWatch,
+    ReceiveWeights,
     RequestBatch,
     RequestCompleted,
     SetMemory,
     SetRunning,
     StatisticsTaken,
+    SubmitRequests,
     TakeStatistics,
     TransferFailed,
     WeightCommand,
     set_result,
     submit_message,
 )
-from strop.types import Completion, EngineStatistics
+from strop.inference.weight_files import read_weights
+from strop.protocols import InferenceEngine
+from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.child_process import RestartBudget
+from strop.workers.shared_file import SharedFileHandle
 from strop.workers.start import WorkerPlacement, start_worker
-from strop.workers.worker import Worker
+from strop.workers.worker import Channel, RemoteFailure, Worker
 
 log = logging.getLogger("strop.inference")
 
@@ -202,7 +215,7 @@ class EngineHandle:
             self._fail_pending(_closed_error())
 
     def _start_worker(self) -> Worker:
-        worker = start_worker(self.name, run_engine_worker, self._placement)
+        worker = start_worker(self.name, _run_engine_worker, self._placement)
         with suppress(WorkerDiedError):  # `_receive_replies` handles it
             worker.send(CreateEngine(self._create, self._progress.report_seconds))
         return worker
@@ -398,3 +411,134 @@ def _restart_limit_error(death: WorkerDiedError, restarts: int) -> EngineLostErr
         "the kernel sent it for lack of memory: each engine has a copy of the weights and a cache of "
         "rollout.engine.kv_cache_tokens. The same command resumes from the last saved state."
     )
+
+
+def _run_engine_worker(channel: Channel) -> None:
+    """Serve the pool until it disconnects."""
+    asyncio.run(_EngineWorker(channel).run())
+
+
+class _EngineWorker:
+    """Handles messages in the event loop that also runs the engine, so between two decoding steps."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._created: InferenceEngine | None = None
+        self._inbox: asyncio.Queue[EngineCommand | Exception] = asyncio.Queue()
+        """Messages of the pool; an exception is the last one."""
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """Running requests by id."""
+        self._reporting: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Handle messages until the pool disconnects."""
+        inbox = self._inbox
+        loop = asyncio.get_running_loop()
+
+        def receive() -> None:
+            try:
+                while True:
+                    loop.call_soon_threadsafe(inbox.put_nowait, self._channel.receive())
+            except Exception as error:  # noqa: BLE001  (the pool is gone, or a message cannot be unpickled)
+                loop.call_soon_threadsafe(inbox.put_nowait, error)
+
+        threading.Thread(target=receive, daemon=True).start()
+        while not isinstance(message := await inbox.get(), Exception):
+            try:
+                self._handle(message)
+            except EngineLostError as error:
+                inbox.put_nowait(error)
+            except Exception as error:  # noqa: BLE001  (sent to the pool, which raises it)
+                self._reply(EngineFailure(None, RemoteFailure.from_exception(error)))
+        if isinstance(message, EngineLostError):
+            # The pool starts a new process. No reply must reach it on the way, such as that of a cancelled request.
+            print(message, file=sys.stderr, flush=True)
+            os._exit(1)
+        if self._created is not None:
+            self._created.close()
+        self._reply(EngineFailure(None, RemoteFailure.from_exception(message)))
+
+    @property
+    def _engine(self) -> InferenceEngine:
+        assert self._created is not None, "the pool sends CreateEngine first"
+        return self._created
+
+    def _handle(self, message: EngineCommand) -> None:
+        match message:
+            case CreateEngine():
+                self._created = message.create()
+                self._engine.start()
+                self._reply(EngineCreated(self._engine.describe(), self._engine.capabilities))
+                self._reporting = asyncio.create_task(self._report_progress(message.progress_seconds))
+            case LoadWeights():
+                self._load(message.weights, message.version)
+                self._reply(CommandCompleted(message.command_id))
+            case ReceiveWeights():
+                self._receive(message)
+            case LoadAdapter():
+                self._engine.load_adapter(message.folder, message.version)
+                self._reply(CommandCompleted(message.command_id))
+            case SetMemory():
+                (self._engine.release_memory if message.released else self._engine.restore_memory)()
+                self._reply(CommandCompleted(message.command_id))
+            case TakeStatistics():
+                self._reply(StatisticsTaken(message.command_id, self._engine.take_statistics()))
+            case SubmitRequests():
+                for request_id, request in message.requests.items():
+                    task = asyncio.create_task(self._sample(request_id, request))
+                    self._tasks[request_id] = task
+                    task.add_done_callback(partial(self._forget_task, request_id))
+            case CancelRequests():
+                for request_id in message.request_ids:
+                    if request_id in self._tasks:
+                        self._tasks[request_id].cancel()
+            case AbortRequests():
+                self._engine.abort()
+            case SetRunning():
+                (self._engine.resume if message.running else self._engine.pause)()
+            case _:
+                assert_never(message)
+
+    def _load(self, weights: SharedFileHandle | Path, version: int) -> None:
+        if isinstance(weights, Path):
+            self._engine.load_path(weights, version)
+        elif "path" in self._engine.capabilities.weight_transports:
+            with weights.open() as path:
+                self._engine.load_path(path, version)
+        else:
+            self._engine.load(_read(weights), version)
+
+    def _receive(self, message: ReceiveWeights) -> None:
+        try:
+            self._engine.load_process_group(lambda: message.trainer, message.version)
+        except WeightTransferError as error:
+            self._reply(TransferFailed(message.command_id, str(error)))
+        else:
+            self._reply(CommandCompleted(message.command_id))
+
+    async def _sample(self, request_id: int, request: SampleRequest) -> None:
+        try:
+            (completion,) = await self._engine.sample([request])
+            self._reply(RequestCompleted(request_id, completion))
+        except EngineLostError as error:
+            self._inbox.put_nowait(error)
+        except Exception as error:  # noqa: BLE001  (sent to the pool, which raises it)
+            self._reply(EngineFailure(request_id, RemoteFailure.from_exception(error)))
+
+    async def _report_progress(self, interval: float) -> None:
+        while True:
+            await asyncio.sleep(interval)
+            if self._tasks:
+                self._reply(ProgressReport(self._engine.processed_tokens))
+
+    def _forget_task(self, request_id: int, _: asyncio.Task[None]) -> None:
+        del self._tasks[request_id]
+
+    def _reply(self, reply: EngineReply) -> None:
+        with suppress(ConnectionError):  # the pool is gone, which `receive` notices too
+            self._channel.send(reply)
+
+
+def _read(weights: SharedFileHandle) -> Iterator[tuple[str, torch.Tensor]]:
+    with weights.open() as path:
+        yield from read_weights(path)

@@ -15,7 +15,7 @@ from strop.config.schema.data import ImagesConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import ServingEngineConfig
 from strop.errors import ConfigError, EngineLostError, InferenceError, ModelError
-from strop.inference.weight_transfer.client import WeightOffer
+from strop.inference.weight_transfer import WeightOffer
 from strop.models.vision.image_processor import GridImageProcessor
 from strop.models.vision.model_images import ModelImages
 from strop.printable import did_you_mean

@@ -14,7 +14,7 @@ from strop.errors import EngineLostError, InferenceError, ModelError, StropError
 from strop.inference.request_validation import refuse_top_logprobs
 from strop.inference.serving.backend import ServingBackend
 from strop.inference.weight_files import share_weights
-from strop.inference.weight_transfer.client import WeightClient
+from strop.inference.weight_transfer import WeightClient
 from strop.protocols import EngineCapabilities, TrainerAddress
 from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.start import LOCAL

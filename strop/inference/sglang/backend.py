@@ -17,19 +17,19 @@ from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import SglangEngineConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.serving.backend import engine_dtype, request_images
-from strop.inference.sglang.arguments import (
+from strop.inference.sglang.library import (
     FILE_LOADER,
     RECEIVER,
     RESERVED_TOKENS,
     SglangFeatures,
+    SglangLibrary,
     adapter_arguments,
     add_engine_kwargs,
     engine_arguments,
+    import_sglang,
 )
-from strop.inference.sglang.library import SglangLibrary, import_sglang
 from strop.inference.sglang.weight_loader import FAILED, RequestConverter
-from strop.inference.weight_transfer.client import WeightOffer
-from strop.inference.weight_transfer.process_group import gpu_uuid
+from strop.inference.weight_transfer import WeightOffer, gpu_uuid
 from strop.models.loading import load_config
 from strop.types import Completion, SampleRequest
 

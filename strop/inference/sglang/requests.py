@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from strop.errors import InferenceError
-from strop.inference.stop_tokens import effective_stop_tokens
-from strop.inference.token_versions import split_versions, versions_of_spans
+from strop.inference.completion import effective_stop_tokens, split_versions, versions_of_spans
 from strop.types import Completion, FloatArray, SampleRequest, SamplingParams
 
 _MAX_SEED = 2**63

@@ -16,7 +16,7 @@ from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import SglangServerConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.server_client import ServerClient, ServerRejectionError
-from strop.inference.sglang.arguments import SglangFeatures
+from strop.inference.sglang.library import SglangFeatures
 from strop.inference.sglang.requests import is_filtered
 from strop.inference.sglang.weight_loader import RequestConverter
 from strop.inference.weight_files import checkpoint_weights, read_weights

@@ -14,14 +14,13 @@ from torch import nn
 
 from strop.config.schema.model import ModelConfig
 from strop.data.encoding.model_tokens import eos_token_ids
+from strop.inference.completion import cut_at_stop
 from strop.inference.native.pending_request import StopStringMatcher
 from strop.inference.request_validation import validate_request
 from strop.inference.serving.backend import RequestImages
 from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
-from strop.inference.stop_cut import cut_at_stop
 from strop.inference.weight_files import checkpoint_weights, read_weights
-from strop.inference.weight_transfer.buckets import BucketReceiver, UntilBroken
-from strop.inference.weight_transfer.process_group import Rendezvous
+from strop.inference.weight_transfer import BucketReceiver, Rendezvous, UntilBroken
 from strop.models.loading import load_config, load_generation_config
 from strop.types import Completion, SampleRequest
 

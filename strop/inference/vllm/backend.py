@@ -21,18 +21,20 @@ from strop.inference.serving.backend import (
     engine_dtype,
     request_images,
 )
-from strop.inference.vllm.library import StatisticsRecorder, VllmLibrary, import_vllm
-from strop.inference.vllm.requests import (
+from strop.inference.vllm.library import (
+    StatisticsRecorder,
+    VllmLibrary,
     add_engine_kwargs,
     check_temperature,
     engine_arguments,
+    import_vllm,
     loads_adapters,
     size_cache_on_cpu,
     to_completion,
     to_vllm,
     vision_arguments,
 )
-from strop.inference.weight_transfer.client import WeightOffer
+from strop.inference.weight_transfer import WeightOffer
 from strop.models.loading import load_config, load_generation_config
 from strop.types import Completion, EngineStatistics, SampleRequest
 

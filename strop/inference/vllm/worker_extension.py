@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from strop.inference.weight_files import checkpoint_weights, read_weights
-from strop.inference.weight_transfer.buckets import BucketReceiver, UntilBroken
-from strop.inference.weight_transfer.process_group import Rendezvous, gpu_uuid
+from strop.inference.weight_transfer import BucketReceiver, Rendezvous, UntilBroken, gpu_uuid
 
 _RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 """Logger that warns at every load of layers without weights of their own, such as a tied output head."""

@@ -15,7 +15,7 @@ import torch
 
 from strop.errors import InferenceError
 from strop.inference.interruptible_sampler import InterruptibleSampler
-from strop.inference.weight_transfer.buckets import ANNOTATION_PREFIX
+from strop.inference.weight_transfer import ANNOTATION_PREFIX
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.sync.transport import PublishedVersion
 from strop.types import Experience, FloatArray, IntArray, SampleRequest, SamplingParams

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.inference.weight_transfer.buckets import BucketReceiver
-from strop.inference.weight_transfer.client import send_request
-from strop.inference.weight_transfer.process_group import (
+from strop.inference.weight_transfer import (
+    BucketReceiver,
     ProcessGroupBroken,
     Rendezvous,
     gpu_uuid,
+    send_request,
 )
 from strop.sync.collective.sender import TRAINER_ADDRESS_FILE
 from strop.sync.folder_store import FolderVersionStore

@@ -20,16 +20,19 @@ from torch import Tensor
 
 from strop.config.schema.buffer import CollectiveSyncConfig
 from strop.errors import PlacementError
-from strop.inference.weight_transfer.buckets import ANNOTATION_PREFIX, Bucket, pack_buckets
-from strop.inference.weight_transfer.process_group import (
+from strop.inference.weight_transfer import (
+    ANNOTATION_PREFIX,
+    Bucket,
     CollectiveBackend,
     ProcessGroupBroken,
     Rendezvous,
+    SharedBufferGroup,
     WeightProcessGroup,
     gpu_uuid,
+    join_group,
     open_rendezvous_store,
+    pack_buckets,
 )
-from strop.inference.weight_transfer.shared_buffer import SharedBufferGroup, join_group
 from strop.protocols import FileChecksum
 from strop.sync.folder_store import FolderVersionStore
 from strop.sync.transport import TRAINER_SIGNALS, SignalName

@@ -1,12 +1,20 @@
-"""Cut of a completion at a stop that its engine did not look for."""
+"""Parts of a completion that all engines compute: its stops, and the versions of the weights that sampled it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from strop.inference.native.pending_request import StopStringMatcher
-from strop.types import Completion
+from strop.types import Completion, IntArray, SamplingParams
+
+
+def effective_stop_tokens(sampling: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
+    """Tokens that end a completion with these sampling parameters."""
+    stops = frozenset(sampling.stop_token_ids)
+    return stops if sampling.ignore_eos else stops | eos_ids
 
 
 def cut_at_stop(
@@ -39,3 +47,22 @@ def _first(completion: Completion, length: int) -> Completion:
         finish_reason="stop",
         token_versions=None if versions is None else versions[:length],
     )
+
+
+def versions_of_spans(spans: Iterable[tuple[int, int, int]], tokens: int) -> IntArray:
+    """[C] Version of each of `tokens` tokens, from spans of (version, start, end)."""
+    versions = np.zeros(tokens, dtype=np.int32)
+    for version, start, end in spans:
+        versions[start:end] = version
+    return versions
+
+
+def split_versions(versions: IntArray, current: int) -> tuple[int, IntArray | None]:
+    """`version` and `token_versions` of a completion, from the version of each token [C].
+
+    `current` is the version of a completion without tokens.
+    """
+    if len(versions) == 0:
+        return current, None
+    first = int(versions[0])
+    return first, None if (versions == first).all() else versions
