@@ -24,17 +24,17 @@ from strop.training.checkpoints.file_writer import (
     OPTIMIZER_TENSORS_FILE,
     WEIGHTS_FILE,
 )
-from strop.training.checkpoints.sharded_tensors import ShardedTensors
-from strop.training.checkpoints.snapshot import LocalSnapshot
+from strop.training.checkpoints.tensors import LocalSnapshot, ShardedTensors
 from strop.training.mixed_precision import ComputeCopy, trainable_parameters
 from strop.training.model_state import ModelState, TorchState
-from strop.training.optimizers.build import (
+from strop.training.optimizers import (
     UNDECAYED,
+    FusedBackward,
     ScheduleFreeOptimizer,
     build_optimizer,
+    require_single_micro_batch,
     undecayed_parameters,
 )
-from strop.training.optimizers.fused_backward import FusedBackward, require_single_micro_batch
 from strop.training.parallel.parallelize import ShardedOptimizer
 from strop.types import GlobalCounts, LossOutput, MicroBatch
 

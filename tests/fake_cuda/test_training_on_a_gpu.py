@@ -31,8 +31,8 @@ from strop.models.lora import without_adapter
 from strop.models.value_model import ValueModel, token_values
 from strop.protocols import LossFn
 from strop.training.optimized_model import PendingMetrics
-from strop.training.optimizers.build import build_optimizer
-from strop.training.teachers import RoutedStates
+from strop.training.optimizers import build_optimizer
+from strop.training.trained_models import RoutedStates
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 from tests.algorithms.objectives import CORRECTIONS, LOSSES, REJECTIONS, with_parts
 from tests.fake_cuda.fake_models import check_gradients, fake_adapted, fake_micro_batch, fake_model

@@ -17,7 +17,7 @@ from strop.run.optimize.logprobs import _digest
 from strop.runs.reader import read_run
 from strop.runs.samples import choose_samples
 from strop.training.backends.local import LocalEngine
-from strop.training.policy_model import PolicyModel
+from strop.training.trained_models import PolicyModel
 from tests.models.models import experience
 
 from .conftest import DIGITS, write_rows

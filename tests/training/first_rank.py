@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import Any
 
 from strop.errors import StropError
-from strop.training.ranks import remote_rank
+from strop.training.ranks import group as first_group
 from strop.training.ranks.group import RankGroup
 from strop.workers import worker
 from tests.training import dying_ranks
@@ -20,7 +20,7 @@ from tests.training import dying_ranks
 
 def lose(main: str, ranks: int) -> None:
     """Start ranks with a main function of `dying_ranks`, and lose one in a collective operation at the latest."""
-    setattr(remote_rank, "run_rank_worker", getattr(dying_ranks, main))  # noqa: B010  (not exported)
+    setattr(first_group, "run_rank_worker", getattr(dying_ranks, main))  # noqa: B010  (not exported)
     # As for Strop's own function; a function of another package gets a new interpreter.
     setattr(worker, "_slow_imports", lambda _: ["strop.training.ranks.rank_worker"])  # noqa: B010
     with closing(RankGroup(ranks, "cpu")) as group:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from strop.errors import CheckpointError
 from strop.training.checkpoints.file_writer import write_files, write_order, writes_in_parallel
-from strop.training.checkpoints.sharded_tensors import ShardedTensors, shard_file_name
-from strop.training.checkpoints.tensor_files import write_tensors
+from strop.training.checkpoints.tensors import ShardedTensors, shard_file_name, write_tensors
 
 RANK_BY_RANK = (frozenset({0}), frozenset({1}), frozenset({2}))
 

@@ -14,7 +14,7 @@ from strop.algorithms import registry
 from strop.config.schema.algorithm import GrpoConfig
 from strop.models import chunked_head
 from strop.models.tiny import make_model
-from strop.training.policy_model import PolicyModel
+from strop.training.trained_models import PolicyModel
 from strop.types import GlobalCounts, MicroBatch
 from tests.training.test_local_engine import experiences, gradient, make_policy, make_run, micro_batches
 

@@ -22,11 +22,10 @@ from strop.config.schema.algorithm import AlgorithmConfig, PpoConfig
 from strop.config.schema.policy_gradient import Aggregation, KlEstimator
 from strop.config.units import Amount
 from strop.data.packing import pack
-from strop.training.critic_model import CriticModel
 from strop.training.optimized_model import OptimizedModel
 from strop.training.parallel.parallelize import single_device
-from strop.training.policy_model import PolicyModel
 from strop.training.specs import CriticSpec
+from strop.training.trained_models import CriticModel, PolicyModel
 from strop.types import Experience, FloatArray, GlobalCounts, MicroBatch, TrainingBatch
 from tests.models.models import experience
 from tests.training.test_local_engine import make_policy, make_run

@@ -16,9 +16,9 @@ from strop.config.units import Amount
 from strop.data.packing import pack
 from strop.errors import CheckpointError, ModelError, TrainingError
 from strop.models.tiny import make_model
-from strop.training.critic_model import CriticModel
 from strop.training.parallel.parallelize import single_device
 from strop.training.specs import CriticSpec
+from strop.training.trained_models import CriticModel
 from strop.types import GlobalCounts, MicroBatch, TrainingBatch
 from tests.training.test_local_engine import SETTINGS, experiences, make_run
 

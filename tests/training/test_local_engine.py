@@ -20,8 +20,8 @@ from strop.data.packing import pack
 from strop.errors import CheckpointError, PlacementError, TrainingError
 from strop.training.device import find_device
 from strop.training.parallel.parallelize import single_device
-from strop.training.policy_model import PolicyModel
 from strop.training.specs import PolicySpec
+from strop.training.trained_models import PolicyModel
 from strop.types import Experience, GlobalCounts, LossOutput, MicroBatch, TokenOutputs, TrainingBatch
 from tests.models.models import experience
 

@@ -24,9 +24,8 @@ from strop.config.schema.optimizer import OptimizerConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.errors import CheckpointError, MissingExtraError, PlacementError, TrainingError
 from strop.models.lora import add_lora
-from strop.training.optimizers.build import build_optimizer, undecayed_parameters
-from strop.training.optimizers.fused_backward import FusedBackward
-from strop.training.policy_model import PolicyModel
+from strop.training.optimizers import FusedBackward, build_optimizer, undecayed_parameters
+from strop.training.trained_models import PolicyModel
 from tests.models.models import make
 from tests.training.test_local_engine import accumulate, make_policy, make_run, micro_batches, same, weights
 

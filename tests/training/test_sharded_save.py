@@ -23,7 +23,7 @@ from strop.training.checkpoints.file_writer import (
     WEIGHTS_FILE,
     shard_file_name,
 )
-from strop.training.checkpoints.sharded_tensors import ShardedTensors
+from strop.training.checkpoints.tensors import ShardedTensors
 from strop.workers.waiting import wait_until
 from tests.files import digest
 from tests.training.backends import LORA

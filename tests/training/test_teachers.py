@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from strop.models.chunked_head import FrozenStates
-from strop.training.teachers import RoutedStates
+from strop.training.trained_models import RoutedStates
 from strop.transfers import Positions
 
 

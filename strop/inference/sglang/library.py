@@ -1,4 +1,4 @@
-"""Import of SGLang with the environment variables that it reads at that moment, its engine's arguments, and statistics."""
+"""Import of SGLang with the environment variables that it reads then, arguments of its engine, and statistics."""
 
 from __future__ import annotations
 

@@ -379,7 +379,7 @@ def _check_folder(stage: LoadedRun) -> Findings:
     if not run.algorithm.is_offline and not run.is_distributed:
         require_tasks_taken(run, start.state, start.checkpoint)
     for part in run.algorithm.trained_models:
-        from strop.training.checkpoints.sharded_tensors import ShardedTensors
+        from strop.training.checkpoints.tensors import ShardedTensors
 
         ShardedTensors(start.checkpoint / part, WEIGHTS_FILE)
     return Findings(

@@ -27,13 +27,12 @@ from strop.errors import PlacementError
 from strop.models.shared_weights import MappedWeights
 from strop.protocols import CriticEngine, EngineSnapshot, SharedWeights, TokenQuantity, TrainingEngine
 from strop.training.backends.ranked import RankedCriticEngine, RankedPolicyEngine
-from strop.training.critic_model import CriticModel
 from strop.training.device import find_device
 from strop.training.optimized_model import sum_metrics
 from strop.training.parallel.parallelize import single_device
-from strop.training.policy_model import PolicyModel
 from strop.training.ranks.group import RankGroup
 from strop.training.specs import CriticSpec, PolicySpec
+from strop.training.trained_models import CriticModel, PolicyModel
 from strop.types import Experience, FloatArray, GlobalCounts, MicroBatch, TrainingBatch
 from strop.workers.cleanup import closing
 from strop.workers.start import LOCAL, RankPlacement

@@ -28,11 +28,10 @@ from strop.data.packing import MicroBatchPlan
 from strop.errors import PlacementError
 from strop.protocols import CriticEngine, FileChecksum, SharedWeights, TokenQuantity, TrainingEngine
 from strop.training.checkpoints.file_writer import write_order, writes_in_parallel
-from strop.training.critic_model import CriticModel
 from strop.training.device import find_rank_device_type
 from strop.training.optimized_model import sum_metrics
 from strop.training.parallel.mesh import ParallelDims
-from strop.training.policy_model import PolicyModel
+from strop.training.parallel.zero import import_deepspeed
 from strop.training.ranks.group import RankGroup
 from strop.training.ranks.messages import (
     CRITIC,
@@ -63,7 +62,7 @@ from strop.training.ranks.share import (
     plan_rank_shares,
 )
 from strop.training.specs import CriticSpec, PolicySpec
-from strop.training.zero.library import import_deepspeed
+from strop.training.trained_models import CriticModel, PolicyModel
 from strop.types import Experience, FloatArray, GlobalCounts, TrainingBatch
 from strop.workers.cleanup import closing
 from strop.workers.start import LOCAL, RankPlacement

@@ -20,9 +20,8 @@ from strop.config.schema.model import ModelConfig
 from strop.config.schema.policy_gradient import HeadInit
 from strop.models.shared_weights import SharedTensors, fuse_storage, module_tensors, use_tensors
 from strop.training.mixed_precision import ComputeCopy, trainable_parameters
-from strop.training.model_state import TorchState
-from strop.training.optimizers.fused_backward import call_with_gradients
-from strop.training.optimizers.state import load_optimizer_state
+from strop.training.model_state import TorchState, load_optimizer_state
+from strop.training.optimizers import call_with_gradients
 from strop.training.parallel.parallelize import DirectCall, LoadedModel, ModelCall, SingleDevice
 
 

@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal, assert_never
+from typing import Any, Literal, NoReturn, assert_never
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, RankNetworkConfig
-from strop.errors import TrainingError
+from strop.errors import (
+    NodeLostError,
+    RankLostError,
+    StropError,
+    TrainingError,
+    WorkerDiedError,
+    see_troubleshooting,
+)
 from strop.models.dtensor import forget_meshes
 from strop.protocols import FileChecksum
-from strop.training.ranks.messages import RankMessage, RankSpec, SaveCheckpoint
-from strop.training.ranks.rank_worker import RankWorker
-from strop.training.ranks.remote_rank import RankWatch, RemoteRank, check_replies, gather_results, raise_cause
+from strop.training.parallel.zero import close_deepspeed
+from strop.training.ranks.messages import RankFailure, RankMessage, RankResult, RankSpec, SaveCheckpoint
+from strop.training.ranks.rank_worker import RankWorker, run_rank_worker
 from strop.training.ranks.rendezvous import open_rendezvous
 from strop.training.ranks.sharded_save import gather_written_files
-from strop.training.zero.library import close_deepspeed
-from strop.workers.start import LOCAL, AgentPlacement, LocalPlacement, RankPlacement, RayPlacement
+from strop.workers.start import (
+    LOCAL,
+    AgentPlacement,
+    LocalPlacement,
+    RankPlacement,
+    RayPlacement,
+    start_worker,
+)
 from strop.workers.waiting import call_with_checks
+from strop.workers.worker import SilenceClock
+
+_POLL_SECONDS = 0.2
+_WATCH_SECONDS = 1.0
+"""Interval at which ranks are watched while the first rank is in a collective operation."""
+_CAUSE_SECONDS = 5.0
+"""Longest wait, after a collective operation has failed, for the error of the rank that caused it."""
+_SAME_NODE_SECONDS = 2.0
+"""Longest time between the first and the last rank of a lost node that notices it."""
+_TIMEOUT = re.compile("timed? ?out", re.IGNORECASE)
+"""In the message of a collective operation in which another rank did not take part in time."""
+_RESUME = "The same command resumes from the last checkpoint."
 
 
 def _device_indices(placement: RankPlacement, ranks: int) -> list[int]:
@@ -100,7 +129,7 @@ class RankGroup:
                 with self._on_others(specs[1:]) as nodes:
                     self.worker = call_with_checks(
                         lambda: RankWorker(specs[0], rendezvous.listening),
-                        lambda: check_replies(self._remote),
+                        lambda: _check_replies(self._remote),
                     )
         except BaseException:
             self.close()
@@ -177,12 +206,194 @@ class RankGroup:
             for rank, message in zip(self._remote, messages, strict=True):
                 rank.send(message)
         except TrainingError as error:
-            raise_cause(self._remote, error)
+            _raise_cause(self._remote, error)
         try:
             yield results
         except (
             RuntimeError,
             ValueError,
         ) as error:  # as torch raises in a collective operation after a rank's end
-            raise_cause(self._remote, error)
-        results.extend(gather_results(self._remote))
+            _raise_cause(self._remote, error)
+        results.extend(_gather_results(self._remote))
+
+
+class RemoteRank:
+    """A rank in another process, which sends one reply to each message."""
+
+    def __init__(self, rank: int, placement: RankPlacement, hang_timeout_seconds: float) -> None:
+        self.rank = rank
+        self.hang_timeout_seconds = hang_timeout_seconds
+        """Longest silence of the process, and longest time for which the other ranks wait for this one."""
+        self._name = f"Rank {rank} of the trainer"
+        self._worker = start_worker(f"rank-{rank}", run_rank_worker, placement)
+        self._hang: RankLostError | None = None
+        self.node_loss: NodeLostError | None = None
+        """The loss of its node, if that ended it."""
+        self._reply: RankResult | StropError | None = None
+        self.is_consequence = False
+        """Whether the error in its reply may be the consequence of another rank's end."""
+
+    def send(self, message: object) -> None:
+        """Raises TrainingError if the rank has ended."""
+        try:
+            self._worker.send(message)
+        except WorkerDiedError as death:
+            raise self._lost(death) from None
+
+    def reply(self, seconds: float) -> RankResult | StropError | None:
+        """The reply to the last message, or the error that ended the rank; None if neither comes in time."""
+        if self._reply is None and self._worker.poll(seconds):
+            try:
+                reply: RankResult | RankFailure = self._worker.receive()
+            except WorkerDiedError as death:
+                self._reply = self._lost(death)
+            else:
+                if isinstance(reply, RankFailure):
+                    self.is_consequence = reply.is_consequence
+                    self._reply = reply.failure.to_error(self._name, TrainingError)
+                else:
+                    self._reply = reply
+        return self._reply
+
+    @property
+    def has_replied(self) -> bool:
+        """Whether `reply` has returned the reply to the last message, or the error that ended the rank."""
+        return self._reply is not None
+
+    def take_result(self) -> Any:
+        """Result of the last message, after `reply` has returned it."""
+        assert isinstance(self._reply, RankResult)
+        result, self._reply = self._reply.result, None
+        return result
+
+    def check(self) -> None:
+        """Raises TrainingError if the rank has ended, or was silent for too long and is killed.
+
+        Any thread may call it.
+        """
+        try:
+            silent = self._worker.silent_seconds()
+        except WorkerDiedError as death:
+            raise self._lost(death) from None
+        if silent > self.hang_timeout_seconds:
+            self._hang = RankLostError(
+                f"{self._name} hangs: its process has given no sign of life for {silent:.0f} s, because it is stopped "
+                f"or its node does not respond; it was killed. {_RESUME} `trainer.engine.hang_timeout_seconds` sets "
+                f"the limit. {see_troubleshooting('a-run-hangs-or-waits')}"
+            )
+            self._worker.kill()
+            raise self._hang
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._worker.kill()
+
+    def _lost(self, death: WorkerDiedError) -> TrainingError:
+        if self._hang is not None:
+            return self._hang
+        if isinstance(death, NodeLostError):
+            self.node_loss = death
+            return RankLostError(f"{self._name} ended {death.exit_reason}. {_RESUME}")
+        if not death.killed:
+            return TrainingError(f"{self._name} ended {death.exit_reason}.")
+        return RankLostError(
+            f"{self._name} ended {death.exit_reason}. If no process sent signal 9, the kernel did, because the "
+            f"machine ran out of memory. {see_troubleshooting('out-of-memory')}"
+        )
+
+
+def _gather_results(ranks: Sequence[RemoteRank]) -> list[Any]:
+    """Each rank's result of the last message, which the first rank has run already.
+
+    Raises the error of the rank that failed first, and RankLostError for ranks that hang.
+    """
+    waiting = SilenceClock()
+    while True:
+        replies = [rank.reply(_POLL_SECONDS) for rank in ranks]
+        if any(isinstance(reply, StropError) for reply in replies):
+            _raise_cause(ranks)
+        if None not in replies:
+            return [rank.take_result() for rank in ranks]
+        if waiting.look(heard=False) > ranks[0].hang_timeout_seconds:
+            raise _hang_of(ranks)
+
+
+def _check_replies(ranks: Sequence[RemoteRank]) -> None:
+    """Raise the error of the rank that failed first, if one has failed or ended."""
+    if any(isinstance(rank.reply(0), StropError) for rank in ranks):
+        _raise_cause(ranks)
+
+
+def _raise_cause(ranks: Sequence[RemoteRank], error: Exception | None = None) -> NoReturn:
+    """Raise the error of the rank that failed first, rather than the failures that it causes in others.
+
+    `error` is the failure of the first rank, which is raised if no other rank has failed. Where the others have only
+    waited too long for ranks that do not reply, those hang: RankLostError.
+    """
+    deadline = time.monotonic() + _CAUSE_SECONDS
+    while True:
+        errors = {rank: reply for rank in ranks if isinstance(reply := rank.reply(0.05), StropError)}
+        causes = [reply for rank, reply in errors.items() if not rank.is_consequence]
+        if causes or len(errors) == len(ranks) or time.monotonic() > deadline:
+            break
+    failures = [*errors.values(), *([error] if error else [])]
+    if not causes and len(errors) < len(ranks) and any(_TIMEOUT.search(str(each)) for each in failures):
+        raise _hang_of(ranks) from error
+    causes.sort(key=lambda cause: not isinstance(cause, RankLostError))
+    losses = [rank.node_loss for rank in ranks if rank.node_loss is not None]
+    if losses:
+        raise _node_loss(ranks, losses[0]) from error
+    raise [*causes, *failures][0] from error
+
+
+def _node_loss(ranks: Sequence[RemoteRank], loss: NodeLostError) -> RankLostError:
+    """The error that names all ranks of a lost node, each of which notices the loss by itself."""
+    deadline = time.monotonic() + _SAME_NODE_SECONDS
+    while time.monotonic() < deadline and not all(rank.has_replied for rank in ranks):
+        for rank in ranks:
+            rank.reply(0.05)
+    lost = [rank.rank for rank in ranks if rank.node_loss is not None and rank.node_loss.node == loss.node]
+    whose = "its" if len(lost) == 1 else "their"
+    return RankLostError(f"{_names(lost)} ended with {whose} node {loss.node}, {loss.fault}. {_RESUME}")
+
+
+def _hang_of(ranks: Sequence[RemoteRank]) -> RankLostError:
+    """The error that names the ranks that have not replied, while the others waited for them."""
+    hung = [rank.rank for rank in ranks if not rank.has_replied]
+    verb = "hang" if len(hung) > 1 else "hangs"
+    return RankLostError(
+        f"{_names(hung)} {verb}: the others have waited for {ranks[0].hang_timeout_seconds:g} s, which is "
+        f"`trainer.engine.hang_timeout_seconds`. {_RESUME} {see_troubleshooting('a-run-hangs-or-waits')}"
+    )
+
+
+def _names(ranks: Sequence[int]) -> str:
+    """`Rank 3 of the trainer`, or `Ranks 2, 3 of the trainer`."""
+    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {', '.join(map(str, ranks))} of the trainer"
+
+
+class RankWatch:
+    """A thread that watches the other ranks, because some operations wait for a rank that has ended or is stopped.
+
+    When a rank has ended, or has been silent for too long and is killed, it aborts the process group; the operation
+    that waits then raises an error.
+    """
+
+    def __init__(self, ranks: Sequence[RemoteRank]) -> None:
+        self._ranks = ranks
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="strop-rank-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop watching; afterwards ranks may be ended."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_WATCH_SECONDS):
+            try:
+                for rank in self._ranks:
+                    rank.check()
+            except StropError:
+                if not self._closed.is_set() and distributed.is_initialized():
+                    _abort_process_group()
+                return

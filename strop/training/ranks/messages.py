@@ -22,11 +22,10 @@ from strop.config.schema.trainer import RankNetworkConfig
 from strop.models.formats.huggingface import join_export
 from strop.protocols import TokenQuantity
 from strop.training.checkpoints.file_writer import rng_file_name
-from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
-from strop.training.critic_model import CriticModel
-from strop.training.policy_model import PolicyModel
+from strop.training.checkpoints.tensors import get_rng_state, read_tensors, set_rng_state
 from strop.training.ranks.share import IdleSafeLoss, RankShare
 from strop.training.specs import CriticSpec, PolicySpec
+from strop.training.trained_models import CriticModel, PolicyModel
 from strop.types import FloatArray, GlobalCounts
 from strop.workers.worker import RemoteFailure
 

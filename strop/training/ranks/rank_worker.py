@@ -17,13 +17,11 @@ from strop.config.schema.trainer import (
     LocalEngineConfig,
     TrainingEngineConfig,
 )
-from strop.training.critic_model import CriticModel
 from strop.training.parallel.fsdp2 import Fsdp2Parallelizer
 from strop.training.parallel.mesh import ParallelDims, RankMeshes
 from strop.training.parallel.parallelize import Parallelizer
 from strop.training.parallel.shared_memory import SharedMemoryParallelizer
 from strop.training.parallel.zero import ZeroParallelizer
-from strop.training.policy_model import PolicyModel
 from strop.training.ranks.messages import (
     CRITIC,
     POLICY,
@@ -36,6 +34,7 @@ from strop.training.ranks.messages import (
 from strop.training.ranks.rendezvous import init_process_group, set_collective_timeout
 from strop.training.ranks.sharded_save import shard_writers, write_shard
 from strop.training.specs import CriticSpec, PolicySpec
+from strop.training.trained_models import CriticModel, PolicyModel
 from strop.workers.worker import Channel, RemoteFailure
 
 _COLLECTIVE_ERRORS = (RuntimeError, DistBackendError, DistNetworkError, DistStoreError)

@@ -26,7 +26,7 @@ from strop.training.checkpoints.file_writer import (
     shard_file_name,
     write_files,
 )
-from strop.training.checkpoints.snapshot import LocalSnapshot
+from strop.training.checkpoints.tensors import LocalSnapshot
 from strop.training.ranks.messages import SaveCheckpoint
 
 SAVE_TIMEOUT_SECONDS = 3600.0

@@ -1,15 +1,15 @@
-"""The trained policy on one rank: log-probs, gradients, its reference model and teachers, and its state; or a trained
-reward model: scores and gradients."""
+"""Trained models on one rank: the policy with its reference model and teachers, or a reward model; and the critic."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import assert_never
 
+import numpy as np
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from strop.algorithms.losses.preference_losses import sync_reference
 from strop.algorithms.losses.router_losses import RouterLoss, add_losses, expert_counts
-from strop.config.schema.distillation import DivergenceConfig
+from strop.config.schema.distillation import DistillationConfig, DivergenceConfig
 from strop.errors import ModelError
 from strop.models.chunked_head import Comparison, FrozenStates
 from strop.models.family_traits import check_rope_limit
@@ -25,6 +25,7 @@ from strop.models.formats.huggingface import export_model, join_write_adapter, w
 from strop.models.logprobs import (
     expected_entropy_effects,
     frozen_states,
+    sampled_logprobs,
     squared_probabilities,
     token_outputs,
 )
@@ -33,18 +34,22 @@ from strop.models.packed_attention.forward import base_model, can_share_prompts
 from strop.models.routers import experts_per_token, router_logits
 from strop.models.shared_weights import fuse_storage, named_weights
 from strop.models.value_head import classifier_outputs
+from strop.models.value_model import token_values
 from strop.models.vision.model_images import ModelImages
-from strop.protocols import LossFn, SharedWeights, TokenQuantity, UnmergedWeights
+from strop.protocols import LossFn, SharedWeights, TokenQuantity, UnmergedWeights, ValueLossFn
 from strop.training.checkpoints.file_writer import REFERENCE_FILE, RNG_FILE
-from strop.training.checkpoints.sharded_tensors import ShardedTensors
-from strop.training.checkpoints.snapshot import LocalSnapshot
-from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
+from strop.training.checkpoints.tensors import (
+    LocalSnapshot,
+    ShardedTensors,
+    get_rng_state,
+    read_tensors,
+    set_rng_state,
+)
 from strop.training.optimized_model import OptimizedModel, mark_last
 from strop.training.parallel.parallelize import DirectCall, ModelCall, Parallelizer
-from strop.training.specs import PolicySpec
-from strop.training.teachers import Teachers
-from strop.transfers import to_device
-from strop.types import GlobalCounts, MicroBatch, TokenOutputs
+from strop.training.specs import CriticSpec, PolicySpec
+from strop.transfers import Positions, to_device
+from strop.types import GlobalCounts, IndexArray, MicroBatch, TokenOutputs
 
 
 class PolicyModel(OptimizedModel):
@@ -314,3 +319,125 @@ class PolicyModel(OptimizedModel):
         if self._reference is None:
             raise ValueError("this engine was built for an algorithm without a reference model")
         return self._reference, nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedStates:
+    """A micro-batch's hidden states from several teachers, each for its own positions."""
+
+    states: tuple[FrozenStates, ...]
+    teacher: IndexArray
+    """[T] Number of the teacher of each position of the hidden states, on the host; -1 where none is needed."""
+
+    def logprobs(self, rows: Positions, temperature: Tensor) -> Tensor:
+        """[n, V] float32 Log-probs of the next token at each position, by its teacher.
+
+        V is the smallest of the teachers' vocabularies; the tokens of one tokenizer are in each of them.
+        """
+        numbers, parts = self.teacher[rows.on_host], []
+        for number, states in enumerate(self.states):
+            chosen = Positions.of(np.flatnonzero(numbers == number), temperature.device)
+            own = Positions(rows.on_host[chosen.on_host], rows.on_device[chosen.on_device])
+            parts.append((chosen, states.logprobs(own, temperature[chosen.on_device])))
+        result = temperature.new_zeros(len(rows), min(each.shape[1] for _, each in parts))
+        for chosen, each in parts:
+            result[chosen.on_device] = each[:, : result.shape[1]]
+        return result
+
+
+class Teachers:
+    """Frozen models, whole or this rank's shards. Every rank runs every teacher on each of its micro-batches.
+
+    Raises ModelError for a model that cannot be used.
+    """
+
+    def __init__(
+        self, section: DistillationConfig, parallelizer: Parallelizer, *, max_sequence_tokens: int
+    ) -> None:
+        self._section = section
+        self._group = parallelizer.sequence_group
+        self._calls: list[ModelCall] = []
+        self.shared_prompts_obstacle = ""
+        """Reason why a micro-batch must not hold a shared prompt; empty if it may."""
+        for number, teacher in enumerate(section.teachers):
+            try:
+                call = parallelizer.load_reference(teacher.model)
+                call(lambda model: check_rope_limit(base_model(model).config, max_sequence_tokens))
+            except ModelError as error:
+                raise ModelError(f"algorithm.distillation.teachers.{number}: {error}") from error
+            supported, obstacle = call(can_share_prompts)
+            if not supported:
+                self.shared_prompts_obstacle = f"of its teacher {teacher.path}: {obstacle}"
+            self._calls.append(call)
+
+    def states(self, micro_batch: MicroBatch) -> RoutedStates:
+        """Hidden states of a micro-batch, from which log-probs over the vocabulary are computed in chunks."""
+        temperature = self._section.temperature
+        return RoutedStates(
+            tuple(call(frozen_states, micro_batch, temperature=temperature) for call in self._calls),
+            self._numbers(micro_batch),
+        )
+
+    @torch.no_grad()
+    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
+        """[T] log-probs of a micro-batch's targets."""
+        return sampled_logprobs(self.states(micro_batch), micro_batch, self._group)
+
+    def _numbers(self, micro_batch: MicroBatch) -> IndexArray:
+        """[T] Number of each position's teacher; with sequence parallelism of this rank's positions."""
+        numbers = [self._section.teacher_of(source) for source in micro_batch.source]
+        by_segment = np.array([-1 if number is None else number for number in numbers])
+        of_tokens: IndexArray = by_segment[micro_batch.segment_numbers()]
+        return of_tokens if self._group is None else self._group.share(torch.from_numpy(of_tokens)).numpy()
+
+
+class CriticModel(OptimizedModel):
+    """A value model and its optimizer. Raises ModelError for a model that cannot be loaded or trained.
+
+    Building it leaves torch's random state, which the policy's checkpoint holds, as it was.
+    """
+
+    def __init__(self, spec: CriticSpec, parallelizer: Parallelizer) -> None:
+        self.device = parallelizer.device
+        self.images = ModelImages(spec.model, spec.images)
+        """Image processor of the model."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(spec.seed)
+            try:
+                loaded = parallelizer.load_critic(spec.model, spec.head)
+            except ModelError as error:
+                raise ModelError(f"algorithm.critic: {error}") from error
+        self._call = loaded.call
+        super().__init__(
+            loaded.model,
+            spec.optimizer,
+            compute_copy=loaded.compute_copy,
+            before_backward=loaded.before_backward,
+            sharded_optimizer=loaded.sharded_optimizer,
+            max_grad_norm=spec.max_grad_norm,
+            checkpoint=spec.checkpoint,
+            model_key=spec.model_key,
+            trainer_key="algorithm.critic",
+        )
+        self.supports_shared_prompts, _ = can_share_prompts(loaded.decoder)
+
+    def forward_backward(
+        self, micro_batches: Iterable[MicroBatch], loss_fn: ValueLossFn, counts: GlobalCounts
+    ) -> Mapping[str, float]:
+        """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself.
+
+        Raises TrainingError for a loss that is NaN or infinite, and drops the gradient.
+        """
+        self.train()
+        pending = []
+        for micro_batch, is_last in mark_last(micro_batches):
+            values = self._call(token_values, micro_batch)
+            result = loss_fn(micro_batch, values, counts)
+            pending.append(self.backward(result, micro_batch, counts, is_last=is_last))
+        return self.read_metrics(pending)
+
+    @torch.no_grad()
+    def values(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
+        """[T] values of each micro-batch, under the current weights."""
+        self.model.eval()
+        return [self._call(token_values, micro_batch) for micro_batch in micro_batches]

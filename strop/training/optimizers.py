@@ -1,13 +1,25 @@
-"""Construction of optimizers from the run file's section, each from the library that maintains it."""
+"""Optimizers: construction from the run file's section, each from the library that maintains it, and fused updates.
+
+GrokAdamW has the arithmetic of the grokadamw package (0.1) without grokking signals. The package itself is not used:
+it configures logging at import, keeps its state outside of torch's optimizer state, and calls deprecated functions of
+torch. Tests compare the two.
+
+A fused backward pass updates each parameter once its gradient is complete, which is then freed: at most one
+parameter's gradient is in memory at a time (LOMO, arXiv 2306.09782). In return, gradients cannot be accumulated over
+micro-batches, nor clipped by their norm.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, Protocol, assert_never
+from weakref import WeakMethod
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from strop.config.schema.optimizer import (
     AdafactorConfig,
@@ -24,8 +36,8 @@ from strop.config.schema.optimizer import (
     ScheduleFreeSgdConfig,
     SgdConfig,
 )
-from strop.errors import MissingExtraError, PlacementError
-from strop.training.optimizers.grokadamw import GrokAdamW as GrokAdamWOptimizer
+from strop.errors import MissingExtraError, PlacementError, TrainingError
+from strop.types import GlobalCounts, MicroBatch
 
 _IN_A_LAYER = re.compile(r"\.\d+\.")
 """Pattern of a parameter's name in one of a model's numbered layers."""
@@ -67,7 +79,7 @@ def build_optimizer(
         case AdafactorConfig() | AdalomoConfig():
             return _of_transformers(section, params, common)
         case GrokAdamWConfig():
-            return GrokAdamWOptimizer(
+            return GrokAdamW(
                 params,
                 **common,
                 betas=section.betas,
@@ -237,3 +249,127 @@ def undecayed_parameters(model: nn.Module) -> frozenset[str]:
         for name, _ in model.named_parameters()
         if _UNDECAYED_NAME.search(name.lower()) or name.rpartition(".")[0] in norms
     )
+
+
+class GrokAdamW(torch.optim.Optimizer):
+    """AdamW on `gradient + lamb * ema(gradient)` (the filter of arXiv 2405.20233).
+
+    The n-th tensor's first moment decays by `betas[0] * (1 - gamma) ** n`. Its bias correction uses
+    `betas[0]`, as in the package: the first updates of later tensors are up to `1 / (1 - betas[0])` times
+    AdamW's, so a warm-up is recommended.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        alpha: float,
+        lamb: float,
+        gamma: float,
+        max_tensor_norm: float | None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "alpha": alpha,
+            "lamb": lamb,
+            "gamma": gamma,
+            "max_tensor_norm": max_tensor_norm,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for index, parameter in enumerate(group["params"]):
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group, index)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], index: int) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = 0
+            for name in ("exp_avg", "exp_avg_sq", "slow"):
+                state[name] = torch.zeros_like(parameter)
+        state["step"] += 1
+        if group["max_tensor_norm"] is not None:
+            nn.utils.clip_grads_with_norm_(parameter, group["max_tensor_norm"], gradient.norm())
+        beta1, beta2 = group["betas"]
+        own_beta1 = beta1 * (1 - group["gamma"]) ** index
+        state["slow"].mul_(group["alpha"]).add_(gradient, alpha=1 - group["alpha"])
+        boosted = gradient + group["lamb"] * state["slow"]
+        state["exp_avg"].mul_(own_beta1).add_(boosted, alpha=1 - own_beta1)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(boosted, boosted, value=1 - beta2)
+        bias1, bias2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        root = state["exp_avg_sq"].sqrt().add_(group["eps"])
+        parameter.addcdiv_(state["exp_avg"], root, value=-group["lr"] * math.sqrt(bias2) / bias1)
+
+
+def call_with_gradients(parameters: Iterable[nn.Parameter], method: Callable[[int, Tensor], None]) -> None:
+    """Call a bound method with the number of each parameter, and the parameter, whenever it has a new gradient.
+
+    The method's object is held weakly: torch keeps hooks where Python's garbage collector does not see them, so that
+    parameters which their own hooks reach would never be freed.
+    """
+    weak = WeakMethod(method)
+
+    def call(number: int, parameter: Tensor) -> None:
+        if (bound := weak()) is not None:
+            bound(number, parameter)
+
+    for number, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(partial(call, number))  # type: ignore[no-untyped-call]
+
+
+class FusedBackward:
+    """Hooks an optimizer into the backward pass of a model."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        masters: Mapping[str, nn.Parameter],
+        computing: Mapping[str, nn.Parameter],
+    ) -> None:
+        """`optimizer` updates `masters`; `computing` are the same parameters, or their copies in another dtype."""
+        self._optimizer = optimizer
+        self._masters = [masters[name] for name in computing]
+        self._norms: list[Tensor] = []
+        call_with_gradients(computing.values(), self._update)
+
+    def pop_grad_norm(self) -> Tensor:
+        """Norm of the gradients since the last call; 0 without any."""
+        norm = torch.stack(self._norms).norm() if self._norms else torch.zeros(())
+        self._norms.clear()
+        return norm
+
+    @torch.no_grad()
+    def _update(self, number: int, computing: Tensor) -> None:
+        master = self._masters[number]
+        assert computing.grad is not None
+        master.grad, gradient = computing.grad.to(master.dtype), computing.grad
+        self._norms.append(gradient.norm(dtype=torch.float32))
+        self._optimizer.step()  # updates this parameter only: no other has a gradient
+        computing.grad = master.grad = None
+        if computing is not master:
+            computing.copy_(master)
+
+
+def require_single_micro_batch(micro_batch: MicroBatch, counts: GlobalCounts) -> None:
+    """Raises TrainingError for a micro-batch that is not the whole update."""
+    own, total = len(micro_batch.targets), counts.measured_tokens + counts.expert_tokens
+    if own != total:
+        raise TrainingError(
+            "lomo and adalomo update the weights during the backward pass, so an update must be one micro-batch; "
+            f"this one holds {own} of the update's {total} trained tokens. The weights are unchanged. Write a "
+            "larger `microbatch` or a smaller `tasks_per_update`, or use another optimizer."
+        )

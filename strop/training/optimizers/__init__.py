@@ -1,1 +1,0 @@
-"""Optimizers: construction, updates during the backward pass, and state on disk."""
