@@ -17,7 +17,6 @@ from strop.compat.trl.reader import LEDGERS as TRL
 from strop.compat.verl.ppo_trainer import LEDGER as VERL
 from strop.compat.verl.sft import LEDGER as VERL_SFT
 from strop.compat.verl.sft_engine import LEDGER as VERL_SFT_ENGINE
-from strop.config.explain import format_value
 from strop.config.load.loader import Job, LoadedRun, load_values
 from strop.config.machine import configured_devices
 from strop.config.redact import redact
@@ -26,7 +25,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import SftConfig
 from strop.config.schema.base import Section
 from strop.config.semantic_diff import NON_LEARNING_FIELDS, FieldDifference, semantic_diff
-from strop.config.units import Amount
+from strop.config.units import Amount, format_value
 from strop.errors import ConfigError
 from strop.printable import did_you_mean
 

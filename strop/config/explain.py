@@ -11,7 +11,7 @@ from strop.config.checks.data import image_engine_fault
 from strop.config.load.config_tree import Source
 from strop.config.load.loader import LoadedRun
 from strop.config.model_files import read_model_file
-from strop.config.redact import redact, redact_text
+from strop.config.redact import redact_text
 from strop.config.schema.buffer import (
     BoundedStyleConfig,
     DistributedSyncConfig,
@@ -25,7 +25,7 @@ from strop.config.schema.policy_gradient import Rows
 from strop.config.schema.record import CheckpointConfig
 from strop.config.schema.run import Leaf, Run, effective_reward, lacks_reward, leaves, to_steps
 from strop.config.schema.trainer import WarmupSelectionConfig
-from strop.config.units import Amount
+from strop.config.units import Amount, format_value
 
 
 def summarize(loaded: LoadedRun) -> str:
@@ -366,16 +366,3 @@ def unit_of(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return ""
     return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
-
-
-def format_value(name: str, value: Any) -> str:
-    """Format a value for printing, without its unit."""
-    if isinstance(value, Amount):
-        return str(value).split()[0]
-    if value is None:
-        return "never" if name.endswith("every") else "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(str(redact(item, name)) for item in value) + "]"
-    return str(redact(value, name))

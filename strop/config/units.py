@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-from strop.config.redact import redacted_repr
+from strop.config.redact import redact, redacted_repr
 
 Unit = Literal["steps", "updates", "epochs", "tokens", "sequences", "%"]
 
@@ -104,3 +104,16 @@ Steps = Annotated[Amount, *_field(("steps",))]
 """Number of steps, at least 1."""
 NonNegativeSteps = Annotated[Amount, *_field(("steps",), positive=False)]
 """Number of steps, 0 or more."""
+
+
+def format_value(name: str, value: Any) -> str:
+    """Format a value for printing, without its unit."""
+    if isinstance(value, Amount):
+        return str(value).split()[0]
+    if value is None:
+        return "never" if name.endswith("every") else "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(str(redact(item, name)) for item in value) + "]"
+    return str(redact(value, name))

@@ -19,7 +19,6 @@ from strop.compat.ledger.key_mapping import (
     no_key_owner,
     typed_value,
 )
-from strop.config.explain import format_value
 from strop.config.load.config_tree import (
     MISSING,
     ConfigTree,
@@ -37,6 +36,7 @@ from strop.config.load.yaml_file import read_yaml
 from strop.config.machine import OverriddenKey, placement_error
 from strop.config.redact import redact, redacted_repr
 from strop.config.schema import Run
+from strop.config.units import format_value
 from strop.errors import ConfigError, FaultKind, config_error
 
 if TYPE_CHECKING:
