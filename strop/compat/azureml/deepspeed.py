@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    ANY,
     NO_DEEPSPEED,
     UNSET,
     ForeignValues,
     KeyMapping,
     SupportCheck,
     in_effect,
-    never,
     no_effect,
     not_on_page,
     only,
@@ -113,7 +111,7 @@ ENGINE_FIELDS = (
 
 
 def _option(name: str) -> KeyMapping:
-    row = placement(f"deepspeed_config.{name}", UNSET, NO_DEEPSPEED, supported=unless_here, value_type=ANY)
+    row = placement(f"deepspeed_config.{name}", UNSET, NO_DEEPSPEED, supported=unless_here)
     return replace(row, warn=in_effect)
 
 
@@ -160,13 +158,7 @@ DEEPSPEED = not_on_page(
         "deepspeed_config.optimizer.params.*", UNSET, "write 'auto' or remove it", supported=only("auto")
     ),
     refused(
-        "deepspeed_config.scheduler.*",
-        UNSET,
-        "the input --lr_scheduler_type sets the schedule; remove it",
-        supported=never,
+        "deepspeed_config.scheduler.*", UNSET, "the input --lr_scheduler_type sets the schedule; remove it"
     ),
-    *(
-        no_effect(f"deepspeed_config.{name}", UNSET, "Strop has its own logging", value_type=ANY)
-        for name in LOGGING
-    ),
+    *(no_effect(f"deepspeed_config.{name}", UNSET, "Strop has its own logging") for name in LOGGING),
 )

@@ -14,7 +14,6 @@ from typing import Any
 from strop.compat.azureml.component import Component, ComponentInput, component_input, model_folder_converter
 from strop.compat.azureml.deepspeed import DEEPSPEED, ENGINE_FIELDS, engine, processes, unless_here
 from strop.compat.ledger.key_mapping import (
-    ANY,
     NATIVE_SAMPLER,
     NO_DEEPSPEED,
     NO_SHARDS,
@@ -23,7 +22,6 @@ from strop.compat.ledger.key_mapping import (
     ForeignValues,
     KeyMapping,
     Ledger,
-    always,
     fused_kernels,
     mapped,
     no_effect,
@@ -162,13 +160,7 @@ _DATA = (
     ),
     _file(
         placement(
-            "deepspeed_config",
-            UNSET,
-            NO_DEEPSPEED,
-            supported=unless_here,
-            value_type=ANY,
-            fields=ENGINE_FIELDS,
-            read=engine,
+            "deepspeed_config", UNSET, NO_DEEPSPEED, supported=unless_here, fields=ENGINE_FIELDS, read=engine
         ),
         required=True,
     ),
@@ -403,12 +395,7 @@ _TRAINING = (
         )
     ),
     _integer(
-        placement(
-            "per_device_eval_batch_size",
-            8,
-            "the sampler chooses the number of concurrent responses",
-            supported=always,
-        )
+        placement("per_device_eval_batch_size", 8, "the sampler chooses the number of concurrent responses")
     ),
     _integer(mapped("gradient_accumulation_steps", 1, "trainer.tasks_per_step", read=batches)),
     _number(mapped("learning_rate", 3e-6, "trainer.optimizer.lr", read=optimizer)),
@@ -534,7 +521,7 @@ _REST = (
     _integer(mapped("save_total_limit", 20, "checkpoint.keep")),
     _boolean(mapped("shuffle_dataset", True, "data.shuffle")),
     _boolean(fused_kernels("use_liger_kernel")),
-    _number(placement("vllm_gpu_memory_utilization", 0.3, NATIVE_SAMPLER, supported=always)),
+    _number(placement("vllm_gpu_memory_utilization", 0.3, NATIVE_SAMPLER)),
     _integer(placement("vllm_tensor_parallel_size", 1, NO_SHARDS, supported=only(1))),
 )
 _INPUTS: tuple[ComponentInput, ...] = (*_DATA, *_ALGORITHM, *_TRAINING, *_GENERATION, *_REST)

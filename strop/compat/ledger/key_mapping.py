@@ -359,14 +359,14 @@ def placement(
     default: Any,
     instead: str,
     *,
-    supported: SupportCheck,
+    supported: SupportCheck | None = None,
     value_type: ValueType | None = None,
     inactive: InactiveCheck | None = None,
     fields: tuple[str, ...] = (),
     read: ReadFunction | None = None,
 ) -> KeyMapping:
     """A key that decides where or how fast a run executes; `--here` overrides values that `supported`
-    rejects. With `fields` it is a mapped key."""
+    rejects, none by default. With `fields` it is a mapped key."""
     return KeyMapping(
         key,
         default,
@@ -375,7 +375,7 @@ def placement(
         read,
         instead,
         value_type or value_type_of(default),
-        supported,
+        supported or always,
         inactive,
         is_placement=True,
     )
@@ -414,7 +414,7 @@ def versions(*rows: KeyMapping, since: str = "", until: str = "") -> tuple[KeyMa
 def placement_section(section: str, instead: str, *, inactive: InactiveCheck | None = None) -> KeyMapping:
     """All keys of a section that have no row of their own; they decide only where or how fast a run
     executes."""
-    return placement(f"{section}.*", UNSET, instead, supported=never, value_type=ANY, inactive=inactive)
+    return placement(f"{section}.*", UNSET, instead, supported=never, inactive=inactive)
 
 
 def aliases(rows: Iterable[KeyMapping], names: Mapping[str, str]) -> tuple[KeyMapping, ...]:
@@ -580,7 +580,7 @@ def fused_kernels(
     def notice(foreign: ForeignValues) -> str | None:
         return _REPLACED if foreign[key] else None
 
-    row = placement(key, False, _REPLACED, supported=always, value_type=value_type, inactive=inactive)
+    row = placement(key, False, _REPLACED, value_type=value_type, inactive=inactive)
     return replace(row, warn=notice)
 
 

@@ -19,7 +19,6 @@ from strop.compat.ledger.key_mapping import (
     ValueType,
     any_inactive,
     mapped,
-    never,
     no_effects,
     not_on_page,
     nullable,
@@ -567,7 +566,7 @@ _ARGUMENTS = not_on_page(
     _arg("tau", 1.0, "baseline.tau", ("opmd",)),
     _arg("kl_coef", 1.0, "distillation.reward.coef", presets.DISTILLED),
     _arg("lambda_coef", 0.5, "distillation.reward.divergence.beta", ("jsd",)),
-    refused(f"{ARGS}.*", UNSET, "unknown argument of the advantage function; remove it", supported=never),
+    refused(f"{ARGS}.*", UNSET, "unknown argument of the advantage function; remove it"),
     *(
         _kl_row(f"algorithm.{name}_args.kl_coef", 0.001, f"algorithm.{field}.coef", inactive=_no_kl(name))
         for name, field in (("kl_penalty_fn", "kl_reward"), ("kl_loss_fn", "kl_loss"))

@@ -9,8 +9,6 @@ from math import ceil
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    ANY,
-    BOOLEAN,
     INTEGER,
     NUMBER,
     STRING,
@@ -19,7 +17,6 @@ from strop.compat.ledger.key_mapping import (
     InactiveCheck,
     KeyMapping,
     also_inactive,
-    always,
     any_inactive,
     mapped,
     no_effect,
@@ -218,9 +215,7 @@ ROWS = (
             note="fraction of train_batch_size; without train_batch_size, fraction of all sequences of a step",
         ),
         *no_effects("buffer", ("explorer_output.*", "tokenizer_path", "cache_dir"), "Trinity sets it itself"),
-        *versions(
-            no_effect("buffer.pad_token_id", UNSET, "Trinity sets it itself", value_type=ANY), until="0.4"
-        ),
+        *versions(no_effect("buffer.pad_token_id", UNSET, "Trinity sets it itself"), until="0.4"),
     ),
 )
 
@@ -421,7 +416,6 @@ EXPERIENCE_BUFFER = (
         f"{EXPERIENCE}.name",
         None,
         "the queue's actor name on a cluster; the table name for an sql buffer or offline data in a database",
-        supported=always,
         value_type=nullable(STRING),
         fields=("buffer.name",),
         read=storage,
@@ -535,12 +529,7 @@ EXPERIENCE_BUFFER = (
         _row("replay_buffer.priority_fn_args.decay", 2.0, _DECAY, inactive=_priority),
         _row("replay_buffer.priority_fn_args.use_count_limit", 3, "buffer.max_uses", inactive=_limited),
         _row("replay_buffer.priority_fn_args.sigma", 0.0, "buffer.noise", inactive=_limited),
-        no_effect(
-            f"{EXPERIENCE}.enable_progress_bar",
-            False,
-            "data are read without a progress bar",
-            value_type=BOOLEAN,
-        ),
+        no_effect(f"{EXPERIENCE}.enable_progress_bar", False, "data are read without a progress bar"),
         no_effect(
             f"{EXPERIENCE}.format.reply_prefix",
             None,
@@ -557,12 +546,6 @@ EXPERIENCE_BUFFER = (
             "Trinity sets it itself",
         ),
         *no_effects(EXPERIENCE, _OF_TASKSETS, "the experience buffer does not use it"),
-        placement(
-            f"{EXPERIENCE}.wrap_in_ray",
-            True,
-            "a queue is always an actor on a cluster",
-            supported=always,
-            value_type=BOOLEAN,
-        ),
+        placement(f"{EXPERIENCE}.wrap_in_ray", True, "a queue is always an actor on a cluster"),
     ),
 )

@@ -188,7 +188,6 @@ ROWS = (
             "auto",
             "the environment variable RAY_ADDRESS is used",
             supported=only("auto"),
-            value_type=STRING,
         ),
         since="0.4",
     ),

@@ -23,7 +23,6 @@ from strop.compat.ledger.key_mapping import (
     always,
     any_inactive,
     mapped,
-    never,
     no_effect,
     nullable,
     placement,
@@ -559,7 +558,7 @@ _TASK_ROWS = (
                 ("usage_frequency", "no row has been used before the run"),
             )
         ),
-        refused(f"{_TASKS}.priority_weights.*", UNSET, "unknown weight; remove it", supported=never),
+        refused(f"{_TASKS}.priority_weights.*", UNSET, "unknown weight; remove it"),
         _row("top_k", INTEGER, note="-1 means all; the rows are sorted by priority"),
         *(_row(f"output.{name}", nullable(STRING)) for name in ("path", "storage_type", "name")),
         no_effect(f"{_TASKS}.output.*", UNSET, "the run reads the prepared rows by the taskset's own format"),
@@ -585,7 +584,7 @@ _EXPERIENCE_ROWS = (
     ),
     _pipeline_row(f"{OPERATORS}.0.args", UNSET, "buffer.pipeline", value_type=nullable(MAPPING)),
     *versions(
-        no_effect(f"{_EXPERIENCES}.save_input", True, "rollouts are always recorded", value_type=BOOLEAN),
+        no_effect(f"{_EXPERIENCES}.save_input", True, "rollouts are always recorded"),
         no_effect(
             f"{_EXPERIENCES}.input_save_path",
             None,

@@ -7,13 +7,11 @@ from typing import Any
 
 from strop.compat.ledger.key_mapping import (
     ANY,
-    BOOLEAN,
     MAPPING,
     NUMBER,
     UNSET,
     ForeignValues,
     ValueConversion,
-    always,
     mapped,
     no_effect,
     no_effects,
@@ -64,7 +62,6 @@ ROWS = (
             8,
             "maximum number of concurrent tasks per engine, each with all its rollouts; not set, all tasks "
             "of a step run concurrently",
-            supported=always,
             fields=("rollout.max_concurrent_rollouts",),
             read=engines,
         ),
@@ -88,7 +85,6 @@ ROWS = (
             "explorer.bench_on_latest_checkpoint",
             False,
             "bench evaluates all checkpoints, the latest included",
-            value_type=BOOLEAN,
         ),
         *(
             no_effect(f"explorer.{name}", default, "Strop has no mode serve", value_type=ANY)
@@ -108,13 +104,11 @@ ROWS = (
             value_type=ANY,
         ),
         refused("explorer.over_rollout.ratio", 0.0, _SLOW),
-        no_effect("explorer.over_rollout.wait_after_min", 30.0, _SWITCH, value_type=NUMBER),
+        no_effect("explorer.over_rollout.wait_after_min", 30.0, _SWITCH),
         refused("explorer.dynamic_timeout.enable", False, _TIMES),
-        no_effect("explorer.dynamic_timeout.ratio", 3.0, _SWITCH, value_type=NUMBER),
-        placement("explorer.runner_num", None, _NO_RUNNERS, supported=always, value_type=ANY),
-        placement(
-            "explorer.max_repeat_times_per_runner", None, _NO_RUNNERS, supported=always, value_type=ANY
-        ),
+        no_effect("explorer.dynamic_timeout.ratio", 3.0, _SWITCH),
+        placement("explorer.runner_num", None, _NO_RUNNERS),
+        placement("explorer.max_repeat_times_per_runner", None, _NO_RUNNERS),
     ),
     *versions(
         no_effect(
@@ -138,7 +132,6 @@ ROWS = (
             "explorer.max_inflight_batches",
             UNSET,
             "synchronizer.sync_offset, or under other styles than fixed the capacity of the buffer, bounds it",
-            value_type=ANY,
         ),
         since="0.6",
     ),

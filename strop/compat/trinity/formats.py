@@ -9,7 +9,6 @@ from typing import Any
 from strop.compat.ledger.data_columns import known_columns
 from strop.compat.ledger.key_mapping import (
     ANY,
-    BOOLEAN,
     STRING,
     ForeignValues,
     InactiveCheck,
@@ -290,7 +289,6 @@ def turns_row(at: str, read: Any, field: str, inactive: Callable[[ForeignValues]
         False,
         f"{field}.trained_turns",
         read=read,
-        value_type=BOOLEAN,
         inactive=inactive,
         note="false trains only the last assistant turn",
     )

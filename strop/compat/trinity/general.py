@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    ANY,
-    BOOLEAN,
     MAPPING,
     STRING,
     UNSET,
@@ -20,7 +18,6 @@ from strop.compat.ledger.key_mapping import (
     InactiveCheck,
     KeyMapping,
     mapped,
-    never,
     no_effect,
     not_on_page,
     nullable,
@@ -125,11 +122,11 @@ GLOBAL = (
         "resume",
         note="false starts a new run, named <name>_<timestamp> if the folder is not empty",
     ),
-    *not_on_page(no_effect("checkpoint_job_dir", UNSET, "Trinity sets it itself", value_type=ANY)),
+    *not_on_page(no_effect("checkpoint_job_dir", UNSET, "Trinity sets it itself")),
     *versions(
         _row("group", "", "output", "project", note="a folder between project and name"),
-        no_effect("ignore_validator_suggestions", False, _NO_SUGGESTIONS, value_type=BOOLEAN),
-        no_effect("ignore_suggestions", False, _NO_SUGGESTIONS, value_type=BOOLEAN),
+        no_effect("ignore_validator_suggestions", False, _NO_SUGGESTIONS),
+        no_effect("ignore_suggestions", False, _NO_SUGGESTIONS),
         since="0.3",
     ),
     *versions(
@@ -138,7 +135,6 @@ GLOBAL = (
             UNSET,
             "tasks are packed for the workflows of connect-the-dots, which belong to Trinity's research code and keep "
             "their state over the tasks of a pack; Strop gives a workflow one task at a time; remove it",
-            supported=never,
         ),
         since="0.6",
     ),
@@ -253,12 +249,9 @@ MONITOR = (
         )
         for name, variables in _VARIABLES.items()
     ),
-    *not_on_page(no_effect("monitor.cache_dir", UNSET, "Trinity sets it itself", value_type=ANY)),
+    *not_on_page(no_effect("monitor.cache_dir", UNSET, "Trinity sets it itself")),
     *versions(
-        no_effect(
-            "monitor.detailed_stats", False, "evaluations always have all statistics", value_type=BOOLEAN
-        ),
-        since="0.4",
+        no_effect("monitor.detailed_stats", False, "evaluations always have all statistics"), since="0.4"
     ),
 )
 LOG = (
@@ -268,7 +261,7 @@ LOG = (
         "a run prints all messages to the console",
         value_type=one_of("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     ),
-    *not_on_page(no_effect("log.save_dir", UNSET, "Trinity sets it itself", value_type=ANY)),
+    *not_on_page(no_effect("log.save_dir", UNSET, "Trinity sets it itself")),
 )
 _STAGES = "stages"
 _SECTIONS = ("mode", "algorithm", "buffer", "explorer", "trainer")
@@ -361,7 +354,7 @@ STAGES = (
         note="unique; the stage's run is <name>-<stage_name> and starts from the model of the previous stage",
     ),
     *(
-        mapped(f"stages.0.{name}", UNSET, value_type=ANY, note="replaces the file's own section or value")
+        mapped(f"stages.0.{name}", UNSET, note="replaces the file's own section or value")
         for name in ("mode", "algorithm.*", "buffer.*", "explorer.*", "trainer.*")
     ),
 )

@@ -23,7 +23,6 @@ from strop.compat.ledger.key_mapping import (
     KeyMapping,
     SupportCheck,
     ValueType,
-    always,
     mapped,
     named,
     never,
@@ -266,7 +265,6 @@ ROLLOUT_MODEL = (
             f"{_MODEL}.engine_type",
             "vllm",
             _NATIVE,
-            value_type=STRING,
             supported=_is_served,
             fields=("rollout.engine.type",),
             read=engine,
@@ -281,9 +279,7 @@ ROLLOUT_MODEL = (
         ),
         _option_row("tensor_parallel_size", 1, NO_SHARDS),
     ),
-    placement(
-        f"{_MODEL}.enable_history", False, "a workflow's model calls are always recorded", supported=always
-    ),
+    placement(f"{_MODEL}.enable_history", False, "a workflow's model calls are always recorded"),
     *not_on_page(
         _option_row("enable_prefix_caching", True),
         _option_row("enforce_eager", True),
@@ -317,18 +313,9 @@ ROLLOUT_MODEL = (
         refused(
             f"{_MODEL}.chat_template", None, "write model.custom_chat_template", supported=only(None, "")
         ),
-        placement(
-            f"{_MODEL}.logprobs", None, "log-probs are always recorded", supported=always, value_type=ANY
-        ),
-        placement(
-            f"{_MODEL}.enable_openai_api",
-            False,
-            "the endpoint runs whenever a workflow needs it",
-            supported=always,
-        ),
-        placement(
-            f"{_MODEL}.enable_auto_tool_choice", False, "tool calls are always parsed", supported=always
-        ),
+        placement(f"{_MODEL}.logprobs", None, "log-probs are always recorded"),
+        placement(f"{_MODEL}.enable_openai_api", False, "the endpoint runs whenever a workflow needs it"),
+        placement(f"{_MODEL}.enable_auto_tool_choice", False, "tool calls are always parsed"),
         _parser_row("tool_call_parser", _TOOL_CALLS, "null means the format of the model's chat template"),
         _parser_row("reasoning_parser", _REASONING, "null leaves the reasoning in the text of a response"),
         *(
@@ -368,7 +355,6 @@ ROLLOUT_MODEL = (
             f"{_EXTRA}*",
             UNSET,
             _NO_OPTION,
-            value_type=ANY,
             supported=_is_served,
             fields=("rollout.engine.engine_kwargs",),
             read=engine,
@@ -493,14 +479,8 @@ AUXILIARY_MODELS = (
         _auxiliary_row("enable_chunked_prefill"),
         _auxiliary_row("enforce_eager"),
         _auxiliary_row("seed"),
-        placement(
-            f"{_AUXILIARY}.engine_num",
-            UNSET,
-            "an auxiliary model has one engine",
-            supported=only(1),
-            value_type=ANY,
-        ),
-        placement(f"{_AUXILIARY}.use_v1", UNSET, _OWN_OPTIONS, supported=_served(), value_type=ANY),
+        placement(f"{_AUXILIARY}.engine_num", UNSET, "an auxiliary model has one engine", supported=only(1)),
+        placement(f"{_AUXILIARY}.use_v1", UNSET, _OWN_OPTIONS, supported=_served()),
         _row(
             f"{_AUXILIARY}.max_response_tokens",
             None,
@@ -543,7 +523,7 @@ AUXILIARY_MODELS = (
         _auxiliary_row("pipeline_parallel_size", _one_or_served, NO_SHARDS, INTEGER),
         placement(f"{_AUXILIARY}.data_parallel_size", 1, NO_SHARDS, supported=only(1)),
         placement(f"{_AUXILIARY}.enable_expert_parallel", False, NO_SHARDS, supported=only(False)),
-        placement(f"{_AUXILIARY}.extra_engine_args.*", UNSET, _NO_OPTION, supported=never, value_type=ANY),
+        placement(f"{_AUXILIARY}.extra_engine_args.*", UNSET, _NO_OPTION, supported=never),
         *_endpoint_rows(_AUXILIARY),
         since="0.6",
     ),

@@ -18,9 +18,7 @@ from strop.compat.ledger.key_mapping import (
     STRING_OR_LIST,
     UNSET,
     ForeignValues,
-    always,
     mapped,
-    never,
     no_effect,
     not_on_page,
     nullable,
@@ -215,13 +213,13 @@ _LORA_CONFIGS = (
         value_type=_TEXT,
         note="folder of the adapter that the run starts from",
     ),
-    no_effect(f"{_LORA}.is_dummy", UNSET, "Trinity sets it itself", value_type=ANY),
-    placement(f"{_LORA}.name", None, _NO_ACTORS, supported=always, value_type=ANY),
-    placement(f"{_LORA}.base_model_name", None, _NO_ACTORS, supported=always, value_type=ANY),
+    no_effect(f"{_LORA}.is_dummy", UNSET, "Trinity sets it itself"),
+    placement(f"{_LORA}.name", None, _NO_ACTORS),
+    placement(f"{_LORA}.base_model_name", None, _NO_ACTORS),
     placement(f"{_LORA}.lora_dtype", "auto", "the adapter has the model's dtype", supported=only("auto")),
-    refused(f"{_LORA}.*", UNSET, "an adapter has no such key; remove it", supported=never),
-    placement("model.fully_sharded_loras", False, NO_SHARDS, supported=always),
-    placement("model.max_cpu_loras", None, "a run has one adapter", supported=always, value_type=_INTEGER),
+    refused(f"{_LORA}.*", UNSET, "an adapter has no such key; remove it"),
+    placement("model.fully_sharded_loras", False, NO_SHARDS),
+    placement("model.max_cpu_loras", None, "a run has one adapter", value_type=_INTEGER),
 )
 _TINKER_ROWS = (
     placement(
@@ -236,7 +234,7 @@ _TINKER_ROWS = (
     _row(f"{_TINKER}.train_attn", True, "model.lora.targets", inactive=_no_tinker),
     no_effect(f"{_TINKER}.train_unembed", True, "Strop's adapter leaves the output layer as it is"),
     no_effect(f"{_TINKER}.seed", None, "the run has one seed", value_type=_INTEGER),
-    no_effect(f"{_TINKER}.forward_backward_chunk_bytes", UNSET, "the service is not used", value_type=ANY),
+    no_effect(f"{_TINKER}.forward_backward_chunk_bytes", UNSET, "the service is not used"),
     no_effect(f"{_TINKER}.base_url", None, "the service is not used", value_type=_TEXT),
 )
 _EXTERNAL_MODEL = versions(
@@ -333,7 +331,7 @@ ROWS = (
                 ("repetition_penalty", 1.0),
             )
         ),
-        placement("model.logprobs", 0, "log-probs are always recorded", supported=always, value_type=ANY),
+        placement("model.logprobs", 0, "log-probs are always recorded", value_type=ANY),
         _tasks_row(
             "model.enable_prompt_truncation",
             True,

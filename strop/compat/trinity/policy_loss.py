@@ -7,14 +7,11 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    ANY,
     NUMBER,
     UNSET,
     ForeignValues,
-    always,
     mapped,
     named,
-    never,
     not_on_page,
     nullable,
     one_of,
@@ -249,17 +246,11 @@ ROWS = not_on_page(
     ),
     refused("algorithm.use_token_level_loss", True, _DEMONSTRATIONS),
     *(
-        placement(
-            f"{LOSS_ARGS}.{name}",
-            UNSET,
-            "each part of the loss is normalized by its own count",
-            supported=always,
-            value_type=ANY,
-        )
+        placement(f"{LOSS_ARGS}.{name}", UNSET, "each part of the loss is normalized by its own count")
         for name in (
             *("use_dynamic_bsz", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ngpus_trainer"),
             *("train_batch_size_usual", "train_batch_size_expert"),
         )
     ),
-    refused(f"{LOSS_ARGS}.*", UNSET, "unknown argument of the policy loss; remove it", supported=never),
+    refused(f"{LOSS_ARGS}.*", UNSET, "unknown argument of the policy loss; remove it"),
 )

@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    ANY,
-    BOOLEAN,
     INTEGER,
     MAPPING,
     NUMBER,
@@ -19,9 +17,7 @@ from strop.compat.ledger.key_mapping import (
     InactiveCheck,
     KeyMapping,
     also_inactive,
-    always,
     mapped,
-    never,
     no_effect,
     no_effects,
     not_on_page,
@@ -178,8 +174,6 @@ def _rows(at: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
             f"{at}.name",
             None,
             "the table name in a database; otherwise unused, because there is no actor",
-            supported=always,
-            value_type=ANY,
             fields=(f"{field}.table",),
             read=auxiliary_data,
         ),
@@ -201,7 +195,7 @@ def _rows(at: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
             supported=only(None, ""),
         ),
         no_effect(f"{at}.max_read_timeout", 1800, _QUEUES, value_type=NUMBER),
-        no_effect(f"{at}.use_priority_queue", False, _QUEUES, value_type=BOOLEAN),
+        no_effect(f"{at}.use_priority_queue", False, _QUEUES),
         no_effect(f"{at}.reuse_cooldown_time", None, _QUEUES, value_type=nullable(NUMBER)),
         *not_on_page(
             mapped(
@@ -212,16 +206,14 @@ def _rows(at: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
                 value_type=nullable(STRING),
                 note=formats.UNMARKED_IMAGES,
             ),
-            no_effect(
-                f"{at}.enable_progress_bar", False, "data are read without a progress bar", value_type=BOOLEAN
-            ),
+            no_effect(f"{at}.enable_progress_bar", False, "data are read without a progress bar"),
             *no_effects(
                 at,
                 ("total_epochs", "total_steps", "schema_type", "index", "batch_size", "max_retry_times"),
                 _REPEATED,
             ),
         ),
-        refused(f"{at}.*", UNSET, "a buffer of demonstrations has no such key; remove it", supported=never),
+        refused(f"{at}.*", UNSET, "a buffer of demonstrations has no such key; remove it"),
     )
     return tuple(also_inactive(row, inactive) for row in rows)
 

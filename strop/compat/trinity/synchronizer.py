@@ -7,14 +7,11 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    ANY,
-    BOOLEAN,
     INTEGER,
     NUMBER,
     UNSET,
     ForeignValues,
     KeyMapping,
-    always,
     any_inactive,
     mapped,
     no_effect,
@@ -144,7 +141,6 @@ ROWS: tuple[KeyMapping, ...] = (
             "nccl is a collective (gloo without two GPUs); a single process that alternates shares the "
             "weights",
             value_type=one_of("nccl", "checkpoint", "memory", "online", "offline"),
-            supported=always,
             inactive=_synchronous,
             fields=("synchronizer.type",),
             read=synchronizer,
@@ -189,12 +185,11 @@ ROWS: tuple[KeyMapping, ...] = (
             "synchronizer.wait_for_checkpoint",
             False,
             "a separate explorer always waits for the first weights",
-            value_type=BOOLEAN,
         ),
         *no_effects("synchronizer", ("explorer_world_size", "ray_namespace"), "Trinity sets it itself"),
     ),
     *versions(
-        no_effect("synchronizer.group_name", UNSET, "the group of processes has no name", value_type=ANY),
+        no_effect("synchronizer.group_name", UNSET, "the group of processes has no name"),
         *(
             refused(
                 f"synchronizer.{role}_sync_interval",

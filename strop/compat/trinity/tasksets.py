@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    ANY,
     BOOLEAN,
     INTEGER,
     MAPPING,
@@ -19,7 +18,6 @@ from strop.compat.ledger.key_mapping import (
     KeyMapping,
     ValueType,
     also_inactive,
-    always,
     falsy,
     mapped,
     no_effect,
@@ -459,13 +457,7 @@ def _taskset_rows(at: str, field: str, sampling: str, repeat: str) -> tuple[KeyM
             ),
             row("rollout_args.top_p", f"{sampling}.top_p", value_type=nullable(NUMBER)),
             row("rollout_args.top_k", f"{sampling}.top_k", value_type=nullable(INTEGER)),
-            placement(
-                f"{at}.rollout_args.logprobs",
-                None,
-                "log-probs are always recorded",
-                supported=always,
-                value_type=ANY,
-            ),
+            placement(f"{at}.rollout_args.logprobs", None, "log-probs are always recorded"),
             row(
                 "rollout_args.n",
                 repeat,
@@ -517,7 +509,7 @@ def _selector_rows(section: str, is_trained: bool) -> tuple[KeyMapping, ...]:
             inactive=unless(key, _DIFFICULTY_BASED) if is_trained else _in_order,
             note="m, lamb, rho, adaptive_rho, target_reward, tau and do_sample of difficulty_based",
         ),
-        no_effect(f"{section}.seed", UNSET, "an order is drawn from the run's seed", value_type=ANY),
+        no_effect(f"{section}.seed", UNSET, "an order is drawn from the run's seed"),
     )
 
 

@@ -348,10 +348,7 @@ _ELSEWHERE = {
 }
 """Keys of verl, each with Trinity's key that takes its place."""
 _UNUSED = not_on_page(
-    *(
-        no_effect(PREFIX + key, UNSET, f"Trinity's key is {instead}", value_type=ANY)
-        for key, instead in _ELSEWHERE.items()
-    ),
+    *(no_effect(PREFIX + key, UNSET, f"Trinity's key is {instead}") for key, instead in _ELSEWHERE.items()),
     *no_effects(
         f"{PREFIX}actor_rollout_ref",
         ("actor.fix_actor_microbatch_loss_scale", "ref.use_prefix_grouper"),

@@ -19,7 +19,6 @@ from strop.compat.ledger.key_mapping import (
     ForeignValues,
     Ledger,
     ValueConversion,
-    always,
     mapped,
     no_effect,
     null_means,
@@ -266,12 +265,7 @@ _LOSS = (
             ("entropy_target", 0.2),
         )
     ),
-    refused(
-        "top_entropy_quantile",
-        1.0,
-        "Strop trains on all tokens of a response; leave it 1.0",
-        supported=only(1.0),
-    ),
+    refused("top_entropy_quantile", 1.0, "Strop trains on all tokens of a response; leave it 1.0"),
     refused("off_policy_mask_threshold", None, "Strop trains on all completions of a group; leave it null"),
     refused(
         "cast_lm_head_to_fp32",
@@ -518,7 +512,7 @@ _REWARD = (
         note="dotted paths, or file.py:name",
     ),
     mapped("reward_weights", None, "reward.functions", read=reward, value_type=nullable(NUMBER_LIST)),
-    mapped("reward_model_name_or_path", None, "reward.models", read=reward, value_type=ANY),
+    mapped("reward_model_name_or_path", None, "reward.models", read=reward),
 )
 _SAMPLER = (
     refused("vllm_structured_outputs_regex", None, "responses are sampled without a grammar; leave it null"),
@@ -529,9 +523,9 @@ _SAMPLER = (
             ("use_transformers_paged", False),
         )
     ),
-    no_effect("transformers_continuous_batching_config", None, "the native sampler samples", value_type=ANY),
+    no_effect("transformers_continuous_batching_config", None, "the native sampler samples"),
     *(
-        placement(key, default, "it changes no result", supported=always, value_type=ANY)
+        placement(key, default, "it changes no result", value_type=ANY)
         for key, default in (("ds3_gather_for_generation", True), ("cache_implementation", None))
     ),
     *(

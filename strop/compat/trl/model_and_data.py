@@ -8,7 +8,6 @@ from typing import Any
 
 from strop.compat.ledger.data_columns import known_columns
 from strop.compat.ledger.key_mapping import (
-    ANY,
     NUMBER,
     OWN_KERNELS,
     STRING,
@@ -18,7 +17,6 @@ from strop.compat.ledger.key_mapping import (
     InactiveCheck,
     KeyMapping,
     ReadFunction,
-    always,
     mapped,
     no_effect,
     nullable,
@@ -168,7 +166,7 @@ MODEL_ROWS = (
         value_type=one_of("float32", "bfloat16", "bf16"),
         note="dtype of the parameters",
     ),
-    placement("attn_implementation", None, OWN_KERNELS, supported=always, value_type=ANY),
+    placement("attn_implementation", None, OWN_KERNELS),
     *_ADAPTER_ROWS,
     _row(
         "load_in_8bit",
@@ -185,7 +183,7 @@ MODEL_ROWS = (
         value_type=one_of("nf4", "fp4"),
     ),
     _row("use_bnb_nested_quant", False, "model.quantization.double", inactive=_without_4_bits),
-    no_effect("bnb_4bit_quant_storage", None, "codes are stored as uint8", value_type=ANY),
+    no_effect("bnb_4bit_quant_storage", None, "codes are stored as uint8"),
     mapped("trust_remote_code", False, "model.trust_remote_code"),
     refused("model_init_kwargs", None, "write the keys of ModelConfig, such as dtype"),
     mapped(

@@ -317,7 +317,7 @@ def offline_rows(
             read=max_length,
             value_type=nullable(INTEGER),
         ),
-        no_effect("dataset_num_proc", None, "Strop reads data in processes of its own", value_type=ANY),
+        no_effect("dataset_num_proc", None, "Strop reads data in processes of its own"),
         *training_rows(learning_rate, remove_unused_columns=True, order=order),
     )
 

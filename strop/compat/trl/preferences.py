@@ -9,7 +9,6 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from strop.compat.ledger.key_mapping import (
-    ANY,
     BOOLEAN,
     INTEGER,
     NUMBER,
@@ -185,9 +184,7 @@ _PRECOMPUTED = (
         False,
         "the reference's log-probs of the rows are computed before the first update, and cached, in any case",
     ),
-    no_effect(
-        "precompute_ref_batch_size", None, "it is an option of precompute_ref_log_probs", value_type=ANY
-    ),
+    no_effect("precompute_ref_batch_size", None, "it is an option of precompute_ref_log_probs"),
 )
 """Options on the log-probs of the reference."""
 DPO_LEDGER = Ledger(
@@ -455,7 +452,7 @@ ORPO_LEDGER = Ledger(
     (
         *_experimental_rows(offline_rows(orpo, 1e-6)),
         mapped("beta", 0.1, "algorithm.beta", read=orpo, warn=_prompts_untrained),
-        no_effect("padding_value", None, "sequences are packed without padding", value_type=ANY),
+        no_effect("padding_value", None, "sequences are packed without padding"),
         *_WITHOUT_REFERENCE_ROWS,
     ),
 )

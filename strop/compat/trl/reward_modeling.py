@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    ANY,
     INTEGER,
     NUMBER,
     STRING_OR_LIST,
@@ -165,7 +164,7 @@ REWARD_LEDGER = Ledger(
             inactive=without_peft,
         ),
         *TOKENIZER_ROWS,
-        no_effect("pad_token", None, "sequences are packed without padding", value_type=ANY),
+        no_effect("pad_token", None, "sequences are packed without padding"),
         ACTIVATION_ROW,
         dropout_row(True),
     ),

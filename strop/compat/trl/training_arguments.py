@@ -19,7 +19,6 @@ from strop.compat.ledger.key_mapping import (
     ForeignValues,
     KeyMapping,
     ReadFunction,
-    always,
     fused_kernels,
     mapped,
     no_effect,
@@ -185,8 +184,8 @@ _INTERVAL_ROWS = (
     mapped("save_total_limit", None, "checkpoint.keep", value_type=nullable(INTEGER), note="null keeps all"),
     mapped("save_only_model", False, "checkpoint.save_optimizer", converts=NEGATED),
     refused("load_best_model_at_end", False, "write checkpoint.best in a run file"),
-    no_effect("metric_for_best_model", None, "it is an option of load_best_model_at_end", value_type=ANY),
-    no_effect("greater_is_better", None, "it is an option of load_best_model_at_end", value_type=ANY),
+    no_effect("metric_for_best_model", None, "it is an option of load_best_model_at_end"),
+    no_effect("greater_is_better", None, "it is an option of load_best_model_at_end"),
     _row("eval_strategy", "no", "evaluate.every", value_type=one_of("no", "steps", "epoch")),
     _row(
         "eval_steps",
@@ -247,7 +246,7 @@ _NAME_ROWS = (
     ),
     mapped("seed", 42, "seed"),
     refused("data_seed", None, "write seed, which also orders the tasks"),
-    no_effect("env.*", UNSET, "set environment variables before the command", value_type=ANY),
+    no_effect("env.*", UNSET, "set environment variables before the command"),
 )
 
 
@@ -387,7 +386,7 @@ def training_rows(
         fused_kernels("use_liger_kernel", value_type=ANY),
         *ENGINE_ROWS,
         *(
-            placement(key, default, "it changes no result", supported=always, value_type=ANY)
+            placement(key, default, "it changes no result", value_type=ANY)
             for key, default in _ALWAYS_PLACED.items()
         ),
     )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    ANY,
     NO_DEEPSPEED,
     NO_SHARDS,
     ForeignValues,
@@ -234,9 +233,7 @@ def _unless_here(foreign: ForeignValues, value: Any) -> bool:
 
 
 def _engine_row(key: str, instead: str, *fields: str) -> KeyMapping:
-    return placement(
-        key, None, instead, supported=_unless_here, value_type=ANY, fields=(*_ENGINE, *fields), read=engine
-    )
+    return placement(key, None, instead, supported=_unless_here, fields=(*_ENGINE, *fields), read=engine)
 
 
 _LAYOUT = ("replicate", "reshard_after_forward", "cpu_offload", "forward_prefetch")

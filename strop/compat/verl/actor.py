@@ -294,7 +294,7 @@ _MEMORY = "it changes only memory use"
 _batch_row = partial(mapped, read=micro_batch)
 _kl_loss_row = partial(mapped, read=kl_loss)
 _LISTED = (
-    placement(f"{_ACTOR}.strategy", "fsdp", ONE_TRAINER, value_type=STRING, supported=only("fsdp", "fsdp2")),
+    placement(f"{_ACTOR}.strategy", "fsdp", ONE_TRAINER, supported=only("fsdp", "fsdp2")),
     mapped(
         f"{_ACTOR}.ppo_mini_batch_size",
         256,

@@ -15,9 +15,7 @@ from strop.compat.ledger.key_mapping import (
     UNSET,
     ForeignValues,
     InactiveCheck,
-    always,
     mapped,
-    never,
     no_effect,
     not_on_page,
     nullable,
@@ -93,7 +91,6 @@ _UNLISTED = not_on_page(
             f"rollout.{name}",
             UNSET,
             f"explorer and trainer share {ONE_MACHINE.removeprefix('a single process on ')}",
-            supported=always,
         )
         for name in ("nnodes", "n_gpus_per_node")
     ),
@@ -161,7 +158,6 @@ _UNLISTED = not_on_page(
         1,
         "trainer.tasks_per_step",
         read=batches,
-        value_type=INTEGER,
         inactive=switches.synchronous,
         note="updates of a step, each of ppo_mini_batch_size prompts",
     ),
@@ -175,7 +171,7 @@ _UNLISTED = not_on_page(
         note="counts prompts; trainer.total_epochs may end the run before",
     ),
     *(
-        placement(f"async_training.{name}", UNSET, instead, supported=always)
+        placement(f"async_training.{name}", UNSET, instead)
         for name, instead in (
             ("use_trainer_do_validate", "the explorer evaluates"),
             ("use_dynamic_resource_scheduling", _SHARED),
@@ -208,13 +204,11 @@ _UNLISTED = not_on_page(
         "the fully asynchronous trainer of verl 2026-08 has staleness_threshold, trigger_parameter_sync_step, "
         "require_batches, partial_rollout, use_trainer_do_validate and keys of dynamic scheduling, and not this one; "
         "remove it",
-        supported=never,
     ),
     placement(
         f"{V1}.{SEPARATE}.hybrid_rollout.*",
         UNSET,
         f"explorer and trainer share {ONE_MACHINE.removeprefix('a single process on ')}",
-        supported=always,
     ),
     no_effect(
         f"{V1}.sampler.max_off_policy_strategy",

@@ -25,7 +25,6 @@ from strop.compat.ledger.key_mapping import (
     any_inactive,
     fused_kernels,
     mapped,
-    never,
     no_effect,
     not_on_page,
     nullable,
@@ -185,7 +184,6 @@ _LISTED = (
         "critic.*",
         UNSET,
         "the run file's algorithm.critic has no equivalent of this key; remove it",
-        supported=never,
         inactive=switches.gae,
     ),
 )

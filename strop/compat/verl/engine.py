@@ -16,7 +16,6 @@ from typing import Any
 from strop.compat.ledger.key_mapping import (
     ALWAYS_PACKED,
     ANY,
-    BOOLEAN,
     INTEGER,
     NO_QUANTIZED_TRAINING,
     NO_SHARDS,
@@ -212,9 +211,7 @@ def _not_shared(foreign: ForeignValues) -> str | None:
     return "no engine of vLLM or SGLang shares GPUs with the trainer"
 
 
-RELEASE = mapped(
-    _RELEASE, True, "rollout.release_memory", read=gpus, value_type=BOOLEAN, inactive=_not_shared
-)
+RELEASE = mapped(_RELEASE, True, "rollout.release_memory", read=gpus, inactive=_not_shared)
 DATA_PARALLEL = placement(
     _DATA_PARALLEL,
     1,
@@ -298,7 +295,7 @@ def worker_rows(section: str, inactive: InactiveCheck | None = None) -> tuple[Ke
         default_only(f"{section}.entropy_from_logits_with_chunking", False, OWN_KERNELS, inactive),
         default_only(f"{section}.entropy_from_logits_chunk_size", 2048, OWN_KERNELS, inactive),
         default_only(f"{section}.pad_to_length", False, ALWAYS_PACKED, inactive),
-        placement(f"{section}.use_remove_padding", UNSET, ALWAYS_PACKED, supported=always),
+        placement(f"{section}.use_remove_padding", UNSET, ALWAYS_PACKED),
         *(
             placement_section(f"{section}.{engine}", NO_SHARDS, inactive=inactive)
             for engine in ("fsdp", "veomni", "torchtitan", "automodel", "mindspeed", "engine")
@@ -370,13 +367,7 @@ def megatron_parallelism_rows(
             for name in _DROPOUTS
         ),
         _off(f"{override}.{_BIAS}", "Strop does not change a router's bias outside the optimizer", inactive),
-        refused(
-            f"{section}.qat.enable",
-            UNSET,
-            NO_QUANTIZED_TRAINING,
-            supported=falsy,
-            inactive=inactive,
-        ),
+        refused(f"{section}.qat.enable", UNSET, NO_QUANTIZED_TRAINING, supported=falsy, inactive=inactive),
         placement_section(section, NO_SHARDS, inactive=inactive),
     )
 

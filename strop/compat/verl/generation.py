@@ -28,7 +28,6 @@ from strop.compat.ledger.key_mapping import (
     KeyOwnerHint,
     Ledger,
     aliases,
-    always,
     mapped,
     never,
     no_effect,
@@ -135,10 +134,10 @@ _ROWS = not_on_page(
         fields=("model.dtype",),
         read=precision,
     ),
-    placement("rollout.gpu_memory_utilization", 0.5, NATIVE_SAMPLER, supported=never, value_type=NUMBER),
+    placement("rollout.gpu_memory_utilization", 0.5, NATIVE_SAMPLER, supported=never),
     _sampling_row("rollout.ignore_eos", False, "sampling.ignore_eos"),
-    placement("rollout.enforce_eager", True, NATIVE_SAMPLER, supported=always),
-    placement("rollout.free_cache_engine", True, NATIVE_SAMPLER, supported=always),
+    placement("rollout.enforce_eager", True, NATIVE_SAMPLER),
+    placement("rollout.free_cache_engine", True, NATIVE_SAMPLER),
     placement(
         "rollout.load_format", "dummy_dtensor", "the sampler loads the model's weights", supported=never
     ),
@@ -155,13 +154,7 @@ _ROWS = not_on_page(
     ),
     mapped("rollout.max_num_seqs", 1024, "engine.max_sequences"),
     *(
-        placement(
-            f"rollout.{name}",
-            default,
-            "no log-probs are computed",
-            value_type=nullable(INTEGER),
-            supported=always,
-        )
+        placement(f"rollout.{name}", default, "no log-probs are computed", value_type=nullable(INTEGER))
         for name, default in (("log_prob_micro_batch_size", None), ("log_prob_micro_batch_size_per_gpu", 8))
     ),
     refused(
@@ -173,8 +166,8 @@ _ROWS = not_on_page(
         "sampling.temperature",
         note="False means greedy sampling at any temperature",
     ),
-    placement("rollout.disable_log_stats", True, NATIVE_SAMPLER, supported=always),
-    placement("rollout.enable_chunked_prefill", True, NATIVE_SAMPLER, supported=always),
+    placement("rollout.disable_log_stats", True, NATIVE_SAMPLER),
+    placement("rollout.enable_chunked_prefill", True, NATIVE_SAMPLER),
     refused("rollout.n", 1, "write data.n_samples, the number of responses per prompt", value_type=INTEGER),
     placement(
         "actor.strategy",
@@ -188,11 +181,7 @@ _ROWS = not_on_page(
     placement("ray_init.num_cpus", None, NO_RAY, value_type=nullable(INTEGER), supported=only(None)),
     placement("ray_init.timeline_json_file", None, NO_RAY, value_type=nullable(STRING), supported=only(None)),
     placement(
-        "trainer.device",
-        "cuda",
-        "this machine's GPU, or its CPU if there is no GPU",
-        value_type=STRING,
-        supported=only("cuda"),
+        "trainer.device", "cuda", "this machine's GPU, or its CPU if there is no GPU", supported=only("cuda")
     ),
     placement("rollout.data_parallel_size", 1, NO_SHARDS, supported=only(1)),
     no_effect("rollout.calculate_log_probs", False, "the output has responses only"),
@@ -204,12 +193,7 @@ _ROWS = not_on_page(
             "fsdp_config.forward_prefetch",
         )
     ),
-    refused(
-        "actor.*",
-        UNSET,
-        "generation does not train, so the actor has no other keys; remove it",
-        supported=never,
-    ),
+    refused("actor.*", UNSET, "generation does not train, so the actor has no other keys; remove it"),
 )
 _SERVER = "actor_rollout_ref"
 _SERVER_NAMES = {

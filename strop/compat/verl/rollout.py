@@ -24,7 +24,6 @@ from strop.compat.ledger.key_mapping import (
     KeyMapping,
     SupportCheck,
     ValueType,
-    always,
     mapped,
     never,
     no_effect,
@@ -441,12 +440,7 @@ _UNLISTED = not_on_page(
     no_effect(f"{_ROLLOUT}.prometheus.*", UNSET, "the metrics are in the run folder"),
     no_effect(f"{_ROLLOUT}.trace.*", UNSET, "rollouts are recorded in the run folder"),
     no_effect(f"{_ROLLOUT}.seed", UNSET, ONE_SEED),
-    placement(
-        f"{_ROLLOUT}.router_config_path",
-        None,
-        "a pool of engines distributes its requests itself",
-        supported=always,
-    ),
+    placement(f"{_ROLLOUT}.router_config_path", None, "a pool of engines distributes its requests itself"),
     no_effect(f"{_ROLLOUT}.full_determinism", UNSET, "a run is always deterministic"),
     no_effect(f"{_ROLLOUT}.calculate_log_probs", UNSET, "the sampler always records them"),
     refused(

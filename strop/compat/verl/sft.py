@@ -287,11 +287,7 @@ def _interval(foreign: ForeignValues, key: str) -> str:
 
 _NOTE = f"counts steps; -1 means only at the end, {EACH_EPOCH} every epoch"
 DEVICE = placement(
-    "trainer.device",
-    "cuda",
-    "this machine's GPU, or its CPU if there is no GPU",
-    value_type=STRING,
-    supported=only("cuda"),
+    "trainer.device", "cuda", "this machine's GPU, or its CPU if there is no GPU", supported=only("cuda")
 )
 RUN = (
     mapped("trainer.save_freq", -1, "checkpoint.every", read=intervals, value_type=ANY, note=_NOTE),

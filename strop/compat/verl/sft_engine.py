@@ -331,13 +331,7 @@ _MODEL = (
     no_effect("model.mtp.*", UNSET, "the additional heads are not trained"),
 )
 _ENGINE = (
-    placement(
-        "engine.strategy",
-        "fsdp",
-        "a single process trains",
-        value_type=STRING,
-        supported=only("fsdp", "fsdp2"),
-    ),
+    placement("engine.strategy", "fsdp", "a single process trains", supported=only("fsdp", "fsdp2")),
     mapped(
         "engine.model_dtype",
         "fp32",

@@ -15,7 +15,6 @@ from strop.compat.ledger.key_mapping import (
     ForeignValues,
     ValueConversion,
     ValueType,
-    always,
     mapped,
     no_effect,
     not_on_page,
@@ -313,7 +312,6 @@ _LISTED = (
         False,
         "a checkpoint that is loaded stays until the next one is complete; trainer.max_actor_ckpt_to_keep bounds their "
         "number",
-        supported=always,
     ),
     no_effect(
         "trainer.ray_wait_register_center_timeout",
@@ -323,12 +321,7 @@ _LISTED = (
 )
 _UNLISTED = not_on_page(
     engine.DEVICE,
-    no_effect(
-        "model_engine",
-        "dp",
-        "the strategies of actor, critic and reference model follow from it",
-        value_type=STRING,
-    ),
+    no_effect("model_engine", "dp", "the strategies of actor, critic and reference model follow from it"),
     *(placement_section(section, NO_RAY) for section in ("ray_kwargs", "ray_init", "transfer_queue")),
     no_effect("global_profiler.*", UNSET, NO_PROFILER),
     mapped(
