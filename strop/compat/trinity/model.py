@@ -9,7 +9,6 @@ from typing import Any
 
 from strop.compat.ledger.key_mapping import (
     ANY,
-    BOOLEAN,
     INTEGER,
     MAPPING_LIST,
     NO_SHARDS,
@@ -336,7 +335,6 @@ ROWS = (
             "model.enable_prompt_truncation",
             True,
             "data.overlong",
-            value_type=BOOLEAN,
             inactive=only_sampled,
             note="true keeps the end of a prompt above max_prompt_tokens",
         ),

@@ -245,7 +245,6 @@ ROWS = (
             "data.demonstrations.0.name",
             "algorithm.expert",
             "trainer.batch_selection.demonstrations",
-            value_type=STRING,
             inactive=_no_dataset,
         ),
         _row(

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    INTEGER,
     NUMBER,
     UNSET,
     ForeignValues,
@@ -158,7 +157,6 @@ ROWS: tuple[KeyMapping, ...] = (
             0,
             "synchronizer.style.max_lead",
             "synchronizer.style.max_staleness",
-            value_type=INTEGER,
             inactive=any_inactive(only_sampled, _not_fixed),
             note="counts steps; with a priority queue, sync_interval + sync_offset bounds the staleness of rollouts",
         ),

@@ -160,7 +160,6 @@ VLLM_ENGINE = (
         "vllm_server_timeout",
         240.0,
         f"{_ENGINE}.retries",
-        value_type=NUMBER,
         inactive=_SERVER,
         note="waits of 1, 2, 4, ... s that last at least this time together",
     ),

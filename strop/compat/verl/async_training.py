@@ -8,9 +8,7 @@ from functools import partial
 from typing import Any
 
 from strop.compat.ledger.key_mapping import (
-    BOOLEAN,
     INTEGER,
-    NUMBER,
     ONE_MACHINE,
     UNSET,
     ForeignValues,
@@ -99,7 +97,6 @@ _UNLISTED = not_on_page(
         switches.STALENESS,
         0.1,
         f"{_STYLE}.max_staleness",
-        value_type=NUMBER,
         warn=switches.staleness_notice,
         inactive=switches.synchronous,
         note="the prompts that verl samples with one version, as whole steps: floor((1 + it) * "
@@ -109,7 +106,6 @@ _UNLISTED = not_on_page(
         switches.INTERVAL,
         4,
         f"{_STYLE}.every",
-        value_type=INTEGER,
         inactive=switches.synchronous,
         note="counts steps of ppo_mini_batch_size * require_batches prompts; trainer.test_freq and trainer.save_freq "
         "then count these intervals",
@@ -118,7 +114,6 @@ _UNLISTED = not_on_page(
         switches.PARTIAL,
         True,
         f"{_STYLE}.pause_mode",
-        value_type=BOOLEAN,
         inactive=switches.synchronous,
         note="True: abort; False: finish, as verl's documentation says",
     ),

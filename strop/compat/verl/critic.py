@@ -299,7 +299,6 @@ _UNLISTED = not_on_page(
         "critic.ppo_micro_batch_size_per_gpu",
         8,
         f"{AT}.microbatch",
-        value_type=INTEGER,
         inactive=fixed_batch,
         note="counts sequences",
     ),

@@ -8,7 +8,6 @@ from typing import Any
 
 from strop.compat.ledger.key_mapping import (
     ANY,
-    BOOLEAN,
     INTEGER,
     NUMBER,
     STRING,
@@ -236,7 +235,6 @@ ROWS = not_on_page(
         f"{_LOSS}.use_task_rewards",
         True,
         "algorithm.type",
-        value_type=BOOLEAN,
         note="False is the algorithm distillation, which learns from the teacher alone",
     ),
     _row(
@@ -264,7 +262,6 @@ ROWS = not_on_page(
         f"{_LOSS}.use_policy_gradient",
         False,
         f"{_FIELD}.reward",
-        value_type=BOOLEAN,
         warn=_differs_after_first_update,
         note="the divergence is a reward of each token; with use_task_rewards it is added to the advantages, "
         "and the actor's bounds of the ratio apply",

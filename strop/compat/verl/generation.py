@@ -18,7 +18,6 @@ from strop.compat.ledger.key_mapping import (
     NATIVE_SAMPLER,
     NO_RAY,
     NO_SHARDS,
-    NUMBER,
     ONE_GPU,
     ONE_MACHINE,
     STRING,
@@ -122,7 +121,7 @@ _ROWS = not_on_page(
     ),
     _sampling_row("rollout.temperature", 1.0, "sampling.temperature"),
     _sampling_row("rollout.top_k", 50, "sampling.top_k", note="-1 and 0 keep all tokens"),
-    _sampling_row("rollout.top_p", 0.7, "sampling.top_p", value_type=NUMBER),
+    _sampling_row("rollout.top_p", 0.7, "sampling.top_p"),
     mapped("rollout.prompt_length", 1536, "data.max_prompt_tokens", note="longer prompts lose their end"),
     mapped("rollout.response_length", 512, "data.max_response_tokens"),
     placement(

@@ -11,7 +11,6 @@ from typing import Any
 
 from strop.compat.ledger.key_mapping import (
     ANY,
-    BOOLEAN,
     NUMBER,
     UNSET,
     ForeignValues,
@@ -329,7 +328,7 @@ ROWS = not_on_page(
         inactive=_bypass,
         note="loss_type=reinforce of later versions",
     ),
-    _row("algorithm.rollout_is", False, _WEIGHTS, value_type=BOOLEAN, inactive=_recorded),
+    _row("algorithm.rollout_is", False, _WEIGHTS, inactive=_recorded),
     _row(
         "algorithm.rollout_is_threshold",
         None,
