@@ -121,7 +121,9 @@ def test_any_damage_is_detected(tmp_path_factory: pytest.TempPathFactory, at: in
     assert "step-000020" in passed_over[0] and "weights.bin" in passed_over[0]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 20}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"step": 20}', "[" * 100_000], ids=["empty", "cut", "list", "no files", "deep"]
+)
 def test_a_broken_manifest_is_detected(tmp_path: Path, content: str) -> None:
     older = write(tmp_path, 10, fill, keep=3)
     (write(tmp_path, 20, fill, keep=3) / checkpoint.MANIFEST_FILE).write_text(content)
