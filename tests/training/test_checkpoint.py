@@ -122,7 +122,9 @@ def test_any_damage_is_detected(tmp_path_factory: pytest.TempPathFactory, at: in
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"step": 20}', "[" * 100_000], ids=["empty", "cut", "list", "no files", "deep"]
+    "content",
+    ["", "{", "[]", '{"step": 20}', "[" * 100_000],
+    ids=["empty", "cut", "list", "no files", "deep"],
 )
 def test_a_broken_manifest_is_detected(tmp_path: Path, content: str) -> None:
     older = write(tmp_path, 10, fill, keep=3)
