@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from strop.cli.columns import align_columns
-from strop.cli.memory import print_memory
-from strop.cli.output import echo
+from strop.cli.output import align_columns, echo, print_memory
 from strop.config.load.loader import LoadedRun, start_directory
 from strop.config.local_workers import WORKER_MODULES, local_workers
 from strop.config.machine import OverriddenKey, described_machine

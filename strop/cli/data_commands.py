@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strop.cli.arguments import HereOption, OverridesArgument, RunFileArgument
-from strop.cli.columns import align_columns
 from strop.cli.command_group import CommandGroup
-from strop.cli.output import echo
+from strop.cli.output import align_columns, echo
 from strop.errors import ConfigError
 
 if TYPE_CHECKING:

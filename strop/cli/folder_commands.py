@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strop.cli.arguments import RunFolderArgument
-from strop.cli.columns import align_columns
-from strop.cli.output import echo
+from strop.cli.output import align_columns, echo
 from strop.errors import RunFolderError
 from strop.printable import counted
 

@@ -8,13 +8,10 @@ import typer
 
 from strop.cli import (
     chat_command,
-    component_command,
     convert_command,
     data_commands,
     dialect_commands,
     folder_commands,
-    help_command,
-    import_command,
     init_command,
     plan_command,
     quickstart_command,
@@ -47,11 +44,11 @@ studio_command.add_to(app)
 data_commands.add_to(app)
 init_command.add_to(app)
 dialect_commands.add_to(app)
-component_command.add_to(app)
+dialect_commands.add_component_to(app)
 convert_command.add_to(app)
-import_command.add_to(app)
+convert_command.add_import_to(app)
 reference_commands.add_to(app)
-help_command.add_to(app)
+reference_commands.add_help_to(app)
 
 
 @app.command()

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strop.cli.arguments import HereOption, MachineOption, OverridesArgument, RunFileArgument
-from strop.cli.columns import align_columns
-from strop.cli.memory import print_memory
-from strop.cli.output import echo
+from strop.cli.output import align_columns, echo, print_memory
 
 if TYPE_CHECKING:
     from strop.config.load.loader import LoadedRun

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from strop.cli.actions import check_run, print_notes, print_plan
-from strop.cli.columns import align_columns
-from strop.cli.output import echo
+from strop.cli.output import align_columns, echo
 from strop.config.explain import ExplainedValue, explain_values, summarize
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import safe_text

@@ -133,7 +133,7 @@ def _log(member: SweepMember) -> Path:
 
 def _print_settings(members: Sequence[SweepMember]) -> None:
     """The last rewards of each setting: the mean over its seeds, with its standard error."""
-    from strop.cli.columns import align_columns
+    from strop.cli.output import align_columns
     from strop.runs.formatting import format_number
     from strop.runs.overview import held_out_rewards, last_value
     from strop.runs.reader import read_run
