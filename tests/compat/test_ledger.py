@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from strop.compat.ledger.key_mapping import ForeignValues, Ledger, mapped, unless, written_by
+from strop.compat.ledger.reader import ForeignConfig, apply_converters
+from strop.compat.ledger.writer import config_tree_from_values
 from strop.compat.registry import LEDGERS
 from strop.config.load.config_tree import UnresolvedError, resolve_interpolations
 
@@ -105,3 +109,27 @@ def test_defaults_of_a_ledger_are_a_copy(dialect: str) -> None:
         if isinstance(section, dict | list):
             section.clear()
     assert str(LEDGERS[dialect].defaults()) == before
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, {}),
+        ({"steps": 5}, {}),
+        ({"on": True}, {"trainer.duration": "3 steps"}),
+        ({"on": True, "steps": 5}, {"trainer.duration": "5 steps"}),
+        ({"on": True, "kind": "other"}, {}),
+    ],
+)
+def test_keys_without_effect_decide_nothing(values: dict[str, Any], expected: dict[str, Any]) -> None:
+    """A converter is not called where its switch is off, nor where all of its keys are inactive."""
+
+    @written_by(lambda run: {}, off={"on": False})
+    def read(foreign: ForeignValues) -> dict[str, Any]:
+        return {"trainer.duration": f"{foreign['steps']} steps"}
+
+    row = partial(mapped, read=read, inactive=unless("kind", "own"))
+    rows = (mapped("kind", "own"), row("on", False, "trainer.duration"), row("steps", 3, "trainer.duration"))
+    tree = apply_converters(ForeignConfig(Ledger("tool", rows), config_tree_from_values(values)))
+    assert {key: tree.get(tuple(key.split("."))) for key in expected} == expected
+    assert bool(tree.values) is bool(expected)
