@@ -102,12 +102,12 @@ def test_running_completions_continue_with_the_new_weights(server, folder):
             return await call
 
         completions = asyncio.run(load_meanwhile())
-    assert_sampled_by(new, requests, completions, last=100)
-    for completion in completions:
+    for request, completion in zip(requests, completions, strict=True):
         versions = completion.token_versions
         assert (
             versions is not None and (versions[0], versions[-1]) == (1, 2) and (np.diff(versions) >= 0).all()
         )
+        assert_sampled_by(new, [request], [completion], last=int((versions == 2).sum()))
 
 
 def test_two_runs_cannot_update_one_server(server, folder):
