@@ -55,7 +55,7 @@ def test_every_run_file_in_the_pages_loads(page: Path, text: str) -> None:
     ("page", "line"), COMMANDS, ids=lambda it: it[:30] if isinstance(it, str) else it.name
 )
 def test_every_command_in_the_pages_is_one(page: Path, line: str) -> None:
-    words = line.replace("\\\n", " ").partition("#")[0].split()
+    words = line.replace("\\\n", " ").partition("#")[0].partition(" -- ")[0].split()
     command = typer.main.get_command(app)
     while words and words[0] in (inside := getattr(command, "commands", {})):
         command = inside[words.pop(0)]
