@@ -25,7 +25,8 @@ from trl.trainer.kto_trainer import KTOTrainer
 from verl_side import DUAL, HIGH, LOW, TAU_NEG
 
 from strop.algorithms.algorithm import overlong_penalty
-from strop.algorithms.reference_point import RunningMean, kl_estimate, sync_reference
+from strop.algorithms.losses.preference_losses import sync_reference
+from strop.algorithms.reference_point import RunningMean, kl_estimate
 from strop.config.schema.preference import (
     BcoConfig,
     CpoConfig,

@@ -275,23 +275,26 @@ def test_aborted_requests_have_the_tokens_so_far_and_can_be_continued(subject: S
     requests = requests_for(PROMPTS[:2], sampling)
     whole = sample(subject.engine, requests)
 
-    async def abort_and_continue() -> tuple[list[Completion], list[Completion]]:
+    async def abort_and_continue() -> tuple[list[Completion], dict[str, Completion]]:
         call = asyncio.create_task(subject.engine.sample(requests))
         await asyncio.sleep(0.05)
         await asyncio.to_thread(subject.engine.abort)
         parts = await call
-        if {part.finish_reason for part in parts} == {"length"}:  # they were faster
-            return parts, []
-        rest = [continuation(request, part.token_ids) for request, part in zip(requests, parts, strict=True)]
-        return parts, await subject.engine.sample(rest)
+        aborted = [  # any of them may have been faster
+            continuation(request, part.token_ids)
+            for request, part in zip(requests, parts, strict=True)
+            if part.finish_reason == "abort"
+        ]
+        rests = await subject.engine.sample(aborted) if aborted else []
+        return parts, {request.id: rest for request, rest in zip(aborted, rests, strict=True)}
 
     parts, rests = asyncio.run(abort_and_continue())
-    for number, (expected, part) in enumerate(zip(whole, parts, strict=True)):
+    for request, expected, part in zip(requests, whole, parts, strict=True):
         tokens, logprobs = part.token_ids.tolist(), part.policy_logprobs.tolist()
-        if rests:
-            assert part.finish_reason == "abort" and rests[number].finish_reason == "length"
-            tokens += rests[number].token_ids.tolist()
-            logprobs += rests[number].policy_logprobs.tolist()
+        if (rest := rests.get(request.id)) is not None:
+            assert rest.finish_reason == "length"
+            tokens += rest.token_ids.tolist()
+            logprobs += rest.policy_logprobs.tolist()
         assert tokens == expected.token_ids.tolist()
         np.testing.assert_allclose(logprobs, expected.policy_logprobs, atol=1e-4, rtol=0)
 
