@@ -12,8 +12,7 @@ import torch
 
 from strop.config.schema.buffer import PauseMode
 from strop.errors import InferenceError
-from strop.inference.completion import cut_at_stop, split_versions
-from strop.inference.native.pending_request import StopStringMatcher
+from strop.inference.completion import StopStringMatcher, cut_at_stop, split_versions
 from strop.protocols import EngineCapabilities, InferenceEngine, TrainerAddress
 from strop.seeds import derive_seed
 from strop.types import Completion, FloatArray, IntArray, SampleRequest

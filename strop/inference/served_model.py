@@ -20,11 +20,11 @@ from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.data.images.messages import content_text, media_of
 from strop.data.images.prompt_images import RunImages
 from strop.errors import StropError
+from strop.inference.completion import REPLACEMENT_CHARACTER
 from strop.inference.endpoint.completions import CompletionRequest, CompletionResponse
 from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED, BadRequest, ChatRequest
 from strop.inference.endpoint.response import ChatChoice, ChatResponse, TextCallback, TextChoice, TokenLogprob
 from strop.inference.native import NativeEngine
-from strop.inference.native.pending_request import REPLACEMENT_CHARACTER
 from strop.inference.request_validation import validate_request
 from strop.models.loading import load_config, load_generation_config, load_tokenizer
 from strop.protocols import InferenceEngine

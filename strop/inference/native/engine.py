@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, Pr
 from strop.config.schema.rollout import NativeEngineConfig
 from strop.data.encoding.model_tokens import eos_token_ids
 from strop.errors import InferenceError
+from strop.inference.completion import StopStringMatcher
 from strop.inference.native.model.architecture import native_unsupported_reason
 from strop.inference.native.model.decoder import NativeModelRunner
 from strop.inference.native.model.huggingface import HuggingFaceModelRunner
@@ -24,7 +25,6 @@ from strop.inference.native.model.weights import is_applicable
 from strop.inference.native.pending_request import (
     PendingRequest,
     SampleCall,
-    StopStringMatcher,
     TokenCallback,
     prompt_key,
 )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from strop.inference.native.model.runner import TokenScores
 from strop.types import Completion, SampleRequest, TopTokens
@@ -107,12 +106,6 @@ class PendingRequest:
         return len(self.request.prompt_ids)
 
 
-REPLACEMENT_CHARACTER = "\ufffd"
-"""Character that a tokenizer writes for the bytes of an incomplete character."""
-CONTEXT_TOKENS = 8
-"""Tokens decoded before the longest possible match; out of context the first ones may decode differently."""
-
-
 class TokenSetTable:
     """Sets of tokens as rows of one bool table [sets, V], so that one lookup serves rows with different sets."""
 
@@ -128,37 +121,3 @@ class TokenSetTable:
             self.table = torch.cat((self.table, new))
             self._rows[tokens] = len(self._rows)
         return self._rows[tokens]
-
-
-class StopStringMatcher:
-    """Finds stop strings across token boundaries; special tokens count as their text."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self._added_text: dict[int, str] = {}
-
-    def completes_stop(self, tokens: Sequence[int], stops: Sequence[str]) -> bool:
-        """Whether the last of `tokens` completes one of the stop strings in the decoded text."""
-        added = self._text_added_by(tokens[-1])
-        if REPLACEMENT_CHARACTER not in added and not any(stop[-1] in added for stop in stops):
-            return False
-        window = list(tokens[-self.window(stops) :])
-        before = self._decode(window[:-1]).rstrip(REPLACEMENT_CHARACTER)
-        now = self._decode(window)
-        return any(now.find(stop, max(0, len(before) - len(stop) + 1)) >= 0 for stop in stops)
-
-    def window(self, stops: Sequence[str]) -> int:
-        """Number of trailing tokens to decode: each token adds one byte or more."""
-        return max(len(stop.encode()) for stop in stops) + CONTEXT_TOKENS
-
-    def _text_added_by(self, token: int) -> str:
-        """Text that a token adds after another token."""
-        if token not in self._added_text:
-            anchor = self._tokenizer.encode("a", add_special_tokens=False)[:1]
-            self._added_text[token] = self._decode([*anchor, token])[len(self._decode(anchor)) :]
-        return self._added_text[token]
-
-    def _decode(self, tokens: list[int]) -> str:
-        text = self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text

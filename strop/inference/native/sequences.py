@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from strop.errors import InferenceError
-from strop.inference.completion import effective_stop_tokens, split_versions
+from strop.inference.completion import StopStringMatcher, effective_stop_tokens, split_versions
 from strop.inference.native.model.runner import Compaction
-from strop.inference.native.pending_request import PendingRequest, StopStringMatcher, TokenSetTable
+from strop.inference.native.pending_request import PendingRequest, TokenSetTable
 from strop.inference.native.token_sampling import (
     SamplingMetadata,
     SeenTokenMask,
