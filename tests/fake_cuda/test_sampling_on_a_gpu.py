@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from strop.inference.completion import StopStringMatcher
 from strop.inference.native.model.decoder import NativeModelRunner
 from strop.inference.native.model.runner import DecodingSteps, DirectSteps, Prompt, plan_compaction
 from strop.inference.native.model.weights import is_applicable
-from strop.inference.native.pending_request import PendingRequest, SampleCall, StopStringMatcher, prompt_key
+from strop.inference.native.pending_request import PendingRequest, SampleCall, prompt_key
 from strop.inference.native.sequences import SequenceBatch
 from strop.models.lora import low_rank_updates
 from strop.models.packed_attention.forward import base_model

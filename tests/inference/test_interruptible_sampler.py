@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from strop.errors import InferenceError
+from strop.inference.completion import StopStringMatcher
 from strop.inference.interruptible_sampler import InterruptibleSampler, continuation, joined
-from strop.inference.native.pending_request import StopStringMatcher
 from strop.types import Completion, FinishReason, SampleRequest, SamplingParams
 from strop.workers.threads import EventLoopThread
 from strop.workers.waiting import never_stop, wait_until

@@ -13,8 +13,7 @@ from transformers import Qwen2Config
 from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.config.schema.rollout import SglangEngineConfig
 from strop.errors import ConfigError, InferenceError
-from strop.inference.completion import cut_at_stop
-from strop.inference.native.pending_request import StopStringMatcher
+from strop.inference.completion import StopStringMatcher, cut_at_stop
 from strop.inference.sglang.library import (
     RESERVED_TOKENS,
     CompletionStatistics,

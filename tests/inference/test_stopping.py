@@ -8,8 +8,8 @@ from transformers import GenerationConfig
 
 from strop.config.schema.rollout import NativeEngineConfig
 from strop.data.encoding.model_tokens import eos_token_ids
+from strop.inference.completion import StopStringMatcher
 from strop.inference.native import NativeEngine
-from strop.inference.native.pending_request import StopStringMatcher
 from strop.models.shared_weights import named_weights
 from strop.types import SamplingParams
 from tests.inference.helpers import full_logits, random_prompts, requests_for, sample

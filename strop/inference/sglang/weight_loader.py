@@ -14,8 +14,7 @@ from torch import nn
 
 from strop.config.schema.model import ModelConfig
 from strop.data.encoding.model_tokens import eos_token_ids
-from strop.inference.completion import cut_at_stop
-from strop.inference.native.pending_request import StopStringMatcher
+from strop.inference.completion import StopStringMatcher, cut_at_stop
 from strop.inference.request_validation import validate_request
 from strop.inference.serving.backend import RequestImages
 from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
