@@ -2,7 +2,8 @@
 
     python tools/check_imports.py
 
-Imports under `if TYPE_CHECKING` are ignored, because they do not run. `ALLOWED` lists the imports that may close
+Imports under `if TYPE_CHECKING` are ignored, because they do not run. An import at the start of a module also imports
+the packages that the other module is in, and what their `__init__.py` imports. `ALLOWED` lists the imports that may close
 a cycle, each with its reason. Prints every cycle as a list of `file:line -> module` and exits with 1 if there is
 any.
 """
@@ -43,6 +44,12 @@ def imported(node: ast.Import | ast.ImportFrom, modules: Mapping[str, Path]) -> 
             yield submodule if submodule in modules else node.module
 
 
+def packages_of(name: str) -> list[str]:
+    """The packages that a module or package is in."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
 def runtime_imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     """Yield the import statements below a node, without those under `if TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(node):
@@ -60,10 +67,13 @@ def import_graph(root: Path) -> dict[str, dict[str, int]]:
     modules = module_files(root)
     graph: dict[str, dict[str, int]] = {name: {} for name in modules}
     for name, path in modules.items():
+        around = {name, *packages_of(name)}
         for statement in runtime_imports(ast.parse(path.read_text(encoding="utf-8"))):
             for target in imported(statement, modules):
-                if target != name and (name, target) not in ALLOWED:
-                    graph[name].setdefault(target, statement.lineno)
+                first = statement.col_offset == 0  # those inside functions find the packages imported
+                for each in [target, *(set(packages_of(target)) - around if first else ())]:
+                    if each != name and (name, each) not in ALLOWED:
+                        graph[name].setdefault(each, statement.lineno)
     return graph
 
 
