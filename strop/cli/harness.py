@@ -19,8 +19,8 @@ _CONCURRENT = 8
 def evaluate_with(harness: str, path: Path, arguments: Sequence[str]) -> None:
     """Run lm-eval on the trained model of a run folder, or on a model folder; `arguments` are handed on to it.
 
-    Its results go to `lm-eval` in a run folder, unless `arguments` name an `--output_path`. Raises ConfigError for
-    another harness, MissingExtraError where it is not installed, and StropError if it fails.
+    Its results go to `lm-eval` in a run folder, or in this directory, unless `arguments` name an `--output_path`.
+    Raises ConfigError for another harness, MissingExtraError where it is not installed, and StropError if it fails.
     """
     from strop.config.load.loader import is_run_folder
     from strop.models.loading import load_config, load_tokenizer
@@ -33,13 +33,7 @@ def evaluate_with(harness: str, path: Path, arguments: Sequence[str]) -> None:
     if find_spec("lm_eval") is None:
         raise MissingExtraError("--with lm-eval needs the package lm-eval: pip install 'lm-eval[api]'")
     source = find_chat_source(path, before=False)
-    output = (
-        []
-        if any(each.split("=")[0] == "--output_path" for each in arguments)
-        else ["--output_path", "lm-eval"]
-    )
-    if output and is_run_folder(path):
-        output[1] = str(path / "lm-eval")
+    output = path / "lm-eval" if is_run_folder(path) else Path("lm-eval")
     served = path.resolve().stem
     with (
         TemporaryDirectory(prefix="strop-evaluate-") as tokenizer,
@@ -53,8 +47,9 @@ def evaluate_with(harness: str, path: Path, arguments: Sequence[str]) -> None:
             "max_length": load_config(source.model).get_text_config().max_position_embeddings,
             "num_concurrent": _CONCURRENT,
         }
-        command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--tasks", tasks, *output]
-        command += ["--model_args", ",".join(f"{key}={value}" for key, value in model.items()), *arguments]
+        command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--tasks", tasks]
+        command += ["--model_args", ",".join(f"{key}={value}" for key, value in model.items())]
+        command += ["--output_path", str(output), *arguments]  # the last one of an option counts
         status = subprocess.run(command, env={**os.environ, "OPENAI_API_KEY": access.api_key}).returncode
     if status:
         raise StropError(f"lm-eval ended with status {status}; its output above says why.")

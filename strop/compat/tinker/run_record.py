@@ -27,11 +27,11 @@ class RunRecord:
         Raises RunFolderError while another process has the run's lock.
         """
         self._folder = RunFolder(folder)
-        self._lock = ExitStack()
-        self._lock.enter_context(lock_run(self._folder, mode="train", is_distributed=False))
         self._steps = 0 if state is None else int(json.loads((state / _PROGRESS).read_text())["steps"])
         self._loss = 0.0
         """Loss since the last step."""
+        self._lock = ExitStack()
+        self._lock.enter_context(lock_run(self._folder, mode="train", is_distributed=False))
         save_resolved(
             run.model_copy(update={"project": "tinker", "name": info.model_id}), self._folder.run_file
         )
@@ -68,7 +68,7 @@ class RunRecord:
         (folder / _PROGRESS).write_text(json.dumps({"steps": self._steps}))
 
     def close(self, outcome: SessionOutcome) -> None:
-        """End the session."""
-        self._metrics.close()
-        end_session(self._folder.path, outcome, None)
-        self._lock.close()
+        """End the session and free the lock."""
+        with self._lock:
+            self._metrics.close()
+            end_session(self._folder.path, outcome, None)

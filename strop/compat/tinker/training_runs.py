@@ -125,7 +125,6 @@ class TrainingRun:
         """The adapter in its last state."""
         adapter = self._create(self.info)
         state = self.files.state()
-        self._record = RunRecord(self.files.folder, self.info, adapter.run, state and state[1])
         if state is not None:
             adapter.load_state(state[1])
         elif self.info.starts_from is not None:
@@ -133,6 +132,9 @@ class TrainingRun:
             adapter.load_state(folder)
             if not self.info.starts_with_optimizer:
                 adapter.reset_optimizer()
+        if self._record is None:  # it is there where the state could not be written
+            self._record = RunRecord(self.files.folder, self.info, adapter.run, state and state[1])
+        if state is None and self.info.starts_from is not None:
             self._write(adapter, 0)  # the checkpoint may be deleted
         return adapter
 
@@ -189,6 +191,7 @@ class TrainingRun:
         self._adapter = None
         if self._record is not None:
             self._record.close(outcome)
+            self._record = None
 
     def _loss(self, seq: int, body: bytes) -> Result:
         request = read_loss_request(body)

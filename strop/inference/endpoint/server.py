@@ -245,33 +245,31 @@ class EndpointServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         models = self._models_of(request)
-        parsed = parse_chat_request(await _read_json(request))
-        model = self._find_model(models, parsed.model)
-        if parsed.stream:
-            stream = ChatStream(parsed)
-            return await _send_events(
-                request, self._events(stream, parsed.model, partial(model.chat, parsed))
-            )
-        reply = await model.chat(parsed)
-        self._metrics.count_tokens(
-            parsed.model, prompt=reply.prompt_tokens, completion=reply.completion_tokens
-        )
-        return await _send(request, _json(chat_response_body(parsed, reply)))
+        asked = parse_chat_request(await _read_json(request))
+        respond = partial(self._find_model(models, asked.model).chat, asked)
+        if asked.stream:
+            return await _send_events(request, self._events(ChatStream(asked), asked.model, respond))
+        return await self._send_reply(request, asked.model, respond, partial(chat_response_body, asked))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         models = self._models_of(request)
-        parsed = parse_completion_request(await _read_json(request))
-        model = self._find_model(models, parsed.model)
-        if parsed.stream:
-            stream = CompletionStream(parsed)
-            return await _send_events(
-                request, self._events(stream, parsed.model, partial(model.complete, parsed))
-            )
-        reply = await model.complete(parsed)
-        self._metrics.count_tokens(
-            parsed.model, prompt=reply.prompt_tokens, completion=reply.completion_tokens
-        )
-        return await _send(request, _json(completion_response_body(parsed, reply)))
+        asked = parse_completion_request(await _read_json(request))
+        respond = partial(self._find_model(models, asked.model).complete, asked)
+        if asked.stream:
+            return await _send_events(request, self._events(CompletionStream(asked), asked.model, respond))
+        return await self._send_reply(request, asked.model, respond, partial(completion_response_body, asked))
+
+    async def _send_reply(
+        self,
+        request: web.Request,
+        name: str,
+        respond: Callable[[], Awaitable[Any]],
+        body: Callable[[Any], dict[str, Any]],
+    ) -> web.StreamResponse:
+        """Send the body of a complete response of the model `name`."""
+        reply = await respond()
+        self._metrics.count_tokens(name, prompt=reply.prompt_tokens, completion=reply.completion_tokens)
+        return await _send(request, _json(body(reply)))
 
     async def _events(
         self, stream: ChatStream | CompletionStream, name: str, respond: Callable[[TextCallback], Any]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -15,6 +17,11 @@ from strop.run.entry.chat import find_chat_source
 from strop.run.entry.serve import ServiceOptions, open_service
 
 KEY = "tml-test"
+
+
+def no_space(*_: object) -> None:
+    """In place of a function that writes."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from tinker import types
 
 from strop.compat.tinker.store import RunFiles
 from strop.runs.overview import run_overview
-from tests.compat.tinker.conftest import KEY
+from tests.compat.tinker.conftest import KEY, no_space
 
 Open = Callable[[], tinker.ServiceClient]
 IDS = [21, 15, 22, 31, 41, 52, 63]
@@ -261,14 +260,10 @@ def test_a_full_disk_is_said_and_the_request_can_come_again(
     for full in (True, False):
         with monkeypatch.context() as patched:
             if full:
-                patched.setattr(RunFiles, "write_request", _no_space)
+                patched.setattr(RunFiles, "write_request", no_space)
             answer = httpx.post(f"{service}/api/v1/optim_step", json=body, headers={"X-API-Key": KEY})
         assert answer.status_code == (503 if full else 200)
         assert not full or "No space left" in answer.json()["error"]["message"]
-
-
-def _no_space(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from strop.config.schema.model import ModelConfig
 from strop.errors import DataError
 from strop.runs.metrics_file import MetricsRow, read_metrics
 from strop.runs.overview import run_overview
+from tests.compat.tinker.conftest import no_space
 
 STEP = b'{"model_id": "s:train:0", "adam_params": {"learning_rate": 0.01}}'
 SAVE = b'{"model_id": "s:train:0", "path": "kept"}'
@@ -40,7 +41,7 @@ REQUESTS = [
 ]
 
 
-def created(folder: Path) -> ServiceFiles:
+def created(folder: Path, starts_from: str | None = None) -> ServiceFiles:
     """Files with one training run."""
     service = ServiceFiles(folder)
     info = TrainingRunInfo(
@@ -50,6 +51,7 @@ def created(folder: Path) -> ServiceFiles:
         lora=LoraConfig(rank=2, seed=1),
         user_metadata=None,
         created=datetime.now(UTC),
+        starts_from=starts_from,
     )
     service.create_run(info)
     return service
@@ -125,6 +127,25 @@ def test_a_request_before_its_turn_waits_over_a_restart(tmp_path: Path, model: P
     second.open()
     assert second.result(4) is None
     assert [each.kind for each in run(second, 3, 5)] == ["json", "protobuf"]
+
+
+def test_a_run_that_could_not_be_opened_is_opened_by_a_later_request(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps no lock of its first attempt, which the second one would wait for."""
+    monkeypatch.setattr("strop.runs.lock._ENDING_TIMEOUT_SECONDS", 0)
+    start = CheckpointPath("s:train:0", "weights", "start")
+    service = created(tmp_path, starts_from=str(start))
+    training = opened(service, model)
+    assert b"there is no checkpoint" in training.execute(1, *REQUESTS[0]).body
+    source = TrainedAdapter(ModelConfig(path=str(model)), LoraConfig(rank=2, seed=1), 64, 300, {})
+    source.write_state(training.files.begin_checkpoint(start, overwrite=False))
+    info = CheckpointInfo(time=datetime.now(UTC), lora=LoraConfig(rank=2), base_model="tiny")
+    training.files.finish_checkpoint(start, info)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainedAdapter, "write_state", no_space)
+        assert b"No space left" in training.execute(1, *REQUESTS[0]).body
+    assert [each.kind for each in run(training, 1, 3)] == ["protobuf", "json"]
 
 
 @pytest.mark.parametrize(
