@@ -3,8 +3,8 @@
     python tools/check_imports.py
 
 Imports under `if TYPE_CHECKING` are ignored, because they do not run. An import at the start of a module also imports
-the packages that the other module is in, and what their `__init__.py` imports. `ALLOWED` lists the imports that may close
-a cycle, each with its reason. Prints every cycle as a list of `file:line -> module` and exits with 1 if there is
+the packages that the other module is in, and what their `__init__.py` imports. `ALLOWED` lists the imports that may
+close a cycle, each with its reason. Prints every cycle as a list of `file:line -> module` and exits with 1 if there is
 any.
 """
 
