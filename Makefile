@@ -73,7 +73,6 @@ evidence: .venv/bench  ## measurements that take too long for CI; updates the ta
 	$(BIN)/python benchmarks/evidence.py $(ARGS)
 
 docs: .venv/dev  ## pages that are generated from the code, and the documentation site in site/
-	$(BIN)/python -m strop.runs.metrics > docs/metrics.md
 	$(BIN)/python -m strop.compat.reference
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet docs site
 	@echo "The documentation is in site/index.html."

@@ -16,7 +16,7 @@ project = "Strop"
 author = "The Strop authors"
 version = release = strop.__version__
 root_doc = "index"
-exclude_patterns = ["README.md"]  # the list of pages for readers of the repository; the site has its own
+exclude_patterns = ["README.md"]  # the list of pages, which index.md includes
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 myst_enable_extensions = ["attrs_inline"]
 myst_heading_anchors = 4
@@ -51,8 +51,8 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def read_included_page(app: Sphinx, path: Path, page: str, source: list[str]) -> None:
-    """Adapt a file of the repository that a page includes, which lies one folder above the page."""
-    source[0] = use_site_links(source[0], path.name)
+    """Adapt a file of the repository that a page includes."""
+    source[0] = use_site_links(source[0], posixpath.normpath(posixpath.join("docs", path.as_posix())))
 
 
 def use_site_links(text: str, path: str) -> str:

@@ -107,6 +107,7 @@ def help_(
         rows = [(f"  {name}", title(page)) for name, page in topics().items()]
         rows += [
             ("  run-file", "Every field of the run file"),
+            ("  metrics", "Every metric"),
             ("  verl, trinity, trl, ...", "Every key of a tool"),
         ]
         echo("Topics of `strop help TOPIC`; `strop help COMMAND` prints the options of a command:")

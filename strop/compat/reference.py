@@ -1,4 +1,4 @@
-"""Generated pages: the fields of the run file, and the keys of each tool."""
+"""Generated pages: the fields of the run file, the metrics, and the keys of each tool."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from strop.compat.trinity.embedded_verl import PREFIX
 from strop.config import reference
 from strop.config.load.config_tree import split_key
 from strop.config.reference import GENERATED_NOTICE, field_link, format_yaml, inline_code, table
+from strop.runs.metrics import metrics_page
 
 TITLES = {
     "verl": ("verl: `ppo_trainer.yaml` and its overrides", "strop verl ppo key=value ..."),
@@ -200,6 +201,7 @@ def _differ(name: str, cells: Cells) -> bool:
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "run-file": reference.page,
+    "metrics": metrics_page,
     **{name: partial(ledger_page, ledger) for name, ledger in LEDGERS.items()},
     "defaults": defaults_page,
 }

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Metrics of a run, one row per step; `docs/metrics.md` defines the columns."""
+    """Metrics of a run, one row per step; `strop help metrics` defines the columns."""
 
     rows: list[dict[str, float]]
     """Rows, oldest first; NaN where a value is not finite. A row has the metrics of its step only."""

@@ -1,4 +1,4 @@
-"""Definition of every metric. `python -m strop.runs.metrics` prints `docs/metrics.md`."""
+"""Definition of every metric, and the page of the reference that lists them."""
 
 from __future__ import annotations
 
@@ -880,7 +880,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def metrics_page() -> str:
-    """Return the text of `docs/metrics.md`."""
+    """Return the text of the page `strop help metrics`."""
     lines = [
         "# Metrics",
         "",
@@ -893,8 +893,6 @@ def metrics_page() -> str:
         "their bounds, `approx_kl`, `logprob_diff` and `importance` are means over sequences with an advantage other "
         "than 0 in the second and later updates of a step, where log-probs of the old policy are not computed for "
         "others (`trainer.skip_zero_advantages`).",
-        "",
-        "This page is generated from `strop/runs/metrics.py`: `python -m strop.runs.metrics > docs/metrics.md`.",
     ]
     for panel in dict.fromkeys(metric.panel for metric in METRICS.values()):
         lines += [
@@ -910,7 +908,3 @@ def metrics_page() -> str:
                 definition = metric.definition.replace("|", r"\|")
                 lines.append(f"| `{name}` | {metric.unit} | {metric.better or ''} | {definition} |")
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(metrics_page(), end="")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import strop.errors
 from strop.cli.main import app
 from strop.cli.pages import page_text, topics
+from strop.compat.reference import PAGES
 from strop.errors import ExitCode, Interrupted, StropError
 
 from .conftest import Cli
@@ -22,9 +23,8 @@ def test_the_pages_that_messages_name_are_there() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "strop").rglob("*.py"))
     named = set(re.findall(r"`strop help ([a-z/#-]+)`", sources))
     assert {"data", "workflows", "algorithms#custom-algorithms"} <= named
-    assert all(page_text(topic) for topic in named) and {each.partition("#")[0] for each in named} <= set(
-        topics()
-    )
+    pages = {each.partition("#")[0] for each in named}
+    assert all(page_text(topic) for topic in named) and pages <= {*topics(), *PAGES}
 
 
 @pytest.mark.parametrize(

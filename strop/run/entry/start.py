@@ -45,7 +45,7 @@ class RunResult:
     model_step: int
     """Step of the model's weights: the last step, or under `checkpoint.best` the best one."""
     metrics: Mapping[str, float]
-    """Metrics of the last step; `docs/metrics.md` defines them."""
+    """Metrics of the last step; `strop help metrics` defines them."""
     stopped: bool = False
     """Whether the run was stopped by `RunHandle.stop` or `RunControl.stop` before its end."""
 
