@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-from strop.workers.fork_server import fork_server
+from strop.workers.fork_server import fork_server, import_time_variables
 
 # An example takes longer than Hypothesis' 200 ms on a machine that does other work too.
 settings.register_profile("strop", deadline=None)
@@ -28,13 +28,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(autouse=True)
-def _working_directory_stays() -> Iterator[None]:
-    """A test that leaves this process in another directory would change what relative paths of later tests name."""
-    before = Path.cwd()
+def _process_stays_as_it_was() -> Iterator[None]:
+    """A test that leaves this process in another directory changes what relative paths of later tests name; one that
+    leaves variables behind that libraries read when they are imported makes each later child a new interpreter."""
+    folder, variables = Path.cwd(), import_time_variables(os.environ)
     yield
-    left = Path.cwd()
-    os.chdir(before)
-    assert left == before, f"the test left the process in {left}; use monkeypatch.chdir"
+    left, changed = Path.cwd(), import_time_variables(os.environ).items() ^ variables.items()
+    os.chdir(folder)
+    assert left == folder, f"the test left the process in {left}; use monkeypatch.chdir"
+    assert not changed, f"the test left environment variables: {changed}; use monkeypatch.setenv"
 
 
 def pytest_configure(config: pytest.Config) -> None:

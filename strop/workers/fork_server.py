@@ -141,7 +141,7 @@ class ForkServer:
         """`control` is the connection to the server, a child of this process that has started with `environment`."""
         self.pid = pid
         self._control = control
-        self._import_time = _import_time_variables(environment)
+        self._import_time = import_time_variables(environment)
         self._lock = threading.Lock()
         self._has_ended = False
 
@@ -179,7 +179,7 @@ class ForkServer:
         Returns None where a new interpreter is needed: for environment variables that libraries have read already,
         after imports that leave the server with threads, or without a server.
         """
-        if _import_time_variables(request.environment) != self._import_time:
+        if import_time_variables(request.environment) != self._import_time:
             return None
         status, server_end = socket.socketpair()
         try:
@@ -252,7 +252,7 @@ atexit.register(_close)
 os.register_at_fork(after_in_child=_forget)
 
 
-def _import_time_variables(environment: Mapping[str, str]) -> dict[str, str]:
+def import_time_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment variables that are read when modules are imported, so that a child cannot change them."""
     return {
         name: value
