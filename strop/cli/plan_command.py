@@ -38,24 +38,35 @@ def plan(
 
 
 def _measure(run: Run) -> None:
+    """Measure the run, and with other numbers of local workers where it has the choice."""
+    from strop.config.local_workers import with_workers
+    from strop.plan.fit import other_worker_counts
     from strop.run.entry.calibrate import STEPS, calibrate
 
+    others = other_worker_counts(run)
+    compared = "".join(f", and of one with trainer.engine.workers={workers}" for workers in others)
     echo(
-        f"Training {STEPS} steps of a copy of the run, in a temporary folder that is deleted afterwards ...\n"
+        f"Training {STEPS} steps of a copy of the run{compared}, in a temporary folder that is deleted afterwards ...\n"
     )
-    calibrate(run)
+    for each in (run, *(with_workers(run, workers) for workers in others)):
+        calibrate(each)
 
 
 def _print_times(run: Run) -> None:
     """Seconds of a step and of the run, where they were measured on this machine."""
-    from strop.plan.fit import calibration_lines
+    from strop.config.local_workers import with_workers
+    from strop.plan.fit import calibration_lines, other_worker_counts
     from strop.run.entry.calibrate import known_calibration
 
     found = known_calibration(run)
     if found is None:
         echo("Seconds of a step: not known; `strop plan --calibrate` measures some steps on this machine.")
         return
-    for line in calibration_lines(run, found):
+    compared = {
+        workers: known_calibration(with_workers(run, workers)) for workers in other_worker_counts(run)
+    }
+    others = {workers: other for workers, other in compared.items() if other is not None}
+    for line in calibration_lines(run, found, others):
         echo(line)
 
 

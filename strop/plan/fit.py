@@ -25,6 +25,8 @@ from strop.plan.request import request_of, shares_host_memory
 from strop.workers.memory import total_memory_bytes
 
 _PARTS: tuple[PartName, ...] = get_args(PartName)
+_NOTABLY_FASTER = 0.95
+"""Part of the seconds of a step; a smaller difference may be chance, between means of two steps."""
 _MIN_TOKENS = 1024
 """Smallest micro-batch that a proposal writes, in tokens."""
 
@@ -297,6 +299,20 @@ def with_machine_defaults(run: Run) -> Run:
     return with_fitting_microbatch(run, machine, capacity)
 
 
+def other_worker_counts(run: Run) -> tuple[int, ...]:
+    """The numbers of local workers to compare with that of `trainer.engine.workers: auto`: its halves, down to one
+    process with a thread for each core. Empty where the run sets a number, or has one process anyway."""
+    engine = run.trainer.engine
+    if not isinstance(engine, LocalEngineConfig) or engine.workers != "auto":
+        return ()
+    chosen = with_machine_defaults(run).trainer.engine
+    assert isinstance(chosen, LocalEngineConfig)
+    counts = [1 if chosen.workers == "auto" else chosen.workers]
+    while counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+    return tuple(counts[1:])
+
+
 def _capacity(run: Run, machine: Machine) -> int | None:
     if not shares_host_memory(run, machine):
         return machine.nodes[0].gpu_bytes
@@ -361,21 +377,23 @@ def calibration_of(rows: Sequence[Mapping[str, float]], date: str) -> Calibratio
     )
 
 
-def calibration_lines(run: Run, found: Calibration) -> Iterator[str]:
-    """Seconds of a step by phase, the duration of the run, and the measured memory."""
+def calibration_lines(run: Run, found: Calibration, others: Mapping[int, Calibration]) -> Iterator[str]:
+    """Seconds of a step by phase, with other numbers of local workers too, the duration of the run, and the measured
+    memory."""
     responses = ""
     if found.response_tokens is not None:
         responses = (
             f", with responses of {found.response_tokens:.0f} tokens on average (at most "
             f"{run.data.max_response_tokens})"
         )
-    phases = f"{found.training_seconds:.1f} s of it training"
-    if found.sampling_seconds:
-        phases = f"{found.sampling_seconds:.1f} s of it sampling and scoring, {found.training_seconds:.1f} s training"
     yield (
-        f"Step: {found.step_seconds:.1f} s, {phases}; measured on this machine on {found.date}, mean of {found.steps} "
-        f"steps{responses}."
+        f"Step: {_phases(found)}; measured on this machine on {found.date}, mean of {found.steps} steps{responses}."
     )
+    for workers, other in others.items():
+        yield f"Step with trainer.engine.workers={workers}: {_phases(other)}."
+    best = min(others, key=lambda workers: others[workers].step_seconds, default=None)
+    if best is not None and others[best].step_seconds < _NOTABLY_FASTER * found.step_seconds:
+        yield f"trainer.engine.workers={best} is faster here than auto: write it."
     steps = _total_steps(run, found)
     if steps is not None:
         yield (
@@ -383,6 +401,14 @@ def calibration_lines(run: Run, found: Calibration) -> Iterator[str]:
             "and checkpoints."
         )
     yield f"Measured peak of the trainer's process: {found.peak_bytes / GIB:.2f} GiB of memory of the CPU."
+
+
+def _phases(found: Calibration) -> str:
+    """Seconds of a step, and of its phases."""
+    training = f"{found.training_seconds:.1f} s"
+    if not found.sampling_seconds:
+        return f"{found.step_seconds:.1f} s, {training} of it training"
+    return f"{found.step_seconds:.1f} s, {found.sampling_seconds:.1f} s of it sampling and scoring, {training} training"
 
 
 def _total_steps(run: Run, found: Calibration) -> float | None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import strop
 from strop.cli.main import app
+from strop.config import local_workers
 from strop.errors import StropError
 from strop.run.entry import calibrate
 from tests.cases import nightly
@@ -64,6 +65,27 @@ def test_steps_are_measured_once_and_known_afterwards(values: Values, plan: Any,
     assert code == 0 and "for 40 steps of this length" in said
     code, said = plan(values(trainer__tasks_per_step=12))
     assert code == 0 and "Seconds of a step: not known" in said
+
+
+def test_other_numbers_of_workers_are_measured_where_the_run_has_the_choice(
+    values: Values, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_workers, "usable_cores", lambda: 4)
+    monkeypatch.setattr(calibrate, "_train", lambda run, folder: [steps_of(run.trainer.engine.workers)] * 3)
+    code, said = plan(values(trainer__tasks_per_step=4), "--calibrate")
+    assert (
+        code == 0
+        and "and of one with trainer.engine.workers=2, and of one with trainer.engine.workers=1" in said
+    )
+    assert "Step: 4.0 s" in said and "workers=2: 2.0 s" in said and "workers=1: 9.0 s" in said
+    assert "trainer.engine.workers=2 is faster here than auto: write it." in said
+    code, said = plan(values(trainer__tasks_per_step=4, trainer__engine={"type": "local", "workers": 4}))
+    assert code == 0 and "workers=" not in said
+
+
+def steps_of(workers: int | str) -> dict[str, float]:
+    """The metrics of a step with a number of workers."""
+    return {"time/step_seconds": {"auto": 4.0, 2: 2.0, 1: 9.0}[workers], "memory/peak_mb": 1.0}
 
 
 def test_a_calibration_that_fails_shows_why(values: Values, plan: Any) -> None:
