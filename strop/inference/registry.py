@@ -1,4 +1,7 @@
-"""Registry of inference engines: the implementation of each `rollout.engine.type`."""
+"""Registry of inference engines: the implementation of each `rollout.engine.type`.
+
+An implementation is imported when an engine of its type is built, so that a run pays for no other.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,6 @@ from strop.config.schema.rollout import (
 from strop.data.encoding.model_tokens import eos_token_ids
 from strop.errors import InferenceError
 from strop.inference.native import NativeEngine
-from strop.inference.openai import OpenAiEngine
-from strop.inference.serving import ServingEngine
-from strop.inference.serving.backend import serves_images
-from strop.inference.sglang import SglangBackend, SglangServerBackend
-from strop.inference.vllm import VllmBackend
-from strop.inference.vllm.library import is_vllm_installed
 from strop.models.loading import load_config, load_generation_config, load_model
 from strop.models.shared_weights import MappedWeights, fuse_storage, model_weights
 from strop.models.vision.embedding import takes_images
@@ -89,6 +86,9 @@ def _load_vllm(
     device: torch.device,
     images: ImagesConfig,
 ) -> InferenceEngine:
+    from strop.inference.serving import ServingEngine
+    from strop.inference.vllm import VllmBackend
+
     return ServingEngine(VllmBackend(section, model, tokenizer, images))
 
 
@@ -99,6 +99,9 @@ def _load_sglang(
     device: torch.device,
     images: ImagesConfig,
 ) -> InferenceEngine:
+    from strop.inference.serving import ServingEngine
+    from strop.inference.sglang import SglangBackend
+
     return ServingEngine(SglangBackend(section, model, tokenizer, device, images))
 
 
@@ -109,6 +112,9 @@ def _load_sglang_server(
     device: torch.device,
     images: ImagesConfig,
 ) -> InferenceEngine:
+    from strop.inference.serving import ServingEngine
+    from strop.inference.sglang import SglangServerBackend
+
     return ServingEngine(SglangServerBackend(section, model, tokenizer))
 
 
@@ -131,6 +137,8 @@ def _load_server(
 def _server(
     section: OpenAiEngineConfig, config: Any, generation_config: Any, tokenizer: PreTrainedTokenizerBase
 ) -> InferenceEngine:
+    from strop.inference.openai import OpenAiEngine
+
     vocab_size = int(config.get_text_config().vocab_size)
     eos_ids = eos_token_ids(config, generation_config, tokenizer)
     return OpenAiEngine(section, tokenizer, vocab_size=vocab_size, eos_ids=eos_ids)
@@ -161,6 +169,9 @@ def choose_engine(section: InferenceEngineConfig, model: ModelConfig) -> EngineC
         return EngineChoice(section, "")
     if not torch.cuda.is_available():
         return EngineChoice(section.native, "rollout.engine: auto uses the native sampler: there is no GPU")
+    from strop.inference.serving.backend import serves_images
+    from strop.inference.vllm.library import is_vllm_installed
+
     if not is_vllm_installed():
         return EngineChoice(
             section.native,

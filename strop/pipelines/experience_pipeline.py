@@ -22,9 +22,6 @@ from strop.config.schema.buffer import (
 )
 from strop.config.user_code import ImportPath, construct
 from strop.errors import ConfigError, RolloutError
-from strop.pipelines.human_feedback import HumanFeedback
-from strop.pipelines.juicer.operators import DataJuicer
-from strop.pipelines.llm_quality import LlmQuality
 from strop.pipelines.operators import (
     CorrectnessFilter,
     CountingOperator,
@@ -103,6 +100,7 @@ def make_pipeline(
 
 
 def _make(section: ExperienceOperatorConfig, services: ExperienceServices) -> ExperienceOperator:
+    """An operator that asks a model, a person or a service is imported where a run has it."""
     match section:
         case RewardFilterConfig():
             return RewardFilter(section.min_reward)
@@ -113,6 +111,8 @@ def _make(section: ExperienceOperatorConfig, services: ExperienceServices) -> Ex
         case RewardShapingConfig():
             return RewardShaping(section.terms)
         case LlmQualityConfig():
+            from strop.pipelines.llm_quality import LlmQuality
+
             return LlmQuality(section, services, log.warning)
         case DiversityRewardConfig():
             return DiversityReward(section.weight, section.ngram_words)
@@ -121,8 +121,12 @@ def _make(section: ExperienceOperatorConfig, services: ExperienceServices) -> Ex
         case RelabelConfig():
             return Relabel(section.threshold, section.above, section.below)
         case HumanFeedbackConfig():
+            from strop.pipelines.human_feedback import HumanFeedback
+
             return HumanFeedback(section, services)
         case DataJuicerConfig():
+            from strop.pipelines.juicer.operators import DataJuicer
+
             return DataJuicer(section)
         case CustomOperatorConfig():
             return load_operator(section)

@@ -12,23 +12,18 @@ from strop.config.schema.rollout import WorkflowConfig
 from strop.config.user_code import ImportPath, construct
 from strop.errors import ConfigError
 from strop.extensions import all_extensions, extension_of, provide_tool_modules, tool_class
-from strop.workflows.builtin.agent import AgentWorkflow
-from strop.workflows.builtin.environment import EnvironmentWorkflow
-from strop.workflows.builtin.openenv import OpenEnvWorkflow
-from strop.workflows.builtin.single_turn import MathWorkflow, SingleTurnWorkflow
-from strop.workflows.builtin.tools import ToolCallingWorkflow
-from strop.workflows.builtin.verifiers import VerifiersWorkflow
 from strop.workflows.threads import is_async
 
-BUILTIN_WORKFLOWS: dict[str, Callable[..., Any]] = {
-    "single_turn": SingleTurnWorkflow,
-    "math": MathWorkflow,
-    "environment": EnvironmentWorkflow,
-    "tools": ToolCallingWorkflow,
-    "agent": AgentWorkflow,
-    "openenv": OpenEnvWorkflow,
-    "verifiers": VerifiersWorkflow,
+BUILTIN_WORKFLOWS = {
+    "single_turn": "strop.workflows.builtin.single_turn.SingleTurnWorkflow",
+    "math": "strop.workflows.builtin.single_turn.MathWorkflow",
+    "environment": "strop.workflows.builtin.environment.EnvironmentWorkflow",
+    "tools": "strop.workflows.builtin.tools.ToolCallingWorkflow",
+    "agent": "strop.workflows.builtin.agent.AgentWorkflow",
+    "openenv": "strop.workflows.builtin.openenv.OpenEnvWorkflow",
+    "verifiers": "strop.workflows.builtin.verifiers.VerifiersWorkflow",
 }
+"""Import path of each built-in workflow, by its name in a run file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +64,11 @@ def load_workflow(section: WorkflowConfig) -> BoundWorkflow:
 
 
 def _find(name: str) -> Callable[..., Any]:
-    if (builtin := BUILTIN_WORKFLOWS.get(name)) is not None:
-        return builtin
-    tool = extension_of(name)
-    provide_tool_modules()
-    path = tool.workflows.get(name, name) if tool else name
+    path = BUILTIN_WORKFLOWS.get(name)
+    if path is None:
+        tool = extension_of(name)
+        provide_tool_modules()
+        path = tool.workflows.get(name, name) if tool else name
     return ImportPath(path, f"rollout.workflow {name!r}", "workflow", builtin_workflows(), ConfigError).load()
 
 

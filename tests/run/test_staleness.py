@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 import strop
 from strop.config.schema.algorithm import AlgorithmConfig
-from strop.run.distributed.launch import off_policy_note
+from strop.run.entry.train import off_policy_note
 from strop.run.optimize.minibatches import staleness_metrics
 from tests.buffer.groups import make_group
 

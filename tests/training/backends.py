@@ -22,12 +22,8 @@ from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.policy_gradient import CriticConfig
 from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, LocalEngineConfig
 from strop.models.tiny import make_model
-from strop.training.backends.local import (
-    LocalCriticEngine,
-    LocalEngine,
-    LocalWorkersCriticEngine,
-    LocalWorkersEngine,
-)
+from strop.training.backends.local import LocalCriticEngine, LocalEngine
+from strop.training.backends.local_workers import LocalWorkersCriticEngine, LocalWorkersEngine
 from strop.training.backends.ranked import RankedCriticEngine, RankedPolicyEngine, describe_division
 from strop.training.ranks.group import RankGroup
 from strop.training.ranks.messages import CRITIC, POLICY, Rank

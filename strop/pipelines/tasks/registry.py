@@ -31,7 +31,6 @@ from strop.config.schema.task_pipeline import (
 )
 from strop.config.user_code import ImportPath, construct
 from strop.errors import ConfigError, DataError, StropError
-from strop.pipelines.juicer.operators import DataJuicerTasks
 from strop.pipelines.tasks.filters import Deduplicate, LanguageFilter, LengthFilter, RangeFilter
 from strop.pipelines.tasks.llm_operators import LanguageModel, LlmMap, LlmScore, Model, PassRate, Synthesize
 from strop.pipelines.tasks.operator import (
@@ -84,6 +83,12 @@ class OperatorType:
     make: Callable[[Any, OperatorContext], Operator]
 
 
+def _data_juicer(section: DataJuicerTasksConfig, _: OperatorContext) -> Operator:
+    from strop.pipelines.juicer.operators import DataJuicerTasks  # a service, which no other operator needs
+
+    return DataJuicerTasks(section)
+
+
 OPERATORS: dict[type[Section], OperatorType] = {
     LengthFilterConfig: OperatorType(
         "rows", lambda section, context: LengthFilter(section, context.services)
@@ -103,7 +108,7 @@ OPERATORS: dict[type[Section], OperatorType] = {
     ),
     PassRateConfig: OperatorType("model", lambda section, context: context.pass_rate(section)),
     DeduplicateConfig: OperatorType("dataset", lambda section, _: Deduplicate(section)),
-    DataJuicerTasksConfig: OperatorType("dataset", lambda section, _: DataJuicerTasks(section)),
+    DataJuicerTasksConfig: OperatorType("dataset", _data_juicer),
     SampleConfig: OperatorType("dataset", lambda section, _: Sample(section)),
     OrderConfig: OperatorType("dataset", lambda section, _: Order(section)),
     MixtureConfig: OperatorType("dataset", lambda section, context: Mix(section, context.sources)),

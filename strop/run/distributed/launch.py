@@ -145,24 +145,3 @@ def _end(roles: Sequence[RoleSupervisor]) -> None:
             role.request_stop()
         for role in group:
             role.wait()
-
-
-_NOTE = (
-    "rollouts may be of older weights, and nothing corrects for it: write algorithm.importance_correction: {} or "
-    "algorithm.old_policy: sampler, unless an update changes the log-probs little (logprob_diff/mean_abs)"
-)
-
-
-def off_policy_note(run: Run) -> tuple[str, ...]:
-    """A note if the synchronizer's style admits rollouts of older weights, which the algorithm takes for those of the
-    trainer's; else none."""
-    section = run.synchronizer
-    if run.algorithm.is_offline or isinstance(section, MemorySyncConfig):
-        return ()
-    algorithm = run.rollout_algorithm
-    is_corrected = (
-        algorithm.old_policy == "sampler"
-        or algorithm.importance_correction is not None
-        or bool(algorithm.rejection)
-    )
-    return () if is_corrected or section.style.max_buffered_steps == 1 else (_NOTE,)

@@ -35,7 +35,6 @@ from strop.protocols import EngineSnapshot, TrainingEngine
 from strop.python_rewards import PythonRewards
 from strop.rewards.scorable_tasks import require_scorable_tasks
 from strop.run.check.refusals import require_eval_data, require_tasks_taken
-from strop.run.distributed.launch import off_policy_note
 from strop.run.distributed.placement import local_address, open_rank_placement
 from strop.run.distributed.torchrun import describe_rendezvous, rendezvous
 from strop.run.drivers.batch_source import (
@@ -271,6 +270,27 @@ def open_distributed_setup(
                 stop=stop,
                 notes=(*tasks.notes(), *describe_rendezvous(run), *off_policy_note(run)),
             )
+
+
+_OFF_POLICY_NOTE = (
+    "rollouts may be of older weights, and nothing corrects for it: write algorithm.importance_correction: {} or "
+    "algorithm.old_policy: sampler, unless an update changes the log-probs little (logprob_diff/mean_abs)"
+)
+
+
+def off_policy_note(run: Run) -> tuple[str, ...]:
+    """A note if the synchronizer's style admits rollouts of older weights, which the algorithm takes for those of the
+    trainer's; else none."""
+    section = run.synchronizer
+    if run.algorithm.is_offline or isinstance(section, MemorySyncConfig):
+        return ()
+    algorithm = run.rollout_algorithm
+    is_corrected = (
+        algorithm.old_policy == "sampler"
+        or algorithm.importance_correction is not None
+        or bool(algorithm.rejection)
+    )
+    return () if is_corrected or section.style.max_buffered_steps == 1 else (_OFF_POLICY_NOTE,)
 
 
 def _published_weights(run: Run, engine: TrainingEngine, tokenizer: PreTrainedTokenizerBase) -> WeightSource:

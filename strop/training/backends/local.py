@@ -1,41 +1,34 @@
-"""The local backend: training engines in one process, on the CPU or one GPU, or with workers on the CPU.
-
-Workers are processes of this machine over one copy of the weights. They are ranks without shards: each runs the forward
-and backward passes of its micro-batches by itself, and an update is the only operation of all; see
-`strop.training.parallel.shared_memory`. Between operations this process is free to read and write the weights, as if it
-were alone.
-"""
+"""The local backend: training engines in one process, on the CPU or one GPU, or with workers on the CPU, which are in
+`strop.training.backends.local_workers`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.algorithms.registry import AnyLossSpec
-from strop.config.local_workers import LocalWorkers, local_workers, with_workers, workers_obstacle
+from strop.config.local_workers import local_workers
 from strop.config.schema import Run
 from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
 from strop.config.schema.trainer import LocalEngineConfig
 from strop.data.packing import build_micro_batch, pack, plan_micro_batches, unpack
 from strop.errors import PlacementError
-from strop.models.shared_weights import MappedWeights
 from strop.protocols import CriticEngine, EngineSnapshot, SharedWeights, TokenQuantity, TrainingEngine
-from strop.training.backends.ranked import RankedCriticEngine, RankedPolicyEngine
 from strop.training.device import find_device
 from strop.training.optimized_model import sum_metrics
 from strop.training.parallel.parallelize import single_device
-from strop.training.ranks.group import RankGroup
 from strop.training.specs import CriticSpec, PolicySpec
 from strop.training.trained_models import CriticModel, PolicyModel
 from strop.types import Experience, FloatArray, GlobalCounts, MicroBatch, TrainingBatch
-from strop.workers.cleanup import closing
 from strop.workers.start import LOCAL, RankPlacement
+
+if TYPE_CHECKING:
+    from strop.training.backends.local_workers import LocalWorkersBackend
 
 
 class LocalEngine:
@@ -204,87 +197,6 @@ class LocalBackend:
         return LocalEngine(self._run, PolicySpec.of_process_reward(self._run, section))
 
 
-class LocalWorkersEngine(RankedPolicyEngine):
-    """A policy's training engine on the workers of this machine."""
-
-    collective = False
-
-    def __init__(self, group: RankGroup, run: Run, workers: LocalWorkers) -> None:
-        threads = "1 thread" if workers.threads == 1 else f"{workers.threads} threads"
-        super().__init__(
-            group, run, f"by {workers.count} processes of {threads} over one copy of the weights"
-        )
-        self._workers = workers
-
-    def sync_reference(self, policy_weight: float) -> None:
-        """Move the weights of the reference model, which all workers share, towards the policy's."""
-        self.policy.sync_reference(policy_weight)
-
-    def iter_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full weights, adapters merged, with Hugging Face names, in the compute dtype."""
-        return self.policy.iter_weights()
-
-    def shared_weights(self) -> SharedWeights:
-        """Handle of the weights, which as many engines of this machine as there are workers can read in place."""
-        weights, shared = self.policy.shared_weights(), self.policy.shared_tensors
-        assert shared is not None
-        mapped = MappedWeights.of(weights, shared, self._workers.count, self._workers.threads)
-        return replace(weights, mapped=mapped)
-
-    def export(self, folder: Path, add_files: Callable[[Path], object] = lambda folder: None) -> None:
-        """Write a Hugging Face folder. Raises ModelError where it cannot be written."""
-        self.policy.export(folder, add_files)
-
-    def write_adapter(self, folder: Path) -> None:
-        """Write the adapter in PEFT's format. Raises ModelError for a model without one."""
-        self.policy.write_adapter(folder)
-
-
-class LocalWorkersCriticEngine(RankedCriticEngine):
-    """A critic's training engine on the workers of this machine."""
-
-    collective = False
-
-
-class LocalWorkersBackend:
-    """Builds the engines of one run on the workers of this machine."""
-
-    def __init__(self, run: Run, group: RankGroup, workers: LocalWorkers) -> None:
-        self._run, self._group, self._workers = run, group, workers
-
-    def policy(self) -> TrainingEngine:
-        """The policy's engine."""
-        return LocalWorkersEngine(self._group, self._run, self._workers)
-
-    def critic(self, section: CriticConfig) -> CriticEngine:
-        """The critic's engine."""
-        return LocalWorkersCriticEngine(self._group, self._run, section)
-
-    def process_reward(self, section: ProcessRewardConfig) -> TrainingEngine:
-        """Raises PlacementError: workers have a policy and a critic, and no second language model."""
-        raise PlacementError(
-            f"trainer.engine.workers is {self._workers.count}, and {workers_obstacle(self._run)}. Write workers: 1."
-        )
-
-
-@contextmanager
-def open_local_workers(run: Run, workers: LocalWorkers) -> Iterator[LocalWorkersBackend]:
-    """The backend of several workers, which end with the context."""
-    section = run.trainer.engine
-    assert isinstance(section, LocalEngineConfig)
-    run = with_workers(run, workers.count)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(workers.threads)  # of this thread; each other worker sets its own
-    group = RankGroup(
-        workers.count, "cpu", hang_timeout_seconds=section.hang_timeout_seconds, threads=workers.threads
-    )
-    try:
-        with closing(group):
-            yield LocalWorkersBackend(run, group, workers)
-    finally:
-        torch.set_num_threads(threads)
-
-
 @contextmanager
 def open_local(run: Run, placement: RankPlacement = LOCAL) -> Iterator[LocalBackend | LocalWorkersBackend]:
     """The backend of `trainer.engine.type: local`: this process, or workers of this machine, whatever `placement` is.
@@ -304,5 +216,9 @@ def open_local(run: Run, placement: RankPlacement = LOCAL) -> Iterator[LocalBack
     elif (workers := local_workers(run)).count == 1:
         yield LocalBackend(run, workers.reason)
     else:
+        from strop.training.backends.local_workers import (
+            open_local_workers,  # ranks, which one process does not need
+        )
+
         with open_local_workers(run, workers) as backend:
             yield backend

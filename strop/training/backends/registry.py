@@ -1,8 +1,7 @@
-"""Registry of training backends, by `trainer.engine.type`."""
+"""The training backend of each `trainer.engine.type`. Ranks are imported where a run has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -12,7 +11,6 @@ from strop.config.schema.trainer import Fsdp2EngineConfig, LocalEngineConfig
 from strop.errors import TrainingError
 from strop.protocols import CriticEngine, TrainingEngine
 from strop.training.backends.local import open_local
-from strop.training.backends.ranked import open_deepspeed, open_fsdp2
 from strop.workers.start import LOCAL, RankPlacement
 
 
@@ -33,16 +31,6 @@ class TrainingBackend(Protocol):
         ...
 
 
-OpenBackend = Callable[[Run, RankPlacement], AbstractContextManager[TrainingBackend]]
-
-TRAINING_BACKENDS: Mapping[str, OpenBackend] = {
-    "local": open_local,
-    "fsdp2": open_fsdp2,
-    "deepspeed": open_deepspeed,
-}
-"""Opener of each backend, by `trainer.engine.type`."""
-
-
 def open_training_engines(
     run: Run, placement: RankPlacement = LOCAL
 ) -> AbstractContextManager[TrainingBackend]:
@@ -52,7 +40,11 @@ def open_training_engines(
     TrainingError for fewer ranks than `trainer.engine.ranks`, or under `trainer.elastic` than its minimum.
     """
     run = on_available_ranks(run, placement.ranks)
-    return TRAINING_BACKENDS[run.trainer.engine.type](run, placement)
+    if run.trainer.engine.type == "local":
+        return open_local(run, placement)
+    from strop.training.backends.ranked import open_deepspeed, open_fsdp2
+
+    return (open_fsdp2 if run.trainer.engine.type == "fsdp2" else open_deepspeed)(run, placement)
 
 
 def on_available_ranks(run: Run, available: int | None) -> Run:
