@@ -14,8 +14,7 @@ from strop.errors import StropError
 from strop.printable import MAX_MESSAGE, printable
 
 SECONDS = 5.0
-"""Maximum CPU time of one input, outside of the kernel: how long it takes to give 2 GB to a hostile template is a matter of
-the machine, on this one from 2 s to 10 s."""
+"""Maximum CPU time of one input, outside of the kernel, which takes 2 to 10 s to give 2 GB to a hostile template."""
 _DEADLINE = 300
 """Seconds of wall time after which an input is given up."""
 
