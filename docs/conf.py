@@ -48,11 +48,26 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
     # MyST checks links to anchors that are written as it writes them.
     source[0] = re.sub(r'<a id="([^"]+)"></a>', r'[]{id="\1"}', source[0])
     source[0] = use_site_links(source[0], f"docs/{page}")
+    if page == root_doc:
+        source[0] += navigation((ROOT / "docs" / "README.md").read_text(encoding="utf-8"))
 
 
 def read_included_page(app: Sphinx, path: Path, page: str, source: list[str]) -> None:
     """Adapt a file of the repository that a page includes."""
     source[0] = use_site_links(source[0], posixpath.normpath(posixpath.join("docs", path.as_posix())))
+
+
+def navigation(text: str) -> str:
+    """Make a hidden list of pages of each table of docs/README.md, in the order of its links."""
+    lists = []
+    for caption, rows in re.findall(r"^\| (\w+) \| \|\n\| --- \| --- \|\n((?:\|.*\n)+)", text, re.MULTILINE):
+        links = [posixpath.normpath(f"docs/{link}") for _, link, _ in LINK.findall(rows)]
+        pages = [
+            PAGES.get(link, link).removeprefix("docs/") for link in links if link.endswith((".md", ".rst"))
+        ]
+        entries = "\n".join(page.rpartition(".")[0] for page in pages)
+        lists.append(f"\n```{{toctree}}\n:caption: {caption.capitalize()}\n:hidden:\n\n{entries}\n```\n")
+    return "".join(lists)
 
 
 def use_site_links(text: str, path: str) -> str:
