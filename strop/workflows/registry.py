@@ -64,12 +64,13 @@ def load_workflow(section: WorkflowConfig) -> BoundWorkflow:
 
 
 def _find(name: str) -> Callable[..., Any]:
-    path = BUILTIN_WORKFLOWS.get(name)
-    if path is None:
+    if name in BUILTIN_WORKFLOWS:
+        path, known = BUILTIN_WORKFLOWS[name], list(BUILTIN_WORKFLOWS)
+    else:
         tool = extension_of(name)
         provide_tool_modules()
-        path = tool.workflows.get(name, name) if tool else name
-    return ImportPath(path, f"rollout.workflow {name!r}", "workflow", builtin_workflows(), ConfigError).load()
+        path, known = tool.workflows.get(name, name) if tool else name, builtin_workflows()
+    return ImportPath(path, f"rollout.workflow {name!r}", "workflow", known, ConfigError).load()
 
 
 def builtin_workflows() -> list[str]:
