@@ -11,6 +11,7 @@ import torch
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import AutoEngineConfig
 from strop.inference import registry
+from strop.inference.vllm import library
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,6 @@ def test_auto_chooses_vllm_on_a_gpu_for_models_that_it_serves(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(registry, "is_vllm_installed", lambda: installed)
+    monkeypatch.setattr(library, "is_vllm_installed", lambda: installed)
     choice = registry.choose_engine(AutoEngineConfig(), ModelConfig(path=str(tmp_path)))
     assert choice.section.type == engine and reason in choice.reason
