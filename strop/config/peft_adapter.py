@@ -13,6 +13,7 @@ from typing import Any
 from strop.config.paths import is_local
 from strop.config.schema.model import LoraConfig
 from strop.errors import ModelError
+from strop.workers.hub_requests import limit_hub_requests
 from strop.workers.json_text import read_object
 
 CONFIG_FILE = "adapter_config.json"
@@ -214,6 +215,7 @@ def adapter_folder(path: str) -> Path:
         )
     from huggingface_hub import snapshot_download
 
+    limit_hub_requests()
     try:
         return Path(snapshot_download(path, allow_patterns=["adapter_*"]))
     except (OSError, ValueError) as error:

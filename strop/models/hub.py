@@ -15,6 +15,7 @@ from strop.config.paths import is_local
 from strop.errors import ModelError
 from strop.printable import printable
 from strop.workers.http_fetch import fetch
+from strop.workers.hub_requests import limit_hub_requests
 
 _TIMEOUT_SECONDS = 5.0
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
@@ -23,7 +24,10 @@ _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
 
 def check_hub(key: str, path: str) -> None:
     """Raise `ModelError` for a name on the hub that the cache does not have while the hub cannot be reached."""
-    if is_local(path) or is_cached(path):
+    if is_local(path):
+        return
+    limit_hub_requests()
+    if is_cached(path):
         return
     if (fault := offline_fault(key, path)) is not None:
         raise ModelError(fault)

@@ -156,7 +156,8 @@ def local_folder(path: str) -> Path:
     try:
         return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
     except LOAD_ERRORS as error:
-        raise ModelError(f"model.path: no model could be loaded from {path}: {error}") from error
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ModelError(f"model.path: no model could be loaded from {path}: {reason}.") from error
 
 
 def _find_weights(model: PreTrainedModel, folder: Path) -> WeightFiles:

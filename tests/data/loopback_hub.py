@@ -16,23 +16,31 @@ _COMMIT = "a" * 40
 
 
 @contextmanager
-def loopback_hub(repository: str, files: Mapping[str, bytes]) -> Iterator[str]:
-    """Serve one dataset repository; yields the address for HF_ENDPOINT."""
-    handler = partial(_Handler, repository, files)
+def loopback_hub(repository: str, files: Mapping[str, bytes], silent: str = "none") -> Iterator[str]:
+    """Serve one dataset repository; yields the address for HF_ENDPOINT. Paths with `silent` get no answer."""
+    over = threading.Event()
+    handler = partial(_Handler, repository, files, silent, over)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
+        over.set()
         server.shutdown()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    def __init__(self, repository: str, files: Mapping[str, bytes], *args: Any) -> None:
+    def __init__(
+        self, repository: str, files: Mapping[str, bytes], silent: str, over: threading.Event, *args: Any
+    ) -> None:
         self.repository = repository
         self.files = files
+        self.silent, self.over = silent, over
         super().__init__(*args)
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
+        if self.silent in path:
+            self.over.wait()
+            return
         info, resolve = f"/api/datasets/{self.repository}/", f"/datasets/{self.repository}/resolve/"
         if path.startswith(f"{info}tree/"):
             folder = path.removeprefix(f"{info}tree/").partition("/")[2]

@@ -102,6 +102,18 @@ def test_subsets_and_splits(environment, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_hub_that_falls_silent_is_one_line(tmp_path):
+    """When the files are listed, for which the libraries have no limit of time."""
+    with loopback_hub("openai/gsm8k", {"train.parquet": parquet([row(0)])}, silent="/tree/") as address:
+        own = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        limits = "import time; from strop.workers import hub_requests; hub_requests.HUB_TIMEOUT_SECONDS = 0.2"
+        code = f"{limits}; time.sleep = lambda seconds: None\n{READ}"
+        done = run(os.environ | own, tmp_path, "-c", code, json.dumps([{"path": "openai/gsm8k"}]))
+    assert done.returncode == 0, done.stderr
+    assert "cannot be loaded as a dataset from the Hugging Face hub" in json.loads(done.stdout)
+
+
+@pytest.mark.slow
 def test_the_gsm8k_preparer_reads_it(environment, tmp_path):
     prepare = str(REPO / "examples/gsm8k/prepare.py")
     done = run(environment, tmp_path, prepare, "--hub", "--out", "out")

@@ -12,6 +12,7 @@ from strop.data.sources.columns import TableRow
 from strop.data.sources.files import choose_split_hint
 from strop.data.sources.rows import HfDatasetRows, Row
 from strop.errors import DataError
+from strop.workers.hub_requests import limit_hub_requests
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -45,6 +46,7 @@ def read_hub_dataset(name: str, split: str | None, subset: str | None) -> HfData
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
+    limit_hub_requests()
     try:
         with _bars_on_terminals_only():
             loaded = load_dataset(name, subset, split=split)
@@ -70,6 +72,7 @@ def stream_hub_dataset(name: str, split: str | None, subset: str | None) -> Iter
     from datasets import IterableDataset, load_dataset
     from datasets.exceptions import DatasetsError
 
+    limit_hub_requests()
     try:
         loaded = load_dataset(name, subset, split=split, streaming=True)
     except (OSError, ValueError, DatasetsError) as error:

@@ -22,6 +22,7 @@ from strop.runs.model_card import model_card
 from strop.runs.reader import read_run
 from strop.training.backends.registry import open_training_engines
 from strop.training.checkpoints import checkpoint as checkpoints
+from strop.workers.hub_requests import limit_hub_requests
 
 
 def export_checkpoint(folder: Path, to: Path, step: int | None, dtype: str | None = None) -> Path:
@@ -80,6 +81,7 @@ def push_to_hub(folder: Path, name: str, *, private: bool) -> str:
 
     Raises `ModelError` for an invalid name, a missing login, or a failed upload.
     """
+    limit_hub_requests()
     api = HfApi()
     try:
         url = api.create_repo(name, private=private, exist_ok=True)

@@ -1,0 +1,70 @@
+"""A hub that accepts connections and never answers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+from strop.config.peft_adapter import adapter_folder
+from strop.config.schema.model import ModelConfig
+from strop.errors import ModelError
+from strop.models import hub
+from strop.models.loading import load_config
+from strop.models.meta_loading import local_folder
+from strop.run.entry.export import push_to_hub
+from strop.workers import hub_requests
+
+
+@pytest.fixture
+def _silent_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(hub_requests, "HUB_TIMEOUT_SECONDS", 0.2)
+        monkeypatch.setattr(hub, "_TIMEOUT_SECONDS", 0.2)
+        hub._connection_fault.cache_clear()
+        huggingface_hub.close_session()
+        yield
+        huggingface_hub.close_session()
+        hub._connection_fault.cache_clear()
+
+
+@pytest.mark.usefixtures("_silent_hub")
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (
+            lambda: load_config(ModelConfig(path="org/name")),
+            r"cannot be reached \(no complete answer in 0\.2 s\)",
+        ),
+        (lambda: adapter_folder("org/name"), "the Hub gave no adapter of this name"),
+        (lambda: local_folder("org/name"), "no model could be loaded from org/name"),
+        (
+            lambda: push_to_hub(Path("x"), "org/name", private=True),
+            "x could not be uploaded as org/name: timed out",
+        ),
+    ],
+    ids=["model", "adapter", "weights", "upload"],
+)
+def test_a_silent_hub_is_one_paragraph(ask: Callable[[], object], told: str) -> None:
+    hub_requests.limit_hub_requests()
+    with pytest.raises(ModelError, match=told) as caught:
+        ask()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_limit_of_the_request_is_kept() -> None:
+    hub_requests.limit_hub_requests()
+    client = huggingface_hub.get_session()
+    (*_, limit) = client.event_hooks["request"]
+    for given, limits in ((None, [60, 60, 60, 60]), (3.0, [3, 3, 3, 3])):
+        request = client.build_request("GET", "http://localhost", timeout=given)
+        limit(request)
+        assert list(request.extensions["timeout"].values()) == limits
