@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,7 +14,13 @@ import pytest
 import yaml
 
 import strop
-from strop.errors import StropError
+from strop.buffer.factory import BUFFER_ADDRESS_FILE
+from strop.buffer.remote import client
+from strop.errors import StoreError, StropError
+from strop.run.distributed.role import LocalRoleProcess, RoleExit, RoleSpec
+from strop.run.entry.role_main import ROLE_ENTRY
+from strop.workers import connection
+from strop.workers.waiting import never_stop
 from tests.files import digest
 
 from .command import Command, StropCommand
@@ -71,6 +79,31 @@ def wait_for(file: Path, *, lines: int, process: Command) -> None:
     while not (file.exists() and file.read_text().count("\n") >= lines):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
         time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_stopped_buffer_process_is_an_outage_and_ends_with_the_run(values, tmp_path, monkeypatch):
+    """SIGSTOP: the process answers nobody, and handles no signal until it is continued."""
+    loaded = strop.load(values(synchronizer="checkpoint", buffer="queue"))
+    folder = loaded.run.folder_path
+    folder.mkdir(parents=True)
+    role = LocalRoleProcess(RoleSpec("buffer", loaded, None, sys.argv), replace(ROLE_ENTRY, imports=()))
+    try:
+        member = client.BufferClientRole("trainer", reads=True, writes=False)
+        store = client.RemoteStore(folder / BUFFER_ADDRESS_FILE, member, never_stop)
+        psutil.Process(role._process.pid).suspend()
+        monkeypatch.setattr(client, "PEER_TIMEOUT_SECONDS", 0.2)
+        monkeypatch.setattr(client, "OUTAGE_SECONDS", 0.3)
+        monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.2)
+        with pytest.raises(
+            StoreError, match=r"has not replied for \d+ s, and was not restarted\. Start the run"
+        ):
+            store.counts()
+        store.close()
+        role.request_stop()
+        assert role.wait() == RoleExit()
+    finally:
+        role._process.kill()
 
 
 @pytest.mark.slow

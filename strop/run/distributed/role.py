@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -121,6 +122,7 @@ class LocalRoleProcess:
         """See `RoleProcess`."""
         if self._process.poll() is None:
             self._process.terminate()
+            self._process.send_signal(signal.SIGCONT)  # a stopped process handles no signal before
 
     def wait(self) -> RoleExit:
         """See `RoleProcess`."""
