@@ -412,7 +412,8 @@ class RecordedPolicy:
         _refuse({"n": request.n > 1, "logprobs": request.logprobs})
         try:
             messages = await self._with_images(request.messages)
-            conversation = self._conversations.open(messages, request.tools)
+            # In a thread, as a prompt of megabytes takes seconds, while this event loop serves all rollouts.
+            conversation = await asyncio.to_thread(self._conversations.open, messages, request.tools)
             limit = request.max_tokens or max(1, session.remaining_tokens(conversation))
             answered = await session.reply(conversation, max_tokens=limit, stop=request.stop)
         except ContextLengthExceeded as error:

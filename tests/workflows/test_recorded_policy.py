@@ -1,4 +1,4 @@
-"""Requests of an agent with images."""
+"""Requests of an agent with images, or with long prompts."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ def request_with(url: str) -> ChatRequest:
     return parse_chat_request({"model": "policy", "messages": [{"role": "user", "content": [image]}]})
 
 
-def test_an_image_that_takes_long_to_read_stops_no_other_rollout() -> None:
+@pytest.mark.parametrize("step", ["read_images", "start"])
+def test_an_image_or_a_prompt_that_takes_long_stops_no_other_rollout(step: str) -> None:
+    """`start` encodes the prompt."""
     others = threading.Event()
 
-    def read_images(messages, where="") -> None:
-        assert others.wait(600), "the event loop waits for the image"
-        raise DataError("the image is too large")
+    def take_long(*_: object) -> None:
+        assert others.wait(600), "the event loop waits for the image or the prompt"
+        raise DataError("it is too large")
 
     async def ask() -> None:
-        session = SimpleNamespace(read_images=read_images)
+        session = SimpleNamespace(read_images=lambda messages: messages)
+        setattr(session, step, take_long)
         policy = RecordedPolicy(
             session, RecordedConversations(session), asyncio.get_running_loop(), ChatReplyParser()
         )
         request = asyncio.create_task(policy.chat(request_with("https://host/image.png")))
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(0.05, others.set)  # the work of another rollout
-        with pytest.raises(BadRequest, match="the image is too large"):
+        with pytest.raises(BadRequest, match="it is too large"):
             await request
 
     asyncio.run(ask())
