@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import subprocess
@@ -18,10 +19,29 @@ from strop.compat.verl.interface.tools import MCPBaseTool, MCPSearchTool, OpenAI
 from strop.config.schema.rollout import WorkflowConfig
 from strop.errors import ConfigError, MissingExtraError
 from strop.workflows.mcp import stdio_filter
-from strop.workflows.mcp.client import EndlessAnswerError, RateLimit, bounded_result, list_tools, listed_tools
+from strop.workflows.mcp.client import (
+    EndlessAnswerError,
+    McpClient,
+    McpTool,
+    RateLimit,
+    bounded_result,
+    list_tools,
+    listed_tools,
+)
 from strop.workflows.mcp.servers import McpServer, read_servers
 from strop.workflows.registry import load_workflow
 from tests.workflows.conftest import call
+from tests.workflows.hostile_mcp import (
+    EVENTS,
+    HEAD,
+    JSON,
+    PING,
+    hostile_server,
+    never,
+    next_page,
+    next_page_as_event,
+    sends,
+)
 
 SERVER = Path(__file__).parent / "mcp_calculator.py"
 STDIO = {"command": sys.executable, "args": [str(SERVER)]}
@@ -281,6 +301,137 @@ def test_hostile_real_servers(monkeypatch, code, told):
     with pytest.raises(ConfigError, match=told) as raised:
         list_tools([server], "here")
     assert "\n" not in str(raised.value)
+
+
+CHUNKED, CHUNK = b"Transfer-Encoding: chunked\r\n\r\n", b"400\r\n" + b"x" * 1024 + b"\r\n"
+HOSTILE_ANSWERS = {
+    "endless pages": ("http", {"tools_list": next_page}, "lists its tools on more than 100 pages"),
+    "endless events": (
+        "http",
+        {"tools_list": sends(EVENTS, PING)},
+        "more than 30 lines of events without a result",
+    ),
+    "endless comments": ("http", {"tools_list": sends(EVENTS, b":\r\n")}, "more than 30 lines of events"),
+    "endless event": (
+        "http",
+        {"tools_list": sends(EVENTS + b"data: ", b"x" * 9999)},
+        "more than 90,000 bytes",
+    ),
+    "endless body": ("http", {"tools_list": sends(JSON + CHUNKED, CHUNK)}, "more than 90,000 bytes"),
+    "compressed": (
+        "http",
+        {"tools_list": sends(JSON + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"x" * 9_000_000))},
+        "sends a compressed response",
+    ),
+    "slow body": (
+        "http",
+        {"tools_list": sends(JSON + CHUNKED, b"1\r\nx\r\n", 0.01)},
+        "does not answer within",
+    ),
+    "slow header": ("http", {"tools_list": sends(HEAD + b"X: ", b"x", 0.01)}, "does not answer within"),
+    "silent": ("http", {"tools_list": never}, "does not answer within"),
+    "silent to the end": ("http", {"tools_list": never, "DELETE": never}, "does not answer within"),
+    "no handshake": ("http", {"initialize": never}, "does not answer within"),
+    "wrong type": (
+        "http",
+        {"tools_list": sends(HEAD + b"Content-Type: \x1b]0;x\r\n\r\n")},
+        "Unexpected content type",
+    ),
+    "no JSON": ("http", {"tools_list": sends(JSON + b"\r\n" + b"[" * 5000)}, "Failed to parse JSON response"),
+    "ends early": ("http", {"tools_list": sends(EVENTS + PING)}, "SSE stream ended without a response"),
+    "resumes": (
+        "http",
+        {"tools_list": sends(EVENTS + b"id: 1\nretry: 0\n\n"), "GET": sends(EVENTS + b"id: 1\n\n")},
+        "more than 30 lines",
+    ),
+    "SSE, endless pages": (
+        "sse",
+        {"tools_list": next_page_as_event},
+        "lists its tools on more than 100 pages",
+    ),
+    "SSE, endless events": (
+        "sse",
+        {"tools_list": sends(b"", PING)},
+        "more than 30 lines of events without a result",
+    ),
+    "SSE, endless start": ("sse", {"GET": sends(EVENTS, PING)}, "does not answer within|more than 30 lines"),
+    "SSE, silent": ("sse", {"tools_list": never}, "does not answer within"),
+    "SSE, wrong type": (
+        "sse",
+        {"GET": sends(HEAD + b"Content-Type: text/html\r\n\r\n<p>")},
+        "text/event-stream",
+    ),
+    "SSE, another host": (
+        "sse",
+        {"GET": sends(EVENTS + b"event: endpoint\ndata: http://localhost:1/x\n\n")},
+        "does not answer within",
+    ),
+}
+
+
+@pytest.mark.parametrize(("transport", "answers", "told"), HOSTILE_ANSWERS.values(), ids=HOSTILE_ANSWERS)
+def test_hostile_servers_over_http(monkeypatch, caplog, transport, answers, told):
+    """Each ends within limits of pages, bytes and seconds, and with one line."""
+    pytest.importorskip("mcp")
+    seconds = 0.5 if "within" in told else 60.0
+    changed = {"START_SECONDS": seconds, "LIST_SECONDS": seconds, "CLOSE_SECONDS": 0.2, "MAX_BYTES": 90_000}
+    for name, value in (changed | {"MAX_LINES": 400 if "pages" in told else 30}).items():
+        monkeypatch.setattr(f"strop.workflows.mcp.client._{name}", value)
+    with hostile_server(**answers) as server, pytest.raises(ConfigError, match=told) as raised:
+        list_tools(
+            [McpServer("hostile", transport, url=f"{server.url}/{transport.replace('http', 'mcp')}")], "here"
+        )
+    assert "\n" not in str(raised.value)
+    assert len(caplog.records) <= 3 and not any(record.exc_info for record in caplog.records)
+
+
+def test_a_redirect_to_another_host_is_not_followed():
+    pytest.importorskip("mcp")
+    with hostile_server() as other:
+        moved = HEAD.replace(b"200 OK", b"307 Moved") + f"Location: {other.url}/mcp\r\n\r\n".encode()
+        for transport, place in (("http", "mcp"), ("sse", "sse")):
+            with hostile_server(tools_list=sends(moved), GET=sends(moved)) as server:
+                made = McpServer("moved", transport, url=f"{server.url}/{place}", headers={"X-Key": "secret"})
+                with pytest.raises(ConfigError, match=r"[Rr]edirect"):
+                    list_tools([made], "here")
+        assert other.asked == []
+
+
+def test_a_server_that_does_not_end_its_session_has_listed_its_tools(monkeypatch):
+    pytest.importorskip("mcp")
+    monkeypatch.setattr("strop.workflows.mcp.client._CLOSE_SECONDS", 0.2)
+    with hostile_server(DELETE=never) as server:
+        (tool,) = list_tools([McpServer("stays", "http", url=f"{server.url}/mcp")], "here")
+        assert tool.name == "add" and server.asked[-1] == "DELETE"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (sends(EVENTS, PING), "more than 30 lines of events without a result"),
+        (sends(JSON + CHUNKED, CHUNK), "more than 90,000 bytes"),
+    ],
+    ids=["events", "body"],
+)
+def test_a_session_of_a_hostile_server_ends_and_opens_again(monkeypatch, answer, told):
+    pytest.importorskip("mcp")
+    for name, value in {"CLOSE_SECONDS": 0.2, "MAX_BYTES": 90_000, "MAX_LINES": 30}.items():
+        monkeypatch.setattr(f"strop.workflows.mcp.client._{name}", value)
+
+    async def call_three_times(server):
+        tool = McpTool(McpServer("x", "http", url=f"{server.url}/mcp"), "add", "", {})
+        client = McpClient(1000.0)
+        for _ in range(9):  # more than the limit of bytes and lines allows for one result
+            await client.call(tool, {}, 60)
+        server.answers["tools/call"] = answer
+        with pytest.raises(EndlessAnswerError, match=told):
+            await client.call(tool, {}, 60)
+        del server.answers["tools/call"]
+        return await client.call(tool, {}, 60)
+
+    with hostile_server() as server:
+        result = asyncio.run(call_three_times(server))
+        assert result.content[0].text == "3" and server.asked.count("initialize") == 2
 
 
 def test_a_line_without_end_ends_the_server():
