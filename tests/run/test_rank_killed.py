@@ -7,6 +7,7 @@ looking at the files and processes.
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from strop.models.tiny import make_model
 from strop.training.checkpoints import checkpoint
+from tests.cases import nightly
 from tests.files import digest
 from tests.kill_log import kills, record_kill
 
@@ -175,20 +177,39 @@ def test_a_trainer_whose_ranks_are_killed_early_is_restarted(values, tmp_path, t
     assert rows_of(folder) == rows_of(folder.with_name("whole"))
 
 
-@pytest.mark.parametrize("worker", ["rank-1", "engine-0"])
-def test_a_local_worker_that_is_killed_costs_nothing(values, tmp_path, worker):
-    """A sampler is started again and repeats its requests; after the loss of a trainer the same command resumes."""
+WORKERS = ("rank-1", "engine-0")
+RANDOM_KILLS = [(worker, number) for worker in WORKERS for number in range(kills(1, sources=len(WORKERS)))]
+
+
+@pytest.mark.parametrize(
+    ("worker", "number"), [*((worker, None) for worker in WORKERS), *nightly(*RANDOM_KILLS)]
+)
+def test_a_local_worker_that_is_killed_costs_nothing(values, tmp_path, worker, number):
+    """A sampler is started again and repeats its requests; after the loss of a trainer the same command resumes.
+
+    CI kills in the third step, and the nightly run at random moments from the start of the worker on.
+    """
+    lines, pause = 3, 0.0
+    if number is not None:
+        draw = random.Random(number)
+        lines = draw.randrange(20)
+        pause = draw.uniform(0, 0.3 if lines else 3)
     run = values(
         name="whole",
         trainer__engine={"type": "local", "workers": 2},
-        trainer__duration="6 steps",
+        trainer__duration="6 steps" if number is None else "30 steps",
         checkpoint={"every": "1 steps"},
     )
     whole = train(run).folder
     folder = whole.with_name("killed")
     process = start(tmp_path, run | {"name": "killed"})
-    wait_for(folder / "metrics.jsonl", lines=3, process=process)
-    assert kill_one(process, worker)
+    if lines:
+        wait_for(folder / "metrics.jsonl", lines=lines, process=process)
+    time.sleep(pause)
+    while not kill_one(process, worker):  # it is being started
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    record_kill(f"local worker, {worker}")
     said, _ = process.communicate()
     if worker == "rank-1":
         assert process.returncode == 75
