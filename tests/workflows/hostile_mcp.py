@@ -98,7 +98,7 @@ def hostile_server(**answers: Answer) -> Iterator[HostileServer]:
 
 
 def reply_to(method: str, number: Any, asked: Any) -> bytes:
-    """What an ordinary server says."""
+    """The answer of an ordinary server."""
     tool = {"name": "add", "description": "Add.", "inputSchema": {"type": "object"}}
     results: dict[str, Any] = {
         "initialize": {

@@ -308,7 +308,7 @@ def _require_program(server: McpServer) -> None:
 
 
 class ReceivedData:
-    """What a server has sent over HTTP since its last result, within limits."""
+    """Data that a server has sent over HTTP since its last result, within limits."""
 
     def __init__(self) -> None:
         self.fault: EndlessAnswerError | None = None
