@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -245,3 +247,22 @@ def test_code_that_handles_the_end_of_a_template_is_not_ended_itself(monkeypatch
                 time.sleep(0.01)
         except TemplateTimeout:
             time.sleep(0.3)
+
+
+def test_a_debugger_follows_a_program_after_a_rendering() -> None:
+    program = (
+        "import sys\n"
+        "from strop.data.encoding.template_limits import TemplateTimeout, limited_rendering\n"
+        "try:\n"
+        "    with limited_rendering(float(sys.argv[1])):\n"
+        "        while sys.argv[1] == '-1':\n"
+        "            pass\n"
+        "except TemplateTimeout:\n"
+        "    print('ended')\n"
+        "sys.settrace(lambda *_: None)\n"
+        "(lambda: print('followed'))()\n"
+    )
+    for seconds, printed in (("60", "followed\n"), ("-1", "ended\nfollowed\n")):
+        command = [sys.executable, "-c", program, seconds]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+        assert done.stdout == printed

@@ -3,6 +3,7 @@ run, how much memory they take, and how long a text they may give."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -33,6 +34,8 @@ code that handles the first one, outside of the rendering."""
 _ORDINARY_SECONDS = 0.1
 """CPU time up to which the growth of the process is not a rendering's: an ordinary one takes milliseconds, and another
 thread may be loading a model meanwhile."""
+_UNTIL_RAISED = 1000
+"""Repetitions of an empty loop, in the first of which an exception that was raised in this thread reaches it."""
 _STATM = Path("/proc/self/statm")
 
 
@@ -132,10 +135,16 @@ class _Watch:
             self._thread.start()
 
     def end(self, thread: int) -> None:
-        """Forget the rendering of a thread, with an exception that has not reached it yet."""
+        """Forget the rendering of the calling thread, with an exception that has not reached it yet."""
         with self.lock:
-            if self.renderings.pop(thread, None) is not None:
-                _raise_in(thread, None)
+            rendering = self.renderings.pop(thread, None)
+        if rendering is not None and rendering.stopped_at is not None:
+            with contextlib.suppress(TemplateTimeout):
+                # Replaces the one that was raised. Taken back with NULL instead, Python 3.11 goes on to look for it at
+                # each call, in which a thread with a debugger, a profiler or coverage never gets any further.
+                _raise_in(thread)
+                for _ in range(_UNTIL_RAISED):
+                    pass
 
     def _run(self) -> None:
         while self._wanted.wait():
@@ -149,12 +158,12 @@ class _Watch:
                         continue
                     if rendering.is_beyond(_cpu_seconds(thread), _memory()):
                         rendering.stopped_at = now
-                        _raise_in(thread, ctypes.py_object(TemplateTimeout))
+                        _raise_in(thread)
 
 
-def _raise_in(thread: int, error: ctypes.py_object[type[TemplateTimeout]] | None) -> None:
-    """Raise an exception in a thread, or take back one that has not reached it."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+def _raise_in(thread: int) -> None:
+    """Raise TemplateTimeout in a thread, when it executes its next instructions."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TemplateTimeout))
 
 
 def _cpu_seconds(thread: int) -> float:
