@@ -403,6 +403,8 @@ class TrainingBatch:
     """[L] each: the critic's targets; or one number, the reward that a reward model learns."""
     selected: Sequence[BoolArray] | None = None
     """[L] each: tokens that the policy loss treats differently, chosen over the whole update."""
+    target_tokens: Sequence[IntArray] | None = None
+    """[L, K] each: K tokens whose log-probs the loss gets for each target; None for the log-prob of the target."""
 
     def __post_init__(self) -> None:
         for name in _BATCH_INPUTS:
@@ -429,6 +431,7 @@ _BATCH_INPUTS = (
     "values",
     "returns",
     "selected",
+    "target_tokens",
 )
 
 
@@ -506,6 +509,8 @@ class MicroBatch:
     """[T] float32 The critic's targets."""
     selected: torch.Tensor | None = None
     """[T] bool Tokens that the policy loss treats differently (clip_cov, kl_cov, m2po)."""
+    target_tokens: torch.Tensor | None = None
+    """[T, K] int64 Tokens whose log-probs are computed for each target; None for the target's own."""
     images: PackedImages | None = None
     """Images of the sequences; None without images."""
 
@@ -562,7 +567,7 @@ class MicroBatch:
             raise ValueError(f"MicroBatch.targets are not positions of {tokens} tokens")
         for name in ("policy_logprobs", *_BATCH_INPUTS[1:]):
             value = getattr(self, name)
-            if value is not None and value.shape[-1] != tokens:
+            if value is not None and value.shape[0] != tokens:
                 raise ValueError(f"MicroBatch.{name} does not have {tokens} tokens")
         per_segment = (self.prefix_of, self.experience, self.role, self.source, self.weight)
         if {len(self.cu_seqlens) - 1} != set(map(len, per_segment)):
@@ -574,7 +579,8 @@ class TokenOutputs:
     """A model's outputs for the targets of a micro-batch; 0 at other tokens."""
 
     logprobs: torch.Tensor
-    """[T] float32 Log-probs at the sampling temperature, with gradient in training; 0 for a classifier."""
+    """[T] float32 Log-probs at the sampling temperature, with gradient in training; 0 for a classifier. [T, K] with
+    `MicroBatch.target_tokens`."""
     entropy: torch.Tensor | None = None
     """[T] float32 Entropy at the sampling temperature, in nats; None where not requested."""
     divergence: torch.Tensor | None = None

@@ -244,6 +244,9 @@ def build_micro_batch(
         else gather(
             (cut(selected[s.source], s) & mask for s, mask in zip(plan, is_target, strict=True)), np.bool_
         ),
+        target_tokens=None
+        if batch.target_tokens is None
+        else gather((batch.target_tokens[s.source][s.start : s.stop] for s in plan), np.int64),
         images=None if segment_images is None else segment_images.packed(),
     )
 
@@ -262,7 +265,7 @@ def _segment_images(
 def unpack(
     micro_batches: Iterable[MicroBatch], values: Iterable[torch.Tensor], experiences: Sequence[Experience]
 ) -> list[FloatArray]:
-    """[T] values of each micro-batch, split by experience: [L] each, 0 in shared prompts."""
+    """[T] or [T, K] values of each micro-batch, split by experience: [L] or [L, K] each, 0 in shared prompts."""
     found = unpack_numbered(micro_batches, values, dict(enumerate(experiences)))
     return [found[number] for number in range(len(experiences))]
 
@@ -278,7 +281,8 @@ def unpack_numbered(
         for segment, experience in enumerate(micro_batch.experience):
             if experience >= 0:
                 own = array[bounds[segment] : bounds[segment + 1]]
-                result[experience][len(result[experience]) - len(own) :] = own
+                before = len(result[experience]) - len(own)
+                result[experience] = np.pad(own, [(before, 0), *[(0, 0)] * (own.ndim - 1)])
     return result
 
 

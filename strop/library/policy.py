@@ -32,7 +32,7 @@ from strop.data.prompt_check import to_prompt
 from strop.data.taskset import to_task
 from strop.errors import ConfigError, DataError, ModelError, TrainingError
 from strop.inference.endpoint.server import EndpointServer
-from strop.library.losses import Loss, find_loss
+from strop.library.losses import FunctionLoss, Loss, find_loss
 from strop.seeds import derive_seed
 from strop.types import (
     Experience,
@@ -233,6 +233,11 @@ class Policy:
         """
         spec = find_loss(loss, self._run.data.max_response_tokens)
         _check_batch(batch)
+        if batch.target_tokens is not None and not isinstance(spec, FunctionLoss):
+            raise ConfigError(
+                "batch.target_tokens gives log-probs [T, K], which only a loss of your own reads. Pass a function as "
+                "loss."
+            )
         with self._lock, self._using():
             batch = self._complete(batch, getattr(spec, "algorithm", None))
             try:
@@ -692,3 +697,10 @@ def _check_batch(batch: TrainingBatch) -> None:
                     f"batch.{name}[{number}] has the shape {np.shape(value)}, and its experience has {length} tokens. "
                     "Write one value for each token of the sequence, prompt included."
                 )
+    shapes = [np.shape(tokens) for tokens in batch.target_tokens or ()]
+    for number, shape in enumerate(shapes):
+        if len(shape) != 2 or shape != (len(batch.experiences[number].token_ids), shapes[0][-1]):
+            raise DataError(
+                f"batch.target_tokens[{number}] has the shape {shape}. Write K tokens for each token of the sequence, "
+                "with the same K for all experiences."
+            )

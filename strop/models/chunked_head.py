@@ -155,11 +155,12 @@ def head_outputs(
     entropy: bool,
     comparisons: Sequence[Comparison] = (),
 ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-    """[N] each: log-probs of N labels, entropies if requested, and the divergence of each comparison.
+    """Log-probs of the labels, entropies [N] if requested, and the divergence [N] of each comparison.
 
     Args:
         hidden: [T, H] hidden states of the decoder; gradients flow to them and to the head.
-        rows: [N] positions whose states predict the labels [N].
+        rows: [N] positions whose states predict the labels.
+        labels: [N], or [N, K] for K tokens at each position; the log-probs have the same shape.
     """
     if type(head) is nn.Linear:
         logprobs, entropies, *divergences = _Linear.apply(  # type: ignore[no-untyped-call]
@@ -196,9 +197,8 @@ class _Linear(torch.autograd.Function):
         entropy: bool,
         comparisons: Sequence[Comparison],
     ) -> tuple[Tensor | None, ...]:
-        logprobs, entropies, totals, *divergences = (
-            torch.empty_like(temperature) for _ in range(3 + len(comparisons))
-        )
+        logprobs = torch.empty_like(labels, dtype=torch.float32)
+        entropies, totals, *divergences = (torch.empty_like(temperature) for _ in range(2 + len(comparisons)))
         for c in _chunks(len(rows)):
             logits = _logits(hidden[rows[c].on_device], weight, bias, transform).div_(temperature[c, None])
             logprobs[c], entropies[c], totals[c] = _statistics(logits, labels[c], entropy)
@@ -223,7 +223,7 @@ class _Linear(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants[1] else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants[2] else None
         if grad_logprobs is None:
-            grad_logprobs = torch.zeros_like(temperature)
+            grad_logprobs = torch.zeros_like(labels, dtype=torch.float32)
         compared = [
             (comparison, each)
             for comparison, each in zip(ctx.comparisons, grad_divergences, strict=True)
@@ -279,7 +279,7 @@ def _through_module(
             for compared in comparisons
         )
         entropies = -(logprobs.exp() * logprobs).sum(-1)
-        return logprobs.gather(-1, labels[:, None])[:, 0], entropies, *divergences
+        return logprobs.gather(-1, _columns(labels)).view_as(labels), entropies, *divergences
 
     parts = [
         checkpoint(
@@ -295,20 +295,25 @@ def _chunks(count: int) -> Iterator[slice]:
     return (slice(i, min(i + CHUNK_ROWS, count)) for i in range(0, max(count, 1), CHUNK_ROWS))
 
 
+def _columns(values: Tensor) -> Tensor:
+    """[n, K] Values [n, K], or [n] with K = 1."""
+    return values if values.dim() == 2 else values[:, None]
+
+
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, transform: LogitTransform) -> Tensor:
     """[n, V] float32"""
     return transform.apply(nn.functional.linear(states, weight, bias).float())
 
 
 def _statistics(logits: Tensor, labels: Tensor, entropy: bool) -> tuple[Tensor, Tensor | float, Tensor]:
-    """[n] each: log-probs, entropies and log-sum-exp. `logits` become all log-probs [n, V]."""
+    """Log-probs of the labels, entropies [n] and log-sum-exp [n]. `logits` become all log-probs [n, V]."""
     highest = logits.amax(-1, keepdim=True)
     logits.sub_(highest)
     weights = logits.exp()
     total = weights.sum(-1)
     logs = total.log()
     entropies = logs - torch.linalg.vecdot(weights, logits) / total if entropy else 0.0
-    picked = logits.sub_(logs[:, None]).gather(-1, labels[:, None])[:, 0]
+    picked = logits.sub_(logs[:, None]).gather(-1, _columns(labels)).view_as(labels)
     return picked, entropies, logs + highest[:, 0]
 
 
@@ -324,7 +329,7 @@ def _gradient(
     `through_entropy` holds the gradient of the entropies and the entropies; `slopes` those of each divergence
     and the gradient of the divergence.
     """
-    same_for_all = grad.clone()
+    same_for_all = _columns(grad).sum(-1)
     for each, grad_divergence in slopes:
         same_for_all += grad_divergence * each.values.sum(-1)
     if through_entropy is None:
@@ -336,7 +341,7 @@ def _gradient(
         result = every.mul_(-grad_entropy[:, None]).sub_(same_for_all[:, None]).mul_(p)
     for each, grad_divergence in slopes:
         each.add_to(result, grad_divergence)
-    return result.scatter_add_(-1, labels[:, None], grad[:, None])
+    return result.scatter_add_(-1, _columns(labels), _columns(grad))
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,9 @@ def token_outputs(
         _head(base),
         hidden,
         found.rows,
-        micro_batch.token_ids[found.targets],
+        (micro_batch.token_ids if micro_batch.target_tokens is None else micro_batch.target_tokens)[
+            found.targets
+        ],
         micro_batch.temperature[found.targets],
         logit_transform(base),
         entropy=entropy,

@@ -93,6 +93,29 @@ def test_two_batches_before_a_step_add_up(folder, batch):
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
+def test_a_loss_reads_log_probs_of_the_tokens_that_the_batch_names(folder, still, batch):
+    """Those of the sampled tokens are the usual ones, with the same gradient."""
+    named = [
+        np.stack([each.token_ids, np.full_like(each.token_ids, 7)], axis=1) for each in batch.experiences
+    ]
+    found = []
+
+    def loss(micro_batch, outputs, counts):
+        targets = torch.from_numpy(micro_batch.targets)
+        logprobs = outputs.logprobs[targets]
+        found.append(logprobs.detach())
+        return -(logprobs if logprobs.dim() == 1 else logprobs[:, 0]).sum() / counts.tokens
+
+    norms = []
+    for given in (batch, replace(batch, target_tokens=named)):
+        with strop.Policy(folder) as policy:
+            policy.forward_backward(given, loss)
+            norms.append(policy.step(lr=1e-3))
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    torch.testing.assert_close(found[1][:, 0], found[0])
+    assert found[1].shape[1] == 2 and (found[1][:, 1] != found[0]).any()
+
+
 NEEDS_MORE = {"distillation", "mix", "custom", "prime", "online_dpo", "self_play"}
 OTHER_ROLES = {"sft", "dpo", "cpo", "orpo", "kto", "bco", "reward_model"}
 
@@ -230,6 +253,18 @@ BAD = {
         lambda p, b: p.forward_backward(replace(b, advantages=[np.ones(2)] * 12)),
         strop.DataError,
         r"advantages\[0\] has the shape \(2,\)",
+    ),
+    "target tokens": (
+        lambda p, b: p.forward_backward(replace(b, target_tokens=[e.token_ids for e in b.experiences]), nan),
+        strop.DataError,
+        "with the same K",
+    ),
+    "target tokens of a named loss": (
+        lambda p, b: p.forward_backward(
+            replace(b, target_tokens=[e.token_ids[:, None] for e in b.experiences])
+        ),
+        strop.ConfigError,
+        "Pass a function as loss",
     ),
 }
 

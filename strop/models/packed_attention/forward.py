@@ -351,8 +351,8 @@ class TargetRows:
         return cls(on_device, rows, tokens, groups)
 
     def spread(self, values: Tensor) -> Tensor:
-        """[T] Values [N] of all ranks' targets at their positions, and 0 at other tokens."""
-        spread = values.new_zeros(self.tokens).index_copy(0, self.targets, values)
+        """[T, ...] Values [N, ...] of all ranks' targets at their positions, and 0 at other tokens."""
+        spread = values.new_zeros(self.tokens, *values.shape[1:]).index_copy(0, self.targets, values)
         for group in self.groups:
             spread = group.sum(spread)
         return spread
