@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from strop.config.schema.distillation import DivergenceConfig
 from strop.errors import DataError
 from strop.printable import did_you_mean
 from strop.protocols import LossFn
-from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
+from strop.types import FloatArray, GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
 Terms = Callable[[Tensor, Tensor, Tensor, Tensor, Mapping[str, float]], Tensor]
 """Loss of each target [N], from its log-prob, its weight or advantage, the log-prob with which it was sampled, and the
@@ -105,8 +105,10 @@ class NamedLoss:
 
     kind: _Kind
     options: Mapping[str, float]
+    weights: Sequence[FloatArray] | None = None
+    """[L, K] of each experience, for targets with several tokens per position; None if they are the advantages."""
     logprobs: list[tuple[MicroBatch, Tensor]] = field(default_factory=list)
-    """[T] log-probs of each micro-batch so far."""
+    """[T] or [T, K] log-probs of each micro-batch so far."""
     needs_entropy: ClassVar[bool] = False
     needs_divergence: ClassVar[bool] = False
     teacher_divergence: ClassVar[DivergenceConfig | None] = None
@@ -132,22 +134,35 @@ class NamedLoss:
         return self._compute
 
     def _compute(self, micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
-        self.logprobs.append((micro_batch, outputs.logprobs.detach()))
-        sampled = outputs.logprobs.detach() if micro_batch.old_logprobs is None else micro_batch.old_logprobs
+        logprobs, weights = outputs.logprobs, micro_batch.advantages
+        if self.weights is not None:
+            weights = _packed(self.weights, micro_batch, logprobs)
+        elif logprobs.dim() == 2:
+            logprobs = logprobs[:, 0]
+        self.logprobs.append((micro_batch, logprobs.detach()))
+        sampled = logprobs.detach() if micro_batch.old_logprobs is None else micro_batch.old_logprobs
         means = torch.zeros_like(sampled)
         if micro_batch.values is not None:
-            means = _segment_means(
-                outputs.logprobs.detach() - sampled, micro_batch.values, micro_batch.cu_seqlens
-            )
-        targets = torch.from_numpy(micro_batch.targets).to(outputs.logprobs.device)
+            means = _segment_means(logprobs.detach() - sampled, micro_batch.values, micro_batch.cu_seqlens)
+        targets = torch.from_numpy(micro_batch.targets).to(logprobs.device)
         terms = self.kind.terms(
-            outputs.logprobs[targets],
-            micro_batch.advantages[targets],
+            logprobs[targets],
+            weights[targets],
             sampled[targets],
             means[targets],
             self.options,
         )
         return LossOutput(terms.sum(), {})
+
+
+def _packed(weights: Sequence[FloatArray], micro_batch: MicroBatch, logprobs: Tensor) -> Tensor:
+    """[T, K] The weights of each experience, at its segment; 0 in shared prompts."""
+    packed = torch.zeros_like(logprobs)
+    bounds = itertools.pairwise(micro_batch.cu_seqlens.tolist())
+    for experience, (first, end) in zip(micro_batch.experience, bounds, strict=True):
+        if experience >= 0:
+            packed[first:end] = torch.from_numpy(weights[experience][first - end :])
+    return packed
 
 
 def _segment_means(values: Tensor, mask: Tensor, bounds: Iterable[int]) -> Tensor:

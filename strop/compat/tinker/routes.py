@@ -7,7 +7,7 @@ import logging
 import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -25,27 +25,21 @@ from tinker.types import (
     LoraConfig,
     OptimStepRequest,
     SampleRequest,
+    SaveWeightsExternalRequest,
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
     SessionHeartbeatRequest,
-    TrainingRun,
     UnloadModelRequest,
 )
 
+from strop.compat.tinker.catalog import DOWNLOAD_PATH, Catalog
 from strop.compat.tinker.sampling import AdapterSamplers
-from strop.compat.tinker.store import (
-    CheckpointPath,
-    ClientSession,
-    SamplingSession,
-    ServiceFiles,
-    TrainingRunInfo,
-)
+from strop.compat.tinker.store import ClientSession, SamplingSession, ServiceFiles, TrainingRunInfo
 from strop.compat.tinker.training_runs import Result, Trainer
-from strop.compat.tinker.wire import PROTOBUF, read_loss_request, read_request, sample_response
+from strop.compat.tinker.wire import PROTOBUF, read_json, read_loss_request, read_request, sample_response
 from strop.errors import DataError
 from strop.inference.endpoint.request import BadRequest
 from strop.inference.endpoint.server import read_body
-from strop.workers.json_text import parse_object
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -55,10 +49,9 @@ _POLL_SECONDS = 20.0
 """Time after which a client has to ask again for a result; its own limit is 45 s."""
 _KEPT_RESULTS = 4096
 """Number of results of samples that are kept until the client reads them."""
-_MIN_TTL_SECONDS = 3600
 _NOT_HERE = (
-    "this server has one owner and its own disk, so that there are no accounts, projects, billing, audit, sharing or "
-    "external storage; custom losses run in the client"
+    "this server has one owner, so that there are no accounts, projects, billing, audit or sharing, and no traces; "
+    "custom losses run in the client"
 )
 
 
@@ -80,14 +73,14 @@ class TinkerRoutes:
         self._files, self._samplers, self._trainer = files, samplers, trainer
         self._samples: dict[str, asyncio.Task[Result]] = {}
         """Tasks of sampling requests, by the request's id."""
+        self._catalog = Catalog(files, trainer)
         self._joined: dict[str, int] = {}
         """Number of further clients of each sampling session."""
 
     def routes(self) -> Mapping[tuple[str, str], Callable[[web.Request, bytes], Awaitable[Result]]]:
         """Handlers by method and path."""
-        run = "/api/v1/training_runs/{model_id}"
-        checkpoint = run + "/checkpoints/{kind}/{name}"
         return {
+            **self._catalog.routes(),
             ("GET", "/api/v1/healthz"): self._health,
             ("GET", "/api/v1/get_server_capabilities"): self._capabilities,
             ("POST", "/api/v1/client/config"): self._config,
@@ -104,27 +97,24 @@ class TinkerRoutes:
             ("POST", "/api/v1/save_weights_for_sampler"): self._training(
                 SaveWeightsForSamplerRequest, "save_weights_for_sampler"
             ),
+            ("POST", "/api/v1/save_weights_external"): self._training(
+                SaveWeightsExternalRequest, "save_weights_external"
+            ),
             ("POST", "/api/v1/load_weights"): self._load_weights,
             ("POST", "/api/v1/create_sampling_session"): self._create_sampler,
             ("POST", "/api/v1/join_sampling_session"): self._join_sampler,
             ("POST", "/api/v1/asample"): self._sample,
             ("POST", "/api/v1/retrieve_future"): self._retrieve,
             ("POST", "/api/v1/cancel_future"): self._cancel,
-            ("POST", "/api/v1/weights_info"): self._weights_info,
-            ("GET", "/api/v1/training_runs"): self._list_runs,
-            ("GET", run): self._get_run,
-            ("GET", run + "/checkpoints"): self._list_checkpoints,
-            ("DELETE", checkpoint): self._delete_checkpoint,
-            ("PUT", checkpoint + "/ttl"): self._set_ttl,
-            ("GET", "/api/v1/checkpoints"): self._all_checkpoints,
-            ("GET", "/api/v1/sessions"): self._list_sessions,
-            ("GET", "/api/v1/sessions/{session_id}"): self._get_session,
-            ("POST", "/api/v1/sessions/{session_id}/finish"): self._finish_session,
-            ("GET", "/api/v1/samplers/{sampler_id}"): self._get_sampler,
         }
 
-    def add_to(self, app: web.Application, authenticate: Callable[[web.Request], object]) -> None:
-        """Add the routes to an application; `authenticate` raises for a request without a key."""
+    def add_to(
+        self,
+        app: web.Application,
+        authenticate: Callable[[web.Request], object],
+        admit: Callable[[web.Request], object],
+    ) -> None:
+        """See `FurtherRoutes`."""
         from aiohttp import web
 
         def handler(compute: Callable[[web.Request, bytes], Awaitable[Result]]) -> Any:
@@ -145,6 +135,13 @@ class TinkerRoutes:
 
         for (method, path), compute in self.routes().items():
             app.router.add_route(method, path, handler(compute))
+
+        async def download(request: web.Request) -> web.StreamResponse:
+            response = self._catalog.file(request)
+            admit(request)
+            return response
+
+        app.router.add_get(DOWNLOAD_PATH, download)
 
         async def absent(request: web.Request) -> web.Response:
             authenticate(request)
@@ -174,7 +171,7 @@ class TinkerRoutes:
         return Result.json({"status": "accepted"})  # and dropped
 
     async def _create_session(self, request: web.Request, body: bytes) -> Result:
-        asked = read_request(CreateSessionRequest, _json(body))
+        asked = read_request(CreateSessionRequest, read_json(body))
         session = ClientSession(
             session_id=uuid.uuid4().hex,
             user_metadata=asked.user_metadata,
@@ -182,16 +179,19 @@ class TinkerRoutes:
             created=datetime.now(UTC),
         )
         self._files.write("sessions", session.session_id, session)
+        self._trainer.heard_from(session.session_id)
         return Result.json({"type": "create_session", "session_id": session.session_id})
 
     async def _heartbeat(self, request: web.Request, body: bytes) -> Result:
-        session = self._session(read_request(SessionHeartbeatRequest, _json(body)).session_id)
+        session = self._files.require_session(
+            read_request(SessionHeartbeatRequest, read_json(body)).session_id
+        )
         self._trainer.heard_from(session.session_id)
         return Result.json({"type": "session_heartbeat"})
 
     async def _create_model(self, request: web.Request, body: bytes) -> Result:
-        asked = read_request(CreateModelRequest, _json(body))
-        self._session(asked.session_id)
+        asked = read_request(CreateModelRequest, read_json(body))
+        self._files.require_session(asked.session_id)
         self._require_base(asked.base_model)
         _require_adam(asked.optimizer_config)
         if asked.lora_config is None:
@@ -206,17 +206,15 @@ class TinkerRoutes:
         )
 
     async def _load_weights(self, request: web.Request, body: bytes) -> Result:
-        asked = read_request(LoadWeightsRequest, _json(body))
+        asked = read_request(LoadWeightsRequest, read_json(body))
         if asked.model_id is not None:
             return self._submitted(asked.model_id, asked.seq_id or 0, "load_weights", body)
         if asked.session_id is None or asked.model_seq_id is None:
             raise DataError("load_weights needs a model_id, or a session_id with a model_seq_id")
-        self._session(asked.session_id)
+        self._files.require_session(asked.session_id)
         _require_adam(asked.optimizer_config)
-        folder, info = self._files.find_checkpoint(asked.path)
+        _, info = self._files.find_checkpoint(asked.path, "weights")
         self._require_base(asked.base_model or info.base_model)
-        if folder.parent.name != "weights":
-            raise DataError(f"{asked.path} has weights for sampling only; write a path of save_state")
         return self._start_run(
             asked.session_id,
             asked.model_seq_id,
@@ -250,13 +248,13 @@ class TinkerRoutes:
         return _promise(self._trainer.start_run(info), info.model_id)
 
     async def _unload_model(self, request: web.Request, body: bytes) -> Result:
-        asked = read_request(UnloadModelRequest, _json(body))
+        asked = read_request(UnloadModelRequest, read_json(body))
         self._trainer.info(asked.model_id)
         self._trainer.forget(asked.model_id)  # of its memory; its files stay
         return Result.json({"model_id": asked.model_id, "type": "unload_model"})
 
     async def _get_info(self, request: web.Request, body: bytes) -> Result:
-        asked = read_request(GetInfoRequest, _json(body))
+        asked = read_request(GetInfoRequest, read_json(body))
         info = self._trainer.info(asked.model_id)
         model = {"arch": None, "model_name": self._name, "tokenizer_id": self._tokenizer_id}
         return Result.json(
@@ -279,7 +277,7 @@ class TinkerRoutes:
         self, kind: type[BaseModel], name: str
     ) -> Callable[[web.Request, bytes], Awaitable[Result]]:
         async def handle(request: web.Request, body: bytes) -> Result:
-            asked: Any = read_request(kind, _json(body))
+            asked: Any = read_request(kind, read_json(body))
             return self._submitted(asked.model_id, asked.seq_id or 0, name, body)
 
         return handle
@@ -288,15 +286,11 @@ class TinkerRoutes:
         return _promise(self._trainer.submit(model_id, seq, kind, body), model_id)
 
     async def _create_sampler(self, request: web.Request, body: bytes) -> Result:
-        asked = read_request(CreateSamplingSessionRequest, _json(body))
-        self._session(asked.session_id)
+        asked = read_request(CreateSamplingSessionRequest, read_json(body))
+        self._files.require_session(asked.session_id)
         base_model = asked.base_model
         if asked.model_path is not None:
-            folder, info = self._files.find_checkpoint(asked.model_path)
-            if folder.parent.name != "sampler_weights":
-                raise DataError(
-                    f"{asked.model_path} has weights for training; write a path of save_weights_for_sampler"
-                )
+            _, info = self._files.find_checkpoint(asked.model_path, "sampler_weights")
             base_model = base_model or info.base_model
         self._require_base(base_model)
         sampler = SamplingSession(
@@ -308,17 +302,19 @@ class TinkerRoutes:
         return Result.json({"type": "create_sampling_session", "sampling_session_id": sampler.sampler_id})
 
     async def _join_sampler(self, request: web.Request, body: bytes) -> Result:
-        sampler = self._sampler(read_request(JoinSamplingSessionRequest, _json(body)).sampling_session_id)
+        sampler = self._files.require_sampler(
+            read_request(JoinSamplingSessionRequest, read_json(body)).sampling_session_id
+        )
         # A number that a client of before a restart has cannot come again: they start at a random one.
         count = self._joined.get(sampler.sampler_id, secrets.randbelow(500_000_000)) + 1
         self._joined[sampler.sampler_id] = count
         return Result.json({"type": "join_sampling_session", "client_counter": count})
 
     async def _sample(self, request: web.Request, body: bytes) -> Result:
-        asked = read_request(SampleRequest, _json(body))
+        asked = read_request(SampleRequest, read_json(body))
         if asked.sampling_session_id is None or asked.seq_id is None:
             raise DataError("asample needs sampling_session_id and seq_id")
-        sampler = self._sampler(asked.sampling_session_id)
+        sampler = self._files.require_sampler(asked.sampling_session_id)
         request_id = f"{sampler.sampler_id}:{asked.seq_id}"
         if request_id not in self._samples:
             while len(self._samples) >= _KEPT_RESULTS:
@@ -348,7 +344,7 @@ class TinkerRoutes:
             return Result.of_error(error)
 
     async def _retrieve(self, request: web.Request, body: bytes) -> Result:
-        request_id = read_request(FutureRetrieveRequest, _json(body)).request_id
+        request_id = read_request(FutureRetrieveRequest, read_json(body)).request_id
         result = None
         if (task := self._samples.get(request_id)) is not None:
             done, _ = await asyncio.wait([task], timeout=_POLL_SECONDS)
@@ -370,134 +366,10 @@ class TinkerRoutes:
         return result
 
     async def _cancel(self, request: web.Request, body: bytes) -> Result:
-        task = self._samples.get(read_request(FutureRetrieveRequest, _json(body)).request_id)
+        task = self._samples.get(read_request(FutureRetrieveRequest, read_json(body)).request_id)
         if task is not None:
             task.cancel()
         return Result.json({})
-
-    async def _weights_info(self, request: web.Request, body: bytes) -> Result:
-        path = _json(body).get("tinker_path")
-        _, info = self._files.find_checkpoint(str(path))
-        lora = info.lora
-        return Result.json(
-            {
-                "base_model": info.base_model,
-                "is_lora": True,
-                "lora_rank": lora.rank,
-                "train_unembed": lora.train_unembed,
-                "train_mlp": lora.train_mlp,
-                "train_attn": lora.train_attn,
-            }
-        )
-
-    async def _list_runs(self, request: web.Request, body: bytes) -> Result:
-        infos = self._files.runs()
-        offset, limit = _page(request)
-        return Result.json(
-            {
-                "training_runs": [self._run_json(info) for info in infos[offset : offset + limit]],
-                "cursor": {"offset": offset, "limit": limit, "total_count": len(infos)},
-            }
-        )
-
-    async def _get_run(self, request: web.Request, body: bytes) -> Result:
-        return Result.json(self._run_json(self._trainer.info(request.match_info["model_id"])))
-
-    async def _list_checkpoints(self, request: web.Request, body: bytes) -> Result:
-        model_id = request.match_info["model_id"]
-        self._trainer.info(model_id)
-        return Result.json({"checkpoints": self._checkpoints(model_id)})
-
-    async def _all_checkpoints(self, request: web.Request, body: bytes) -> Result:
-        found = [each for info in self._files.runs() for each in self._checkpoints(info.model_id)]
-        offset, limit = _page(request)
-        return Result.json(
-            {
-                "checkpoints": found[offset : offset + limit],
-                "cursor": {"offset": offset, "limit": limit, "total_count": len(found)},
-            }
-        )
-
-    async def _delete_checkpoint(self, request: web.Request, body: bytes) -> Result:
-        self._files.delete_checkpoint(self._checkpoint_path(request))
-        return Result.json({})
-
-    async def _set_ttl(self, request: web.Request, body: bytes) -> Result:
-        seconds = _json(body).get("ttl_seconds")
-        if seconds is not None and (not isinstance(seconds, int) or seconds < _MIN_TTL_SECONDS):
-            raise DataError(f"ttl_seconds is {seconds!r}; write {_MIN_TTL_SECONDS} or more, or null")
-        expires_at = None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds)
-        self._files.set_expiry(self._checkpoint_path(request), expires_at)
-        return Result.json({})
-
-    async def _list_sessions(self, request: web.Request, body: bytes) -> Result:
-        offset, limit = _page(request)
-        return Result.json(
-            {"sessions": [each.session_id for each in self._files.sessions()[offset : offset + limit]]}
-        )
-
-    async def _get_session(self, request: web.Request, body: bytes) -> Result:
-        session = self._session(request.match_info["session_id"])
-        runs = [info.model_id for info in self._files.runs() if info.session_id == session.session_id]
-        return Result.json(
-            {
-                "training_run_ids": runs,
-                "sampler_ids": self._files.sampler_ids(session.session_id),
-                "user_metadata": session.user_metadata,
-                "display_name": session.display_name,
-            }
-        )
-
-    async def _finish_session(self, request: web.Request, body: bytes) -> Result:
-        self._trainer.forget_session(self._session(request.match_info["session_id"]).session_id)
-        return Result.json({})
-
-    async def _get_sampler(self, request: web.Request, body: bytes) -> Result:
-        sampler = self._sampler(request.match_info["sampler_id"])
-        return Result.json(
-            {
-                "sampler_id": sampler.sampler_id,
-                "base_model": sampler.base_model,
-                "model_path": sampler.model_path,
-            }
-        )
-
-    def _checkpoint_path(self, request: web.Request) -> CheckpointPath:
-        found = request.match_info
-        return CheckpointPath.parse(f"tinker://{found['model_id']}/{found['kind']}/{found['name']}")
-
-    def _checkpoints(self, model_id: str) -> list[dict[str, Any]]:
-        run = self._files.run(model_id)
-        return [] if run is None else [each.model_dump(mode="json") for each in run.checkpoints(model_id)]
-
-    def _run_json(self, info: TrainingRunInfo) -> dict[str, Any]:
-        run = self._files.run(info.model_id)
-        assert run is not None
-        checkpoints = run.checkpoints(info.model_id)
-        newest = {each.checkpoint_type: each for each in checkpoints}
-        last_request = datetime.fromtimestamp(run.journal.stat().st_mtime, UTC)
-        metadata = info.user_metadata
-        return TrainingRun(
-            training_run_id=info.model_id,
-            base_model=info.base_model,
-            model_owner="you",
-            is_lora=True,
-            lora_rank=info.lora.rank,
-            last_request_time=last_request,
-            last_checkpoint=newest.get("training"),
-            last_sampler_checkpoint=newest.get("sampler"),
-            user_metadata=None if metadata is None else {key: str(value) for key, value in metadata.items()},
-        ).model_dump(mode="json")
-
-    def _session(self, session_id: str) -> ClientSession:
-        if (session := self._files.session(session_id)) is None:
-            raise BadRequest(f"there is no session {session_id[:80]!r}", status=404)
-        return session
-
-    def _sampler(self, sampler_id: str) -> SamplingSession:
-        if (sampler := self._files.sampler(sampler_id)) is None:
-            raise BadRequest(f"there is no sampler {sampler_id[:80]!r}", status=404)
-        return sampler
 
     def _require_base(self, name: str | None) -> None:
         if name != self._name:
@@ -518,21 +390,6 @@ def _promise(request_id: str, model_id: str) -> Result:
 
 def _model_result(model: BaseModel) -> Result:
     return Result("json", model.model_dump_json().encode())
-
-
-def _json(body: bytes) -> Any:
-    try:
-        return parse_object(body)
-    except ValueError as error:
-        raise DataError(f"the request is not a JSON object: {error}") from None
-
-
-def _page(request: web.Request) -> tuple[int, int]:
-    try:
-        offset, limit = int(request.query.get("offset", 0)), int(request.query.get("limit", 20))
-    except ValueError:
-        raise DataError("offset and limit are numbers") from None
-    return max(offset, 0), min(max(limit, 1), 1000)
 
 
 def _require_adam(optimizer: object) -> None:

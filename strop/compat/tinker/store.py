@@ -9,6 +9,7 @@ Each training run is a folder:
     journal/SEQ.result  its result
     weights/NAME/       checkpoints of the client, to train on
     sampler_weights/NAME/   adapters of the client in PEFT's format, to sample from
+    external_weights/NAME/  the same, to download
 """
 
 from __future__ import annotations
@@ -20,20 +21,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
-from tinker.types import Checkpoint, LoraConfig
+from tinker.types import Checkpoint, CheckpointType, ClientSessionFinished, LoraConfig
 
 from strop.errors import DataError
+from strop.inference.endpoint.request import BadRequest
 from strop.types import FloatArray, IntArray
 from strop.workers.files import atomic_path, atomic_write
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ID = re.compile(r"[A-Za-z0-9:_-]{1,200}")
-_PATH = re.compile(r"tinker://([A-Za-z0-9:_-]+)/(weights|sampler_weights)/([A-Za-z0-9._-]+)")
-_KINDS: Mapping[str, Literal["training", "sampler"]] = {"weights": "training", "sampler_weights": "sampler"}
+_PATH = re.compile(r"tinker://([A-Za-z0-9:_-]+)/(weights|sampler_weights|external_weights)/([A-Za-z0-9._-]+)")
+_KINDS: Mapping[str, CheckpointType] = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+    "external_weights": "external",
+}
+_MADE_BY = {"weights": "save_state", "sampler_weights": "save_weights_for_sampler"}
+"""Method of the SDK that makes a kind of checkpoints."""
 _RUN_FILE = "training_run.json"
 _RECORDED_DAYS = 1
 """Time for which recorded samples are kept."""
@@ -50,6 +58,8 @@ class ClientSession(BaseModel):
     user_metadata: dict[str, Any] | None
     display_name: str | None
     created: datetime
+    finished: ClientSessionFinished | None = None
+    """End that the client reported."""
 
 
 class SamplingSession(BaseModel):
@@ -75,6 +85,8 @@ class TrainingRunInfo(BaseModel):
     starts_from: str | None = None
     """Checkpoint that it starts from; None for a new adapter."""
     starts_with_optimizer: bool = False
+    is_copy: bool = False
+    """Whether it only holds copies of checkpoints."""
 
 
 class CheckpointInfo(BaseModel):
@@ -98,7 +110,7 @@ class CheckpointPath:
 
     model_id: str
     kind: str
-    """`weights` or `sampler_weights`."""
+    """`weights`, `sampler_weights` or `external_weights`."""
     name: str
 
     @classmethod
@@ -106,8 +118,8 @@ class CheckpointPath:
         """Raises DataError for another text."""
         if (match := _PATH.fullmatch(text)) is None or _NAME.fullmatch(match[3]) is None:
             raise DataError(
-                f"{text!r} is no path of a checkpoint; write tinker://RUN/weights/NAME or "
-                "tinker://RUN/sampler_weights/NAME"
+                f"{text!r} is no path of a checkpoint; write tinker://RUN/weights/NAME, "
+                "tinker://RUN/sampler_weights/NAME or tinker://RUN/external_weights/NAME"
             )
         return cls(match[1], match[2], match[3])
 
@@ -243,7 +255,19 @@ class ServiceFiles:
             ClientSession.model_validate_json(file.read_text())
             for file in (self.root / "sessions").glob("*.json")
         ]
-        return sorted(found, key=lambda each: each.created, reverse=True)
+        return sorted(found, key=lambda each: (each.created, each.session_id), reverse=True)
+
+    def require_session(self, session_id: str) -> ClientSession:
+        """Raises BadRequest if there is none."""
+        if (session := self.session(session_id)) is None:
+            raise BadRequest(f"there is no session {session_id[:80]!r}", status=404)
+        return session
+
+    def require_sampler(self, sampler_id: str) -> SamplingSession:
+        """Raises BadRequest if there is none."""
+        if (sampler := self.sampler(sampler_id)) is None:
+            raise BadRequest(f"there is no sampler {sampler_id[:80]!r}", status=404)
+        return sampler
 
     def sampler(self, sampler_id: str) -> SamplingSession | None:
         return _read(self.root / "samplers", sampler_id, SamplingSession)
@@ -270,9 +294,15 @@ class ServiceFiles:
         found = [RunFiles(file.parent).info() for file in (self.root / "runs").glob(f"*/{_RUN_FILE}")]
         return sorted(found, key=lambda each: each.created, reverse=True)
 
-    def find_checkpoint(self, text: str) -> tuple[Path, CheckpointInfo]:
-        """Folder and description of a checkpoint. Raises DataError if there is none at the path, or it has expired."""
+    def find_checkpoint(self, text: str, kind: str | None = None) -> tuple[Path, CheckpointInfo]:
+        """Folder and description of a checkpoint.
+
+        Raises DataError if there is none at the path, or it has expired or is not of the kind `weights` or
+        `sampler_weights`.
+        """
         path = CheckpointPath.parse(text)
+        if kind not in (None, path.kind):
+            raise DataError(f"{text} has {path.kind}; write a path of {_MADE_BY[kind]}, with {kind}")
         files = self.run(path.model_id)
         if files is None or not (files.checkpoint(path) / "checkpoint.json").exists():
             raise DataError(f"there is no checkpoint {text}")
@@ -281,6 +311,32 @@ class ServiceFiles:
         if info.has_expired:
             raise DataError(f"the checkpoint {text} has expired at {info.expires_at}")
         return folder, info
+
+    def copy_checkpoint(
+        self, text: str, session: ClientSession, expires_at: datetime | None
+    ) -> CheckpointPath:
+        """Copy a checkpoint into a run of its own, in a new session. Raises DataError if there is none."""
+        folder, info = self.find_checkpoint(text)
+        source = CheckpointPath.parse(text)
+        run = TrainingRunInfo(
+            model_id=f"{session.session_id}:train:0",
+            session_id=session.session_id,
+            base_model=info.base_model,
+            lora=info.lora,
+            user_metadata=info.user_metadata,
+            created=session.created,
+            is_copy=True,
+        )
+        path = CheckpointPath(run.model_id, source.kind, source.name)
+        files = RunFiles(self.root / "runs" / _checked(run.model_id))
+        if not files.checkpoint(path).exists():  # it is there if the client has asked before
+            self.write("sessions", session.session_id, session)
+            files = self.create_run(run)
+            written = files.begin_checkpoint(path, overwrite=True)
+            shutil.copytree(folder, written, dirs_exist_ok=True)
+            copied = {"time": session.created, "expires_at": expires_at}
+            files.finish_checkpoint(path, info.model_copy(update=copied))
+        return path
 
     def delete_checkpoint(self, path: CheckpointPath) -> None:
         """Raises DataError if there is none."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 from tinker.types import AdamParams, LoraConfig
@@ -27,7 +28,7 @@ from strop.data.packing import unpack
 from strop.errors import DataError
 from strop.training.backends.local import LocalEngine
 from strop.training.specs import PolicySpec
-from strop.types import Experience, FloatArray, TrainingBatch
+from strop.types import Experience, FloatArray, IntArray, TrainingBatch
 
 log = logging.getLogger("strop.tinker")
 _ALPHA = 32
@@ -75,12 +76,12 @@ class TrainedAdapter:
         self.has_gradient = False
 
     def compute(self, request: LossRequest) -> tuple[list[FloatArray], dict[str, float]]:
-        """[N] log-probs of each datum's targets, and the loss; adds its gradient unless `forward_only`.
+        """Log-probs of each datum's targets, in their shape, and the loss; adds its gradient unless `forward_only`.
 
-        The log-prob is 0 where the target is not the next token of the input, which needs a weight of 0, and, of a loss
-        with sampled log-probs, at the first targets, of which neither that nor the advantage is given: those of a
-        prompt, which sequences with the same one share. Raises
-        DataError for data that do not fit the loss or the model, TrainingError for a loss that is not finite.
+        Of a loss with advantages, the log-prob is 0 where the target is not the next token and its advantage is 0, and
+        at the first targets, of which neither advantage nor sampled log-prob is given: those of a prompt, which
+        sequences with the same one share. Raises DataError for data that do not fit the loss or the model,
+        TrainingError for a loss that is not finite.
         """
         loss = NamedLoss.of(request.loss, request.options)
         batch, spec = self._batch(request.data, loss), cast(AnyLossSpec, loss)
@@ -91,8 +92,14 @@ class TrainedAdapter:
             metrics = self._engine.forward_backward(batch, spec)
             self.has_gradient = True
         micro_batches, values = zip(*loss.logprobs, strict=True)
-        logprobs = unpack(micro_batches, values, batch.experiences)
-        return [each[1:] for each in logprobs], {"loss:sum": float(metrics["loss"])}
+        found = []
+        for datum, logprobs in zip(
+            request.data, unpack(micro_batches, values, batch.experiences), strict=True
+        ):
+            shape = datum.inputs["target_tokens"].shape
+            own = logprobs[1:].reshape(len(logprobs) - 1, -1)
+            found.append(own[:, : math.prod(shape[1:])].reshape(shape))
+        return found, {"loss:sum": float(metrics["loss"])}
 
     def step(self, params: AdamParams) -> dict[str, float]:
         """Update the adapter with the gradient so far. Raises TrainingError for a norm that is not finite."""
@@ -122,26 +129,32 @@ class TrainedAdapter:
         self._engine.write_adapter(folder)
 
     def _batch(self, data: Sequence[LossDatum], loss: NamedLoss) -> TrainingBatch:
-        experiences: list[Experience] = []
-        columns: dict[str, list[FloatArray]] = {name: [] for name in ("weights", "logprobs", "masks")}
+        sequences = [
+            self._sequence(datum, loss.kind.weight, f"Datum {number}") for number, datum in enumerate(data)
+        ]
+        target_tokens = None
+        weights = [each.weights for each in sequences]
+        if any(each.names_targets for each in sequences):
+            width = max(each.targets.shape[1] for each in sequences)
+            target_tokens = [_widened(each.targets, width) for each in sequences]
+            if any(each.ndim == 2 for each in weights):
+                loss.weights = [_widened(each.reshape(len(each), -1), width) for each in weights]
+        columns: dict[str, list[FloatArray]] = {name: [] for name in ("logprobs", "masks")}
         for number, datum in enumerate(data):
-            experience, weights = self._experience(datum, loss.kind.weight, f"Datum {number}")
-            experiences.append(experience)
-            columns["weights"].append(weights)
             for need in loss.kind.needs:
                 if need not in datum.inputs:
                     raise DataError(f"Datum {number}: the loss needs loss_fn_inputs[{need!r}]")
                 column = "logprobs" if need == "logprobs" else "masks"
                 columns[column].append(_shifted(datum.inputs[need]))
         return TrainingBatch(
-            experiences,
-            advantages=columns["weights"],
+            [each.experience for each in sequences],
+            advantages=weights if loss.weights is None else None,
             old_logprobs=columns["logprobs"] or None,
             values=columns["masks"] or None,
+            target_tokens=target_tokens,
         )
 
-    def _experience(self, datum: LossDatum, weight: str, where: str) -> tuple[Experience, FloatArray]:
-        """The sequence of a datum, with the weight of each of its tokens."""
+    def _sequence(self, datum: LossDatum, weight: str, where: str) -> _Sequence:
         targets = datum.inputs.get("target_tokens")
         if targets is None:
             raise DataError(f"{where}: loss_fn_inputs has no 'target_tokens'")
@@ -149,34 +162,63 @@ class TrainedAdapter:
         if weights is None:
             if weight != "weights":
                 raise DataError(f"{where}: the loss needs loss_fn_inputs[{weight!r}]")
-            weights = np.ones(len(targets), np.float32)
-        token_ids = np.concatenate([datum.token_ids, targets[-1:]]).astype(np.int32)
-        is_next = np.concatenate([targets[:-1] == datum.token_ids[1:], [True]])
-        if (weights[~is_next] != 0).any():
-            position = int(np.flatnonzero(~is_next & (weights != 0))[0])
-            raise DataError(
-                f"{where}: target {position} is token {int(targets[position])} and the next input is "
-                f"{int(datum.token_ids[position + 1])}, with a weight of {float(weights[position]):g}. This server "
-                "trains on next tokens: give other targets the weight 0"
-            )
+            weights = np.ones(targets.shape, np.float32)
+        for name, values in datum.inputs.items():
+            if values.shape != targets.shape:
+                raise DataError(
+                    f"{where}: loss_fn_inputs[{name!r}] has the shape {list(values.shape)}, and 'target_tokens' has "
+                    f"{list(targets.shape)}; give all the same"
+                )
+        if targets.ndim == 2 and weight != "weights":
+            raise DataError(f"{where}: targets with several tokens per position are those of cross_entropy")
+        columns = targets.reshape(len(targets), -1)
+        first = columns[:, 0]
+        token_ids = np.concatenate([datum.token_ids, first[-1:]]).astype(np.int32)
+        is_next = np.concatenate([first[:-1] == datum.token_ids[1:], [True]])
+        names_targets = targets.ndim == 2 or not is_next[(weights != 0) | (weight == "weights")].all()
         if len(token_ids) > self._context_tokens:
             raise DataError(
                 f"{where}: {len(token_ids)} tokens with the last target; a sequence may have {self._context_tokens}"
             )
-        if token_ids.min() < 0 or token_ids.max() >= self._vocab_size:
+        every = np.concatenate([token_ids, targets.ravel()]) if names_targets else token_ids
+        if every.min() < 0 or every.max() >= self._vocab_size:
             raise DataError(f"{where}: a token is outside the vocabulary of {self._vocab_size} tokens")
+        is_target = is_next | names_targets
         if "logprobs" in datum.inputs and weight != "weights":
             given = (weights != 0) | (datum.inputs["logprobs"] != 0)
-            is_next &= np.arange(len(given)) >= (given.argmax() if given.any() else len(given) - 1)
-        mask = np.concatenate([[False], is_next])
+            is_target &= np.arange(len(given)) >= (given.argmax() if given.any() else len(given) - 1)
+        mask = np.concatenate([[False], is_target])
         zeros = np.zeros(len(token_ids), np.float32)
         experience = Experience(where, where, where, 0, 0, token_ids, mask, zeros, None, 0.0, "ok", 1.0, ())
-        return experience, _shifted(weights)
+        return _Sequence(
+            experience, np.pad(columns, [(1, 0), (0, 0)]).astype(np.int32), _shifted(weights), names_targets
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """The sequence of a datum: its input and one token more."""
+
+    experience: Experience
+    targets: IntArray
+    """[L, K] Tokens that are predicted, with K = 1 for one per position."""
+    weights: FloatArray
+    """[L] or [L, K]"""
+    names_targets: bool
+    """Whether there are targets that are not the next token of the sequence."""
+
+
+_Values = TypeVar("_Values", IntArray, FloatArray)
+
+
+def _widened(values: _Values, width: int) -> _Values:
+    """[L, width] Values [L, K], and 0 in further columns."""
+    return np.pad(values, [(0, 0), (0, width - values.shape[1])])
 
 
 def _shifted(values: np.ndarray) -> FloatArray:
-    """[L] The values of [N] predictions at the tokens that they predict."""
-    return np.concatenate([[0.0], values], dtype=np.float32)
+    """[L, ...] The values [N, ...] of predictions at the tokens that they predict."""
+    return np.concatenate([np.zeros_like(values[:1]), values], dtype=np.float32)
 
 
 def _run(model: schema.ModelConfig, context_tokens: int, seed: int) -> Run:

@@ -7,14 +7,17 @@ requests before it are dropped; after a kill, the requests since the last state 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from tinker.types import (
     AdamParams,
     LoadWeightsRequest,
     OptimStepRequest,
+    SaveWeightsExternalRequest,
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
 )
@@ -216,7 +220,8 @@ class TrainingRun:
             raise DataError("save_state between forward_backward and optim_step would lose the gradient")
         path = CheckpointPath(self.info.model_id, "weights", check_name(request.path or f"{seq:06d}"))
         self._opened.write_state(self.files.begin_checkpoint(path, overwrite=request.overwrite))
-        self.files.finish_checkpoint(path, self._checkpoint_info(request))
+        info = self._checkpoint_info(request.ttl_seconds, request.user_metadata)
+        self.files.finish_checkpoint(path, info)
         return Result.json({"path": str(path), "type": "save_weights"})
 
     def _save_for_sampler(self, seq: int, body: bytes) -> Result:
@@ -224,7 +229,8 @@ class TrainingRun:
         name = f"{EPHEMERAL}{seq}" if request.path is None else check_name(request.path)
         path = CheckpointPath(self.info.model_id, "sampler_weights", name)
         self._opened.write_adapter(self.files.begin_checkpoint(path, overwrite=request.path is None))
-        self.files.finish_checkpoint(path, self._checkpoint_info(request))
+        info = self._checkpoint_info(request.ttl_seconds, request.user_metadata)
+        self.files.finish_checkpoint(path, info)
         if request.kind == "inflight":
             with atomic_path(self.files.folder / "inflight") as file:
                 file.write_text(str(path))
@@ -242,9 +248,21 @@ class TrainingRun:
             {**named, "sampling_session_id": sampler.sampler_id, "type": "save_weights_for_sampler"}
         )
 
+    def _save_external(self, seq: int, body: bytes) -> Result:
+        request = read_request(SaveWeightsExternalRequest, json.loads(body))
+        path = CheckpointPath(self.info.model_id, "external_weights", check_name(request.path))
+        encrypt = encryption(request.age_encryption_recipients or ())
+        folder = self.files.begin_checkpoint(path, overwrite=False)
+        self._opened.write_adapter(folder)
+        size = 0
+        for file in [*folder.iterdir()]:
+            size += encrypt(file).stat().st_size
+        self.files.finish_checkpoint(path, self._checkpoint_info(request.ttl_seconds, None))
+        return Result.json({"path": str(path), "size_bytes": size, "type": "save_weights_external"})
+
     def _load(self, seq: int, body: bytes) -> Result:
         request = read_request(LoadWeightsRequest, json.loads(body))
-        folder, info = self._service.find_checkpoint(request.path)
+        folder, info = self._service.find_checkpoint(request.path, "weights")
         check_compatible(info, self.info, request)
         self._opened.load_state(folder)
         if not request.optimizer:
@@ -261,13 +279,13 @@ class TrainingRun:
         assert self._record is not None
         return self._record
 
-    def _checkpoint_info(self, request: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> CheckpointInfo:
-        now, ttl = datetime.now(UTC), request.ttl_seconds
+    def _checkpoint_info(self, ttl: int | None, user_metadata: dict[str, str] | None) -> CheckpointInfo:
+        now = datetime.now(UTC)
         return CheckpointInfo(
             time=now,
             lora=self.info.lora,
             base_model=self.info.base_model,
-            user_metadata=request.user_metadata,
+            user_metadata=user_metadata,
             expires_at=None if ttl is None else now + timedelta(seconds=ttl),
         )
 
@@ -310,9 +328,40 @@ _OPERATIONS: Mapping[str, Callable[[TrainingRun, int, bytes], Result]] = {
     "optim_step": TrainingRun._optim_step,
     "save_weights": TrainingRun._save,
     "save_weights_for_sampler": TrainingRun._save_for_sampler,
+    "save_weights_external": TrainingRun._save_external,
     "load_weights": TrainingRun._load,
 }
 """Requests of a training client by name."""
+
+
+def encryption(recipients: Sequence[str]) -> Callable[[Path], Path]:
+    """Replaces a file by the one that is encrypted for age's recipients, which it returns; the same without any.
+
+    Raises DataError for what is no recipient, and without the package pyrage.
+    """
+    if not recipients:
+        return lambda file: file
+    try:
+        pyrage = importlib.import_module("pyrage")
+    except ImportError:
+        raise DataError("age_encryption_recipients: the server needs the package pyrage for it") from None
+    keys = []
+    for text in recipients:
+        try:
+            kind = pyrage.x25519 if text.startswith("age1") else pyrage.ssh
+            keys.append(kind.Recipient.from_str(text))
+        except pyrage.RecipientError as error:
+            raise DataError(
+                f"age_encryption_recipients: {text[:80]!r} is no recipient of age: {error}"
+            ) from None
+
+    def encrypt(file: Path) -> Path:
+        encrypted = file.with_name(f"{file.name}.age")
+        pyrage.encrypt_file(str(file), str(encrypted), keys)
+        file.unlink()
+        return encrypted
+
+    return encrypt
 
 
 def check_compatible(info: CheckpointInfo, run: TrainingRunInfo, request: LoadWeightsRequest) -> None:
@@ -349,6 +398,11 @@ class Trainer:
     def submit(self, model_id: str, seq: int, kind: str, body: bytes) -> str:
         """Accept a request; returns its id. A number that came before is the same request again."""
         run, request_id = self._run(model_id), f"{model_id}:{seq}"
+        if run.info.is_copy:
+            raise DataError(
+                f"the run {model_id!r} holds a copy of a checkpoint; train on from it with "
+                "create_training_client_from_state"
+            )
         if seq < 1:
             raise DataError(f"seq_id is {seq}; requests of a training client are numbered from 1")
         if request_id in self._results or seq in run.waiting or seq < run.next_seq:
@@ -392,11 +446,15 @@ class Trainer:
         now = time.monotonic()
         self._heard[session_id] = now
         for other in [each for each, last in self._heard.items() if now - last > _SILENT_SECONDS]:
-            del self._heard[other]
             self.forget_session(other)
+
+    def hears(self, session_id: str) -> bool:
+        """Whether a session's client is believed to live."""
+        return time.monotonic() - self._heard.get(session_id, -math.inf) <= _SILENT_SECONDS
 
     def forget_session(self, session_id: str) -> None:
         """Free the memory of a session's runs; the next request opens a run again."""
+        self._heard.pop(session_id, None)
         for model_id in [each for each, run in self._runs.items() if run.info.session_id == session_id]:
             self.forget(model_id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from tinker.types import SampleRequest
 from strop.config.load.schema_faults import first_fault
 from strop.errors import DataError
 from strop.types import Completion, FloatArray, IntArray
+from strop.workers.json_text import parse_object
 
 Request = TypeVar("Request", bound=BaseModel)
 PROTOBUF = "application/x-protobuf"
@@ -23,6 +25,8 @@ _DTYPES: Mapping[int, type[np.generic]] = {
     proto.DTYPE_INT64: np.int64,
     proto.DTYPE_INT32: np.int32,
 }
+_MAX_DENSE = 1 << 26
+"""Maximum number of cells of a sparse tensor, which is held densely."""
 _NO_TOKEN_LOGPROB = -99999.0
 """Log-prob in an empty cell of a table of likely tokens."""
 
@@ -46,7 +50,7 @@ class LossDatum:
     token_ids: IntArray
     """[N] Input of the model."""
     inputs: Mapping[str, FloatArray | IntArray]
-    """[N] values by name; position i belongs to the prediction after input i."""
+    """Values [N] by name, or [N, K] with K tokens per position; position i is the prediction after input i."""
     spans: tuple[SampledSpan, ...]
     """Sampled sequences behind the targets, where the client named them."""
 
@@ -69,6 +73,14 @@ def read_request(kind: type[Request], body: Any) -> Request:
         return kind.model_validate(body)
     except ValidationError as error:
         raise DataError(f"{kind.__name__}: {first_fault(error)}") from None
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises DataError for another text."""
+    try:
+        return parse_object(body)
+    except ValueError as error:
+        raise DataError(f"the request is not a JSON object: {error}") from None
 
 
 def read_loss_request(body: bytes) -> LossRequest:
@@ -102,11 +114,10 @@ def _datum(message: proto.Datum, number: int) -> LossDatum:
         raise DataError(f"{where}: model_input has no tokens")
     inputs = {name: _array(tensor, f"{where}: {name}") for name, tensor in message.loss_fn_inputs.items()}
     for name, value in inputs.items():
-        if value.shape != ids.shape:
+        if value.shape[:1] != ids.shape or value.ndim > 2 or value.shape[-1] == 0:
             raise DataError(
                 f"{where}: loss_fn_inputs[{name!r}] has the shape {list(value.shape)}, and model_input has {len(ids)} "
-                "tokens. Give each input one value for each token; this server has no targets with several tokens per "
-                "position"
+                "tokens. Give each input one value, or one row of K values, for each token"
             )
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise DataError(f"{where}: loss_fn_inputs[{name!r}] has values that are NaN or infinite")
@@ -148,28 +159,50 @@ def _chunk_tokens(chunk: proto.Chunk, where: str) -> IntArray:
 
 
 def _array(tensor: proto.Tensor, where: str) -> FloatArray | IntArray:
-    if tensor.HasField("sparse_csr"):
-        raise DataError(f"{where}: sparse tensors are not served; send a dense one")
     if (dtype := _DTYPES.get(tensor.dtype)) is None:
         raise DataError(f"{where}: write float32 or int64")
     try:
+        if tensor.HasField("sparse_csr"):
+            return _dense(tensor, dtype)
         return np.frombuffer(tensor.dense, dtype).reshape(tuple(tensor.shape) or -1)
     except ValueError as error:
         raise DataError(f"{where}: {error}") from None
 
 
+def _dense(tensor: proto.Tensor, dtype: type[np.generic]) -> FloatArray | IntArray:
+    """A sparse matrix, with 0 where it has no value. Raises ValueError for a malformed one."""
+    rows, columns = tensor.shape
+    values = np.frombuffer(tensor.sparse_csr.values, dtype)
+    ends, chosen = (
+        np.frombuffer(each, np.int64)
+        for each in (tensor.sparse_csr.crow_indices, tensor.sparse_csr.col_indices)
+    )
+    counts = np.diff(ends)
+    if ends[:1].tolist() != [0] or (counts < 0).any() or not len(values) == len(chosen) == counts.sum():
+        raise ValueError("the rows of the sparse tensor do not fit its values")
+    if len(counts) != rows or not ((chosen >= 0) & (chosen < columns)).all():
+        raise ValueError(f"the sparse tensor has values outside of its shape {[rows, columns]}")
+    if rows * columns > _MAX_DENSE:
+        raise ValueError(
+            f"the sparse tensor has {rows} times {columns} cells, and {_MAX_DENSE} are the limit"
+        )
+    dense = np.zeros((rows, columns), dtype)
+    dense[np.repeat(np.arange(rows), counts), chosen] = values
+    return dense
+
+
 def loss_response(logprobs: Sequence[FloatArray], metrics: Mapping[str, float]) -> bytes:
-    """Log-probs of each datum's targets, [N] each, and the metrics of the loss."""
-    ends = np.cumsum([0, *(4 * len(each) for each in logprobs)], dtype=np.int64)
-    field = proto.BatchedTensor(
-        data=np.concatenate(logprobs, dtype=np.float32).tobytes(),
-        offsets=ends.tobytes(),
-        dtype=proto.DTYPE_FLOAT32,
-    )
-    record = proto.ArrayRecord(type_tag="ArrayRecord", fields={"logprobs": field}, num_datums=len(logprobs))
-    message = proto.ForwardBackwardOutput(
-        loss_fn_output_type="ArrayRecord", loss_fn_outputs=[record], metrics=metrics
-    )
+    """Log-probs of each datum's targets, [N] or [N, K] each, and the metrics of the loss."""
+    message = proto.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=metrics)
+    for trailing, group in itertools.groupby(logprobs, lambda each: each.shape[1:]):
+        parts = list(group)
+        field = proto.BatchedTensor(
+            data=np.concatenate(parts, dtype=np.float32).tobytes(),
+            offsets=np.cumsum([0, *(4 * each.size for each in parts)], dtype=np.int64).tobytes(),
+            dtype=proto.DTYPE_FLOAT32,
+            trailing_shape=trailing,
+        )
+        message.loss_fn_outputs.add(type_tag="ArrayRecord", fields={"logprobs": field}, num_datums=len(parts))
     return bytes(message.SerializeToString())
 
 

@@ -82,8 +82,14 @@ class EndpointAccess:
 class FurtherRoutes(Protocol):
     """Routes of another protocol."""
 
-    def add_to(self, app: web.Application, authenticate: Callable[[web.Request], object]) -> None:
-        """Add the routes; `authenticate` raises `BadRequest` for a request without a key."""
+    def add_to(
+        self,
+        app: web.Application,
+        authenticate: Callable[[web.Request], object],
+        admit: Callable[[web.Request], object],
+    ) -> None:
+        """Add the routes; `authenticate` raises `BadRequest` for a request without a key, and `admit` is called for one
+        that has a right of another kind."""
         ...
 
 
@@ -152,7 +158,9 @@ class EndpointServer:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/embeddings", self._embeddings)
         if self._further is not None:
-            self._further.add_to(app, self._models_of)
+            self._further.add_to(
+                app, self._models_of, lambda request: self._connections.authenticated(request.protocol)
+            )
         runner = aiohttp_web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         assert runner.server is not None

@@ -7,17 +7,25 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import safetensors.torch
 import tinker
+import torch
 from tinker import types
 
+from strop.compat.tinker.service import open_tinker
 from strop.compat.tinker.store import RunFiles
+from strop.errors import ConfigError
+from strop.run.entry.chat import find_chat_source
+from strop.run.entry.serve import ServiceOptions, open_service
 from strop.runs.overview import run_overview
 from tests.compat.tinker.conftest import KEY, no_space
 
@@ -87,6 +95,31 @@ def test_a_loss_in_the_client_equals_the_one_of_the_server(client: Open) -> None
     custom.forward_backward_custom([sft()], negative).result()
     norms = [each.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"] for each in (named, custom)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_targets_are_distributions(client: Open) -> None:
+    """As distillation sends them, also sparse: the same with a loss of the server and of the client."""
+    service = client()
+    named, custom = (service.create_lora_training_client("tiny", rank=4, seed=1).result() for _ in range(2))
+    tokens, weights = torch.zeros(6, 8, dtype=torch.int64), torch.zeros(6, 8)
+    tokens[2, :2], weights[2, :2] = torch.tensor([41, 52]), torch.tensor([0.75, 0.25])
+    data = [
+        types.Datum(
+            model_input=types.ModelInput.from_ints(IDS[:6]),
+            loss_fn_inputs={"target_tokens": tokens, "weights": weights},
+        )
+    ]
+    assert data[0].loss_fn_inputs["target_tokens"].sparse_crow_indices is not None
+
+    def negative(data: list[types.Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
+        return -(logprobs[0] * weights).sum(), {}
+
+    found = named.forward_backward(data, "cross_entropy").result()
+    again = custom.forward_backward_custom(data, negative).result()
+    assert found.loss_fn_outputs[0]["logprobs"].shape == [6, 8]
+    assert found.metrics["loss:sum"] == pytest.approx(again.metrics["loss:sum"], rel=1e-5)
+    norms = [each.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"] for each in (named, custom)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5) and norms[0] > 0
 
 
 def test_a_sampler_keeps_the_weights_that_it_was_made_of(client: Open) -> None:
@@ -200,6 +233,174 @@ def test_runs_and_checkpoints_are_listed_and_deleted(
     assert not rest.list_checkpoints(trained.model_id).result().checkpoints
 
 
+def test_external_weights_are_downloaded(client: Open, service: str, tmp_path: Path) -> None:
+    trained = client().create_lora_training_client("tiny", rank=4, seed=1).result()
+    train(trained, 1)
+    path = trained.save_weights_external("final", ttl_seconds=7200).result().path
+    sampler = trained.save_weights_for_sampler("final").result().path
+    rest = tinker.RestClient(base_url=service, api_key=KEY)
+    urls = rest.get_external_weights_urls(path).result().urls
+    assert set(urls) == {"adapter_model.safetensors", "adapter_config.json"}
+    for name, url in urls.items():
+        with urllib.request.urlopen(url) as response:
+            (tmp_path / name).write_bytes(response.read())
+    saved = safetensors.torch.load_file(tmp_path / "adapter_model.safetensors")
+    assert any(value.abs().sum() > 0 for name, value in saved.items() if "lora_B" in name)
+    assert [
+        each.checkpoint_type for each in rest.list_checkpoints(trained.model_id).result().checkpoints
+    ] == [
+        "external",
+        "sampler",
+    ]
+    base = urls["adapter_config.json"].removesuffix("adapter_config.json")
+    for url, status in (
+        (f"{base}checkpoint.json", 404),
+        (f"{base}..%2F..", 404),
+        (f"{service}/api/v1/files/x/y", 403),
+    ):
+        assert httpx.get(url).status_code == status
+    for wrong, error in ((path, "has external_weights"), (sampler, "write a path of save_state")):
+        with pytest.raises(tinker.RequestFailedError, match=error):
+            trained.load_state(wrong).result()
+    with pytest.raises(tinker.RequestFailedError, match="needs the package pyrage"):
+        trained.save_weights_external("hidden", age_encryption_recipients=["age1x"]).result()
+
+
+def test_a_copy_of_a_checkpoint_outlives_it(client: Open, service: str) -> None:
+    service_client = client()
+    trained = service_client.create_lora_training_client("tiny", rank=4, seed=1).result()
+    train(trained, 1)
+    expected = loss_of(trained)
+    path = trained.save_state("kept").result().path
+    rest = tinker.RestClient(base_url=service, api_key=KEY)
+    copied = rest.copy_weights(path, "project", ttl_seconds=7200).result()
+    rest.delete_checkpoint_from_tinker_path(path).result()
+    assert loss_of(service_client.create_training_client_from_state(copied).result()) == expected
+    run = tinker.ParsedCheckpointTinkerPath.from_tinker_path(copied).training_run_id
+    [found] = rest.list_checkpoints(run).result().checkpoints
+    assert found.tinker_path == copied and found.expires_at is not None
+    body = {"model_id": run, "seq_id": 1, "adam_params": {"learning_rate": 0.1}}
+    answer = httpx.post(f"{service}/api/v1/optim_step", json=body, headers={"X-API-Key": KEY})
+    assert answer.status_code == 422 and "holds a copy" in answer.json()["error"]["message"]
+
+
+@pytest.mark.filterwarnings("ignore:RestClient.search_sessions")
+def test_sessions_are_searched(service: str) -> None:
+    rest = tinker.RestClient(base_url=service, api_key=KEY)
+    ids = []
+    for name, status in (("Nightly one", "success"), ("nightly two", "errored"), ("other", "success")):
+        with tinker.ServiceClient(
+            base_url=service, api_key=KEY, user_metadata={"of": "search"}, display_name=name
+        ) as opened:
+            ids.append(opened.holder.get_session_id())
+            opened.close(status).result()
+
+    def found(**asked: Any) -> list[str]:
+        request = types.SessionSearchRequest(user_metadata={"of": "search"}, limit=1, **asked)
+        pages = [rest.search_sessions(request).result()]
+        while (cursor := pages[-1].next_cursor) is not None:
+            pages.append(rest.search_sessions(request.model_copy(update={"cursor": cursor})).result())
+        return [each.session_id for page in pages for each in page.sessions]
+
+    assert found() == ids[::-1]
+    assert found(display_name="NIGHTLY") == [ids[1], ids[0]]
+    assert found(session_id=ids[2], display_name="one") == [ids[2], ids[0]]
+    errored = types.ClientFinishedSessionStatusQuery(reasons=["errored"])
+    assert found(statuses=[errored]) == [ids[1]] and not found(statuses=[types.ActiveSessionStatusQuery()])
+    assert not found(project_ids=["p"]) and not found(owner=types.UserSearchOwner(owner_urns=["someone"]))
+
+
+TINKER_PATH = "tinker://s:train:0/weights/x"
+ABSENT: dict[str, Callable[[Any, Any], Any]] = {
+    "get_audit_log": lambda rest, admin: admin.get_audit_log(),
+    "get_billing_usage": lambda rest, admin: admin.get_billing_usage(
+        "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+    ),
+    "get_current_checkpoint_storage_usage": lambda rest, admin: admin.get_current_checkpoint_storage_usage(),
+    "publish_checkpoint_from_tinker_path": lambda rest, admin: rest.publish_checkpoint_from_tinker_path(
+        TINKER_PATH
+    ),
+    "unpublish_checkpoint_from_tinker_path": lambda rest, admin: rest.unpublish_checkpoint_from_tinker_path(
+        TINKER_PATH
+    ),
+    "assign_session_project": lambda rest, admin: rest.assign_session_project("s", "p"),
+    "export_session_trace": lambda rest, admin: rest.export_session_trace("s"),
+}
+"""Methods of the SDK for what does not exist here."""
+SERVED = {
+    *("get_server_capabilities", "get_training_run", "get_training_run_by_tinker_path", "list_training_runs"),
+    *(
+        "get_weights_info_by_tinker_path",
+        "list_checkpoints",
+        "list_user_checkpoints",
+        "get_external_weights_urls",
+    ),
+    *("delete_checkpoint", "delete_checkpoint_from_tinker_path", "set_checkpoint_ttl_from_tinker_path"),
+    *("copy_weights", "get_session", "list_sessions", "search_sessions", "get_sampler"),
+}
+IN_THE_CLIENT = {"get_telemetry", "whoami", "holder"}
+
+
+def test_each_method_of_the_sdk_is_served_or_said_to_be_absent() -> None:
+    names = {
+        name.removesuffix("_async")
+        for kind in (tinker.RestClient, tinker.AdminClient)
+        for name in dir(kind)
+        if not name.startswith("_")
+    }
+    assert names - IN_THE_CLIENT == SERVED | ABSENT.keys()
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_what_does_not_exist_here_is_404_with_a_sentence(service: str, name: str) -> None:
+    clients = (kind(base_url=service, api_key=KEY) for kind in (tinker.RestClient, tinker.AdminClient))
+    with pytest.raises(tinker.NotFoundError, match="this server has one owner"):
+        ABSENT[name](*clients).result()
+
+
+def test_capabilities_sessions_and_samplers_are_told(client: Open, service: str) -> None:
+    opened = client()
+    opened.create_sampling_client(base_model="tiny").result()
+    session = opened.holder.get_session_id()
+    rest = tinker.RestClient(base_url=service, api_key=KEY)
+    [served] = rest.get_server_capabilities().result().supported_models
+    assert (served.model_name, served.max_context_length) == ("tiny", 2048)
+    assert session in rest.list_sessions(limit=5).result().sessions
+    found = rest.get_session(session).result()
+    assert len(found.sampler_ids) == 1 and not found.training_run_ids
+    assert rest.get_sampler(found.sampler_ids[0]).result().base_model == "tiny"
+
+
+def test_a_result_waits_for_a_client_that_has_died(client: Open, service: str) -> None:
+    trained = client().create_lora_training_client("tiny", rank=4, seed=1).result()
+    body = {"model_id": trained.model_id, "seq_id": 1, "path": "left"}
+    with httpx.Client(base_url=f"{service}/api/v1", headers={"X-API-Key": KEY}) as dying:
+        request_id = dying.post("save_weights", json=body).json()["request_id"]
+    with httpx.Client(base_url=f"{service}/api/v1", headers={"X-API-Key": KEY}, timeout=60) as other:
+        found = other.post("retrieve_future", json={"request_id": request_id}).json()
+    assert found["path"] == f"tinker://{trained.model_id}/weights/left"
+
+
+def test_a_folder_has_one_service(service_folder: Path, service: str, model: Path) -> None:
+    further = partial(open_tinker, folder=service_folder, name="tiny")
+    options = ServiceOptions("tiny", {}, tokens=(KEY,), further=further)
+    with (
+        pytest.raises(ConfigError, match="another service uses this folder"),
+        open_service(find_chat_source(model, before=False), options),
+    ):
+        pass
+
+
+def test_all_checkpoints_are_listed(client: Open, service: str) -> None:
+    trained = client().create_lora_training_client("tiny", rank=4, seed=1).result()
+    paths = [trained.save_state(name).result().path for name in ("one", "two")]
+    rest = tinker.RestClient(base_url=service, api_key=KEY)
+    newest = rest.list_user_checkpoints(limit=2).result().checkpoints
+    assert [each.tinker_path for each in newest] == paths[::-1]
+    rest.set_checkpoint_ttl_from_tinker_path(paths[0], 7200).result()
+    assert rest.get_training_run_by_tinker_path(paths[0]).result().training_run_id == trained.model_id
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -228,7 +429,7 @@ def test_data_that_do_not_fit_are_refused(client: Open) -> None:
         model_input=types.ModelInput.from_ints(IDS),
         loss_fn_inputs={"target_tokens": IDS[:3], "weights": [1.0] * 3},
     )
-    with pytest.raises(tinker.UnprocessableEntityError, match="one value for each token"):
+    with pytest.raises(tinker.UnprocessableEntityError, match="one value, or one row"):
         trained.forward_backward([short], "cross_entropy").result()
 
 

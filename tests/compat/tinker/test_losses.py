@@ -94,10 +94,7 @@ def request(
 
 @pytest.mark.parametrize("loss", FORMULAS)
 def test_a_loss_is_its_formula(adapter: TrainedAdapter, model: Path, tmp_path: Path, loss: str) -> None:
-    adapter.write_adapter(tmp_path)
-    plain = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(model), str(tmp_path), is_trainable=True
-    )
+    plain = plain_model(adapter, model, tmp_path)
     options, formula = FORMULAS[loss]
     own = adapter.compute(request("cross_entropy", {}, datum(np.zeros(3), padded=False), forward_only=True))
     start = len(PROMPT) - 1
@@ -115,12 +112,52 @@ def test_a_loss_is_its_formula(adapter: TrainedAdapter, model: Path, tmp_path: P
 
     outputs, metrics = adapter.compute(request(loss, options, *data))
     assert metrics["loss:sum"] == pytest.approx(float(expected), rel=1e-5)
+    take_gradients(adapter, plain)
+    assert np.allclose(outputs[0][start:], own[0][0][start:], atol=1e-5)
+    assert loss == "cross_entropy" or not outputs[0][:start].any()
+
+
+def plain_model(adapter: TrainedAdapter, model: Path, folder: Path) -> PeftModel:
+    """The adapted model in transformers and PEFT."""
+    adapter.write_adapter(folder)
+    return PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(model), str(folder), is_trainable=True
+    )
+
+
+def take_gradients(adapter: TrainedAdapter, plain: PeftModel) -> None:
+    """Compare the gradients, and drop them."""
     theirs = dict(plain.named_parameters())
     for name, parameter in adapter._engine.policy.master.named_parameters():
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=1e-5, atol=1e-6)
             parameter.grad = None
-    assert np.allclose(outputs[0][start:], own[0][0][start:], atol=1e-5) and not outputs[0][:start].any()
+
+
+@pytest.mark.parametrize("shapes", [[(6, 3)], [(6, 2), (4,), (5, 3)], [(6,), (4,)]], ids=str)
+def test_targets_are_any_tokens(
+    adapter: TrainedAdapter, model: Path, tmp_path: Path, shapes: list[tuple[int, ...]]
+) -> None:
+    """One or several per position, with weights of both signs, as soft targets and as custom losses send them."""
+    plain = plain_model(adapter, model, tmp_path)
+    random = np.random.default_rng(1)
+    expected, logprobs, data = torch.zeros(()), [], []
+    for shape in shapes:
+        ids = random.integers(10, 60, shape[0]).astype(np.int32)
+        targets, weights = random.integers(10, 60, shape), random.normal(size=shape).astype(np.float32)
+        data.append(LossDatum(ids, {"target_tokens": targets, "weights": weights}, ()))
+        every = plain(input_ids=torch.from_numpy(ids).long()[None]).logits[0].log_softmax(-1)
+        chosen = every.gather(1, torch.from_numpy(targets).reshape(len(ids), -1)).reshape(shape)
+        logprobs.append(chosen.detach().numpy())
+        expected = expected - (chosen * torch.from_numpy(weights)).sum()
+    expected.backward()  # type: ignore[no-untyped-call]
+    forward, _ = adapter.compute(request("cross_entropy", {}, *data, forward_only=True))
+    outputs, metrics = adapter.compute(request("cross_entropy", {}, *data))
+    assert metrics["loss:sum"] == pytest.approx(float(expected), rel=1e-5)
+    take_gradients(adapter, plain)
+    for found, also, exact in zip(outputs, forward, logprobs, strict=True):
+        np.testing.assert_allclose(found, exact, atol=1e-5)
+        np.testing.assert_allclose(also, exact, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +170,8 @@ def test_a_loss_is_its_formula(adapter: TrainedAdapter, model: Path, tmp_path: P
         ("ppo", {}, {"logprobs": None}, "needs loss_fn_inputs['logprobs']"),
         ("ppo", {}, {"advantages": None}, "needs loss_fn_inputs['advantages']"),
         ("cross_entropy", {}, {"target_tokens": None}, "no 'target_tokens'"),
-        ("cross_entropy", {}, {"target_tokens": np.arange(6)}, "trains on next tokens"),
+        ("cross_entropy", {}, {"weights": np.ones((6, 2), np.float32)}, "give all the same"),
+        ("ppo", {}, {"target_tokens": np.ones((6, 2), np.int64)}, "give all the same"),
     ],
 )
 def test_a_wrong_request_leaves_the_gradient(
