@@ -20,6 +20,7 @@ pytest.importorskip("openai")
 
 import openai
 
+import strop
 from strop.errors import ConfigError, ModelError, PlacementError
 from strop.inference.endpoint.server import EndpointAccess
 from strop.inference.native import NativeEngine
@@ -306,6 +307,41 @@ def test_what_cannot_be_served_is_refused(folder: Path, adapter: Path, access: E
     ):
         with pytest.raises(error, match=message), open_service(source, options):
             pass
+
+
+def test_a_service_is_the_judge_of_another_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The judge has learned a score for each question, and the rollouts have it."""
+    scores = {"two and two": 3, "three and five": 8}
+    with strop.Policy(folder, seed=1) as judge:
+        shown = strop.TrainingBatch(
+            [judge.encode(question, str(score)) for question, score in scores.items()]
+        )
+        for _ in range(30):
+            judge.forward_backward(shown, "sft")
+            judge.step(lr=1e-2)
+        judge.save(tmp_path / "judge")
+    options = ServiceOptions("wise", {}, tokens=(TOKEN,))
+    with open_service(find_chat_source(tmp_path / "judge", before=False), options) as access:
+        section = strop.Judge(
+            url=access.url, model="wise", api_key_env="JUDGE_KEY", prompt="{{ question }}", pattern=r"(\d)"
+        )
+        run = strop.Run(
+            output=str(tmp_path / "runs"),
+            model=strop.Model(path=str(folder)),
+            data=strop.Data(max_prompt_tokens=64, max_response_tokens=4),
+            algorithm=strop.Grpo(rollouts_per_task=2),
+            trainer=strop.Trainer(tasks_per_step=2, duration=strop.Amount(1, "steps")),
+            reward=strop.RewardConfig(judges=(section,)),
+            record=strop.Record(report=False),
+        )
+        rows = [{"prompt": question} for question in scores]
+        monkeypatch.setenv("JUDGE_KEY", "another")
+        with pytest.raises(strop.RewardError, match="does not accept the key"):
+            strop.train(run, data=rows)
+        monkeypatch.setenv("JUDGE_KEY", TOKEN)
+        rollouts = strop.open_run(strop.train(run, data=rows).folder).rollouts.at_step(1)
+    found = {(each["prompt"], each["reward"]) for each in rollouts}
+    assert len(rollouts) == 4 and found == {(question, score / 10) for question, score in scores.items()}
 
 
 @pytest.mark.slow
