@@ -14,9 +14,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from numbers import Real
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
@@ -44,7 +45,8 @@ _PAUSE_SECONDS = 0.1
 _SHOWN_CHARACTERS = 800
 _CHUNK_BYTES = 1 << 16
 _TRIES = 3
-"""Starts on different ports: another process may take a free port before the server does."""
+"""Starts on different ports. The first one is reserved, which a server may refuse; another process may take a later
+one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,23 +419,23 @@ class LocalServer:
 
     def _start(self) -> None:
         for attempt in range(_TRIES):
-            port = _free_port()
-            self._url = f"http://127.0.0.1:{port}"
-            command = [argument.replace("{port}", str(port)) for argument in self._command]
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "strop.workers.supervised_command", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            assert self._process.stdout is not None
-            self._end = weakref.finalize(self, _terminate, self._process)
-            output: deque[bytes] = deque(maxlen=2)
-            reader = threading.Thread(target=_drain, args=(self._process.stdout, output), daemon=True)
-            reader.start()
-            if self._answers():
-                return
+            with socket.socket() as reserved:
+                if attempt == 0:  # a server without SO_REUSEADDR, as most have it, gets a free port next time
+                    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    reserved.bind(("127.0.0.1", 0))
+                    port = reserved.getsockname()[1]
+                else:
+                    port = _free_port()
+                self._url = f"http://127.0.0.1:{port}"
+                command = [argument.replace("{port}", str(port)) for argument in self._command]
+                started: Future[subprocess.Popen[bytes]] = Future()
+                output: deque[bytes] = deque(maxlen=2)
+                reader = threading.Thread(target=_run, args=(command, started, output), daemon=True)
+                reader.start()
+                self._process = started.result()
+                self._end = weakref.finalize(self, _terminate, self._process)
+                if self._answers():
+                    return
             ended = self._process.poll()
             self._end()
             reader.join()
@@ -459,8 +461,22 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _drain(pipe: IO[bytes], output: deque[bytes]) -> None:
-    with pipe:
+def _run(command: Sequence[str], started: Future[subprocess.Popen[bytes]], output: deque[bytes]) -> None:
+    """Start a server and read its output to the end: the thread that starts it has to live as long as the server."""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "strop.workers.supervised_command", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        started.set_exception(error)
+        return
+    started.set_result(process)
+    assert process.stdout is not None
+    with process.stdout as pipe:
         while chunk := pipe.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
             output.append(chunk)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -287,6 +288,9 @@ elif mode == "silent":
 elif mode == "child":  # which holds the pipes open
     print(ask(), flush=True)
     subprocess.Popen(["sleep", "600"])
+elif mode == "session":  # of its own, as a daemon has it
+    ask()
+    print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
 elif mode == "asks and hangs":
     print(ask(), flush=True)
     time.sleep(600)
@@ -347,6 +351,15 @@ def test_command_that_does_not_use_strop(world, user_file, monkeypatch, mode, ar
     else:
         assert (rollout.error, rollout.text, rollout.reward) == (None, *outcome)
         assert trained_texts(world, rollout) == ["four<|end|>"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds processes of another session")
+def test_all_that_a_command_has_started_ends_with_it(world, user_file):
+    command = [sys.executable, str(user_file(SCRIPT))]
+    rollout = world.run(world.says("four"), "agent", {"command": command}, task=world.task(answer="session"))
+    assert rollout.error is None and int(rollout.text) > 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(rollout.text), 0)
 
 
 def test_a_command_that_ends_with_the_context_is_truncated(world, user_file):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,34 @@ def test_a_server_that_has_ended_starts_again():
     first = started.url()
     started._process.terminate()
     started._process.wait()
-    assert started.url() != first
+    restart = threading.Thread(target=started.url)
+    restart.start()
+    restart.join()
+    again = started.url()
+    assert again != first and started._answers() and started.url() == again, "it outlives the thread"
+    started.close()
+
+
+WITHOUT_REUSE = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+with open(sys.argv[2], "a") as starts:
+    starts.write("start ")
+HTTPServer.allow_reuse_address = False
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
+"""
+
+
+def test_the_port_is_reserved_and_a_server_that_refuses_that_starts_again(user_file, tmp_path):
+    starts = tmp_path / "starts"
+    started = LocalServer([sys.executable, str(user_file(WITHOUT_REUSE)), "{port}", str(starts)], "here")
+    assert started.url() and starts.read_text() == "start start "
     started.close()
 
 

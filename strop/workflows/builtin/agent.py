@@ -8,7 +8,7 @@ import json
 import math
 import os
 import shutil
-import signal
+import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ _STDERR_TAIL_BYTES = 2000
 _STDERR_TAIL_CHARS = 500
 _POLL_SECONDS = 0.05
 _REST_SECONDS = 1.0
-"""Time for the rest of the output after the program's end, which a process of another session may hold open."""
+"""Time for the rest of the output after the program's end, and for the end of what it has started."""
 
 
 class AgentWorkflow:
@@ -193,46 +193,45 @@ class AgentCommand:
 
     async def _execute(self, command: Sequence[str], content: bytes, environment: Mapping[str, str]) -> Ended:
         process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "strop.workers.supervised_command"),
             *command,
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
             env=environment,
-            start_new_session=True,  # so that its own child processes end with it
+            start_new_session=True,
         )
         output, errors = bytearray(), bytearray()
-        reading = asyncio.gather(
-            _write(process, content), self._read_output(process, output), _read_errors(process, errors)
+        work = (
+            _read_output(process, output),
+            _read_errors(process, errors),
+            _write(process, content),
+            process.wait(),
         )
+        tasks = [*map(asyncio.create_task, work)]
         in_time = False
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._time_limit):
-                    await _wait_for_end(process, reading)
+                    while process.returncode is None:
+                        await asyncio.sleep(_POLL_SECONDS)
                 in_time = True
-            if reading.done():
-                reading.result()  # raises for output without end
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            ends = (reading, asyncio.ensure_future(process.wait()))
-            await asyncio.wait(ends, timeout=_REST_SECONDS)
-            for end in ends:
-                end.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()  # the supervisor kills all that the program has started
+            try:
+                await asyncio.wait(tasks, timeout=_REST_SECONDS)
+            finally:
+                for task in tasks:
+                    task.cancel()
+        if len(output) > _MAX_OUTPUT_BYTES:
+            raise AgentFailedError(
+                f"{self._command[0]} wrote more than {_MAX_OUTPUT_BYTES:,} bytes to its standard output; an agent "
+                "writes its answer there, and its log to standard error"
+            )
         text = output.decode(errors="replace").strip()
         last = " ".join(errors.decode(errors="replace").split())[-_STDERR_TAIL_CHARS:]
         return Ended(process.returncode if in_time else None, text, last)
-
-    async def _read_output(self, process: Process, output: bytearray) -> None:
-        assert process.stdout is not None
-        while chunk := await process.stdout.read(_CHUNK_BYTES):
-            output += chunk
-            if len(output) > _MAX_OUTPUT_BYTES:
-                raise AgentFailedError(
-                    f"{self._command[0]} wrote more than {_MAX_OUTPUT_BYTES:,} bytes to its standard output; an agent "
-                    "writes its answer there, and its log to standard error"
-                )
 
     def _read(self, ended: Ended) -> WorkflowResult:
         if ended.code is None:
@@ -296,7 +295,17 @@ async def _write(process: Process, content: bytes) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the program does not read its input
         process.stdin.write(content)
         await process.stdin.drain()
-        process.stdin.close()
+    process.stdin.close()
+
+
+async def _read_output(process: Process, output: bytearray) -> None:
+    """Read to the end; a program that writes too much is ended, and what it writes after that is dropped."""
+    assert process.stdout is not None
+    while chunk := await process.stdout.read(_CHUNK_BYTES):
+        if len(output) <= _MAX_OUTPUT_BYTES:
+            output += chunk
+        if len(output) > _MAX_OUTPUT_BYTES and process.returncode is None:
+            process.terminate()
 
 
 async def _read_errors(process: Process, errors: bytearray) -> None:
@@ -304,9 +313,3 @@ async def _read_errors(process: Process, errors: bytearray) -> None:
     while chunk := await process.stderr.read(_CHUNK_BYTES):
         errors += chunk
         del errors[:-_STDERR_TAIL_BYTES]
-
-
-async def _wait_for_end(process: Process, reading: asyncio.Future[Any]) -> None:
-    """Wait for the program, whose pipes processes that it has started may hold open, or for an error of reading."""
-    while process.returncode is None and not (reading.done() and reading.exception()):
-        await asyncio.sleep(_POLL_SECONDS)
