@@ -14,7 +14,8 @@ from strop.errors import DataError
 from strop.workers.files import atomic_path
 
 Rows = Any
-"""A list of dicts, a `datasets.Dataset` or `IterableDataset`, a pandas or polars data frame, or an Arrow table."""
+"""A list of dicts, a `datasets.Dataset` or `IterableDataset`, a pandas or polars data frame, an Arrow table, or another
+object with Arrow's C stream."""
 INPUTS = "inputs"
 """Folder, in a run's folder, of what the run got from Python."""
 
@@ -63,6 +64,8 @@ def _convert(rows: Rows, argument: str) -> pa.Table:
             return pa.Table.from_pandas(rows, preserve_index=False)
         if library == "polars" and hasattr(rows, "to_arrow"):
             return rows.to_arrow()
+        if hasattr(rows, "__arrow_c_stream__"):
+            return pa.table(rows)
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
             raise DataError(
                 f"{argument} is a {kind.__name__}. Pass a list of dicts, a datasets.Dataset, or a data frame; a path "

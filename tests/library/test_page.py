@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -18,8 +17,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 def test_the_code_of_the_page_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder, "model")
-    rows = ({"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(8))
-    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", page)
     text = PAGE.read_text(encoding="utf-8")

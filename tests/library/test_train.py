@@ -16,12 +16,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import strop
+from strop.library.data import to_table
 from strop.library.notebook import LiveLine, step_line
 from tests.command import run_strop
 from tests.files import digest
 from tests.library.rewards import digits
 
 ROWS = [{"prompt": f"{a}", "answer": str(a)} for a in range(4)]
+TOOLS = Path(__file__).parents[2] / "examples" / "workflows"
 
 
 def make_run(out: Path, model: Path | None, **sections: Any) -> strop.Run:
@@ -75,6 +77,16 @@ def test_the_folder_has_data_and_functions_by_path_so_that_the_command_line_cont
         make_run(trained.folder.parents[1], folder), data=ROWS, eval={"held": ROWS[:2]}, reward=digits
     )
     assert again.steps == 2
+
+
+def test_rows_of_any_library_with_arrows_interface():
+    table = to_table(ROWS, "data")
+    polars = type("DataFrame", (), {"to_arrow": lambda self: table, "__module__": "polars.dataframe"})
+    other = type(
+        "Relation", (), {"__arrow_c_stream__": lambda self, schema=None: table.__arrow_c_stream__(schema)}
+    )
+    for frame in (polars(), other()):
+        assert to_table(frame, "data").to_pylist() == ROWS
 
 
 def test_other_rows_are_another_run(folder, trained):
@@ -136,6 +148,29 @@ def test_loss_advantages_workflow_and_tools_are_functions(tmp_path, folder):
     assert strop.train(run, data=ROWS, **given).steps == 2, "the same call continues"
     said = run_strop("train", result.folder).stderr
     assert "only that program has it" in " ".join(said.split())
+
+
+@pytest.mark.slow
+def test_tools_are_functions_that_the_model_sees(tmp_path, folder):
+    def rotate(text: str) -> str:
+        """Move the first character to the end.
+
+        Args:
+            text: Any text.
+        """
+        return text[1:] + text[:1]
+
+    data = strop.Data(max_prompt_tokens=64, max_response_tokens=4, chat_template=str(TOOLS / "tools.jinja"))
+    run = make_run(tmp_path, folder, data=data, rollout=strop.RolloutConfig(max_sequence_tokens=2000))
+    view = strop.open_run(
+        strop.train(run, data=ROWS, tools=[rotate, f"{TOOLS / 'weather.py'}:weather"], reward=digits).folder
+    )
+    prompts = {rollout["model_prompt"] for rollout in view.rollouts}
+    assert prompts and all(
+        '"name": "rotate"' in prompt and '"name": "weather"' in prompt for prompt in prompts
+    )
+    record = json.loads((view.folder / "inputs" / "python.json").read_text())
+    assert "rotate" in str(record) and "weather" not in str(record)
 
 
 @pytest.mark.parametrize(
