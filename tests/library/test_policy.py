@@ -94,7 +94,7 @@ def test_two_batches_before_a_step_add_up(folder, batch):
 
 
 def test_a_loss_reads_log_probs_of_the_tokens_that_the_batch_names(folder, still, batch):
-    """Those of the sampled tokens are the usual ones, with the same gradient."""
+    """Log-probs of the sampled tokens are the usual ones, with the same gradient."""
     named = [
         np.stack([each.token_ids, np.full_like(each.token_ids, 7)], axis=1) for each in batch.experiences
     ]
