@@ -65,6 +65,18 @@ def test_a_file_that_is_replaced_is_read_again(tmp_path: Path) -> None:
     assert sizes == [32, 64]
 
 
+@needs_gguf
+@pytest.mark.parametrize("part", [0.0, 0.01, 0.3, 0.9], ids=["empty", "header", "metadata", "weights"])
+def test_a_file_that_is_cut_is_refused(tmp_path: Path, part: float) -> None:
+    folder = make_model(tmp_path / "model", ["one and one is two"], vocab_size=280, hidden_size=32)
+    file = tmp_path / "cut.gguf"
+    write_gguf(folder, file)
+    file.write_bytes(file.read_bytes()[: int(part * file.stat().st_size)])
+    with pytest.raises(ModelError, match="model.path") as caught:
+        load_model(ModelConfig(path=str(file)), device="cpu")
+    assert "\n" not in str(caught.value)
+
+
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "small.gguf"
     file.write_bytes(b"GGUF")
