@@ -130,6 +130,22 @@ def test_truncated_responses_without_a_loss() -> None:
     assert "mask_response_truncated" in str(written)
 
 
+@pytest.mark.parametrize(
+    "configs",
+    [
+        "[null]",
+        "[[a]]",
+        "3",
+        "[{op_type: [ADD], stats_key: a}]",
+        "[{op_type: MEAN, stats_key: a}]",
+        "{op_type: ADD}",
+    ],
+)
+def test_an_item_of_reward_shaping_that_is_none_is_refused(configs: str) -> None:
+    with pytest.raises(ConfigError, match="each has a stats_key, an op_type"):
+        read(f"+{OPERATORS}=[{{name: reward_shaping_mapper, args: {{reward_shaping_configs: {configs}}}}}]")
+
+
 # -- task pipeline ------------------------------------------------------------------------------------------
 
 AT = "+data_processor.task_pipeline"
@@ -201,6 +217,12 @@ def test_other_operators_are_refused_or_overridden() -> None:
         )
     with pytest.raises(ConfigError, match="write api_or_hf_model"):
         read(f"{AT}.operators=[{{name: llm_quality_score_filter}}]")
+
+
+@pytest.mark.parametrize("operator", ["{args: {min: 1}}", "{name: null}", "{name: [a]}"])
+def test_an_operator_of_data_juicer_without_a_name_is_refused(operator: str) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        read(f"{AT}.operators=[{operator}]", "+service.data_juicer.auto_start=true")
 
 
 def test_operators_of_data_juicer_need_a_service() -> None:

@@ -203,7 +203,9 @@ def _experience_section(
             metric, threshold = args.get("metric_key", "accuracy"), args.get("correct_threshold", 0.0)
             return {"type": "correctness_filter", "metric": metric, "threshold": threshold}
         case "reward_shaping_mapper":
-            terms = [_shaping_term(foreign, at, each) for each in args.get("reward_shaping_configs") or []]
+            configs = args.get("reward_shaping_configs") or []
+            listed = configs if isinstance(configs, list) else [configs]
+            terms = [_shaping_term(foreign, at, each) for each in listed]
             return {"type": "reward_shaping", "terms": terms} if terms else None
         case "data_juicer":
             return _data_juicer(foreign, at, args)
@@ -224,16 +226,20 @@ def _data_juicer(foreign: ForeignValues, at: str, args: Mapping[str, Any]) -> di
     return {"type": "data_juicer", **service, **written}
 
 
-def _shaping_term(foreign: ForeignValues, at: str, written: Mapping[str, Any]) -> dict[str, Any]:
-    operation = written.get("op_type", "ADD")
-    if operation not in _OPERATIONS or "stats_key" not in written:
+def _shaping_term(foreign: ForeignValues, at: str, written: Any) -> dict[str, Any]:
+    values = written if isinstance(written, Mapping) else {}
+    operation = values.get("op_type", "ADD")
+    if not (isinstance(operation, str) and operation in _OPERATIONS and "stats_key" in values):
         raise foreign.error_for(
             f"{at}.args",
-            f"{at}.args.reward_shaping_configs has an item {dict(written)}; each has a stats_key, an op_type "
+            f"{at}.args.reward_shaping_configs has an item {written}; each has a stats_key, an op_type "
             f"({', '.join(_OPERATIONS)}) and a weight.",
         )
-    weight = written.get("weight", 1.0)
-    return {"stat": written["stats_key"], "operation": _OPERATIONS[operation], "weight": weight}
+    return {
+        "stat": values["stats_key"],
+        "operation": _OPERATIONS[operation],
+        "weight": values.get("weight", 1.0),
+    }
 
 
 _TASKS = "data_processor.task_pipeline"
@@ -369,6 +375,8 @@ def _sections(foreign: ForeignValues) -> Iterator[dict[str, Any]]:
         at = f"{_TASK_OPERATORS}.{index}"
         if operator.get("name") not in _CRITERIA:
             if _has_service(foreign):
+                if not isinstance(operator.get("name"), str):
+                    raise foreign.error_for(at, f"{at}: write the operator's name.")
                 juicer = juicer or {"type": "data_juicer", **_read_service(foreign, at), "operators": []}
                 juicer["operators"].append({operator["name"]: operator.get("args") or {}})
             continue
