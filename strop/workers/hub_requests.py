@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from httpx2 import Client, Request
 
-HUB_TIMEOUT_SECONDS = 60.0
-"""Maximum time to connect to the hub, and between two parts of a request or an answer."""
+CHANGE_TIMEOUT_SECONDS = 60.0
+"""Maximum time between two parts of a request that changes something, such as a commit, or of its answer. Requests that
+read have HF_HUB_DOWNLOAD_TIMEOUT."""
 
 
 @cache
@@ -30,8 +31,13 @@ def limit_hub_requests() -> None:
 
 
 def _limit(request: Request) -> None:
+    from huggingface_hub import constants
+
+    seconds = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    if request.method not in ("GET", "HEAD"):
+        seconds = max(seconds, CHANGE_TIMEOUT_SECONDS)
     given = request.extensions.get("timeout", {})
-    kinds = ("connect", "read", "write", "pool")
     request.extensions["timeout"] = {
-        kind: HUB_TIMEOUT_SECONDS if given.get(kind) is None else given[kind] for kind in kinds
+        kind: seconds if given.get(kind) is None else given[kind]
+        for kind in ("connect", "read", "write", "pool")
     }

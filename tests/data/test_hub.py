@@ -106,7 +106,7 @@ def test_a_hub_that_falls_silent_is_one_line(tmp_path):
     """When the files are listed, for which the libraries have no limit of time."""
     with loopback_hub("openai/gsm8k", {"train.parquet": parquet([row(0)])}, silent="/tree/") as address:
         own = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-        limits = "import time; from strop.workers import hub_requests; hub_requests.HUB_TIMEOUT_SECONDS = 0.2"
+        limits = "import time; from huggingface_hub import constants; constants.HF_HUB_DOWNLOAD_TIMEOUT = 0.2"
         code = f"{limits}; time.sleep = lambda seconds: None\n{READ}"
         done = run(os.environ | own, tmp_path, "-c", code, json.dumps([{"path": "openai/gsm8k"}]))
     assert done.returncode == 0, done.stderr

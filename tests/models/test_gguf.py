@@ -72,7 +72,7 @@ def test_a_file_that_is_cut_is_refused(tmp_path: Path, part: float) -> None:
     file = tmp_path / "cut.gguf"
     write_gguf(folder, file)
     file.write_bytes(file.read_bytes()[: int(part * file.stat().st_size)])
-    with pytest.raises(ModelError, match="model.path") as caught:
+    with pytest.raises(ModelError, match=r"model\.path") as caught:
         load_model(ModelConfig(path=str(file)), device="cpu")
     assert "\n" not in str(caught.value)
 

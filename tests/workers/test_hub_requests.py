@@ -27,7 +27,8 @@ def _silent_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}")
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(hub_requests, "HUB_TIMEOUT_SECONDS", 0.2)
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+        monkeypatch.setattr(hub_requests, "CHANGE_TIMEOUT_SECONDS", 0.2)
         monkeypatch.setattr(hub, "_TIMEOUT_SECONDS", 0.2)
         hub._connection_fault.cache_clear()
         huggingface_hub.close_session()
@@ -60,11 +61,17 @@ def test_a_silent_hub_is_one_paragraph(ask: Callable[[], object], told: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_a_limit_of_the_request_is_kept() -> None:
+@pytest.mark.parametrize(
+    ("method", "given", "expected"),
+    [("GET", None, 10), ("HEAD", 3.0, 3), ("POST", None, 60), ("PUT", 3.0, 3)],
+)
+def test_a_limit_of_the_request_is_kept(
+    monkeypatch: pytest.MonkeyPatch, method: str, given: float | None, expected: float
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 10)
     hub_requests.limit_hub_requests()
     client = huggingface_hub.get_session()
     (*_, limit) = client.event_hooks["request"]
-    for given, limits in ((None, [60, 60, 60, 60]), (3.0, [3, 3, 3, 3])):
-        request = client.build_request("GET", "http://localhost", timeout=given)
-        limit(request)
-        assert list(request.extensions["timeout"].values()) == limits
+    request = client.build_request(method, "http://localhost", timeout=given)
+    limit(request)
+    assert request.extensions["timeout"] == dict.fromkeys(("connect", "read", "write", "pool"), expected)
