@@ -67,6 +67,13 @@ def is_cached(name: str) -> bool:
         return True
 
 
+def is_read_from_cache(path: str) -> bool:
+    """Whether only the cache is read for a name on the hub, because the hub does not answer and the cache has it."""
+    if is_local(path) or constants.HF_HUB_OFFLINE or not is_cached(path):
+        return False
+    return _connection_fault(constants.ENDPOINT) is not None
+
+
 @cache
 def _connection_fault(url: str) -> str | None:
     """Reason that no connection to a server could be made; None if it answers, even with an error."""

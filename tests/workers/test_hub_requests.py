@@ -14,6 +14,7 @@ from strop.config.peft_adapter import adapter_folder
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
 from strop.models import hub
+from strop.models.formats.gguf import pretrained_source
 from strop.models.loading import load_config
 from strop.models.meta_loading import local_folder
 from strop.run.entry.export import push_to_hub
@@ -59,6 +60,16 @@ def test_a_silent_hub_is_one_paragraph(ask: Callable[[], object], told: str) -> 
     with pytest.raises(ModelError, match=told) as caught:
         ask()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("_silent_hub")
+def test_a_model_in_the_cache_is_read_from_there_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert not pretrained_source("org/name")["local_files_only"]
+    monkeypatch.setattr(hub, "is_cached", lambda name: True)
+    assert pretrained_source("org/name")["local_files_only"]
+    assert not pretrained_source(str(tmp_path))["local_files_only"]
 
 
 @pytest.mark.parametrize(
