@@ -15,8 +15,9 @@ from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
 from strop.models import hub
 from strop.models.formats.gguf import pretrained_source
-from strop.models.loading import load_config
+from strop.models.loading import load_config, load_model, load_tokenizer
 from strop.models.meta_loading import local_folder
+from strop.models.tiny import make_model
 from strop.run.entry.export import push_to_hub
 from strop.workers import hub_requests
 
@@ -63,13 +64,15 @@ def test_a_silent_hub_is_one_paragraph(ask: Callable[[], object], told: str) -> 
 
 
 @pytest.mark.usefixtures("_silent_hub")
-def test_a_model_in_the_cache_is_read_from_there_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert not pretrained_source("org/name")["local_files_only"]
-    monkeypatch.setattr(hub, "is_cached", lambda name: True)
-    assert pretrained_source("org/name")["local_files_only"]
-    assert not pretrained_source(str(tmp_path))["local_files_only"]
+def test_a_model_in_the_cache_is_read_from_there_alone(tmp_path: Path) -> None:
+    snapshot = tmp_path / "cache" / "models--org--name" / "snapshots" / ("a" * 40)
+    assert pretrained_source("org/name") == {"pretrained_model_name_or_path": "org/name"}
+    make_model(snapshot, ["one two"], vocab_size=260)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(snapshot.name)
+    section = ModelConfig(path="org/name")
+    assert load_tokenizer(section).encode("one")
+    assert load_model(section, device="cpu").config.model_type == "qwen2"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from strop.config.gguf_reader import read_gguf
 from strop.config.paths import gguf_file
 from strop.errors import ModelError
-from strop.models.hub import is_read_from_cache
+from strop.models.hub import cached_folder, is_read_from_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -50,9 +50,13 @@ def pretrained_source(path: str) -> dict[str, Any]:
     """
     file = gguf_file(path)
     if file is None:
+        if is_read_from_cache(path):  # the folder, as transformers asks for some files of a name in any case
+            return {
+                "pretrained_model_name_or_path": str(cached_folder(path) or path),
+                "local_files_only": True,
+            }
         return {
-            "pretrained_model_name_or_path": str(Path(path).expanduser()) if path.startswith("~") else path,
-            "local_files_only": is_read_from_cache(path),
+            "pretrained_model_name_or_path": str(Path(path).expanduser()) if path.startswith("~") else path
         }
     if find_spec("gguf") is None:
         raise ModelError(
