@@ -199,8 +199,10 @@ def build_micro_batch(
         return to_device(np.concatenate(list(arrays), dtype=dtype), device)
 
     def cut(array: float | npt.NDArray[Any], segment: SegmentPlan) -> npt.NDArray[Any]:
-        full = np.broadcast_to(array, len(experiences[segment.source].token_ids))
-        return full[segment.start : segment.stop]
+        length = len(experiences[segment.source].token_ids)
+        if not isinstance(array, np.ndarray) or array.shape != (length,):
+            array = np.broadcast_to(array, length)  # slow next to a slice, which nearly all arrays need alone
+        return array[segment.start : segment.stop]
 
     tokens = [cut(experiences[s.source].token_ids, s) for s in plan]
     is_target = [cut(experiences[s.source].loss_mask, s) for s in plan]
