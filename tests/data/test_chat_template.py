@@ -251,12 +251,12 @@ def test_code_that_handles_the_end_of_a_template_is_not_ended_itself(monkeypatch
 
 def test_a_debugger_follows_a_program_after_a_rendering() -> None:
     program = (
-        "import sys\n"
+        "import sys, time\n"
         "from strop.data.encoding.template_limits import TemplateTimeout, limited_rendering\n"
         "try:\n"
         "    with limited_rendering(float(sys.argv[1])):\n"
         "        while sys.argv[1] == '-1':\n"
-        "            pass\n"
+        "            time.sleep(0.01)\n"
         "except TemplateTimeout:\n"
         "    print('ended')\n"
         "sys.settrace(lambda *_: None)\n"

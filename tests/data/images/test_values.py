@@ -160,7 +160,7 @@ def test_the_encoded_size_has_a_limit(tmp_path: Path, monkeypatch: pytest.Monkey
         ("data:image/png,abc", "without base64"),
         ("data:image/png;base64,%%%", "is not base64"),
         ("data:image/png;base64,\u00e9", "is not base64"),
-        ("a\0b", "cannot be read .embedded null byte"),
+        ("a\0b", "cannot be read .*embedded null"),
         ("a" * 5000, "cannot be read .*File name too long"),
     ],
 )
