@@ -189,7 +189,7 @@ class TrainedAdapter:
             is_target &= np.arange(len(given)) >= (given.argmax() if given.any() else len(given) - 1)
         mask = np.concatenate([[False], is_target])
         zeros = np.zeros(len(token_ids), np.float32)
-        experience = Experience(where, where, where, 0, 0, token_ids, mask, zeros, None, 0.0, "ok", 1.0, ())
+        experience = Experience(where, where, "", 0, 0, token_ids, mask, zeros, None, 0.0, "ok", 1.0, ())
         return _Sequence(
             experience, np.pad(columns, [(1, 0), (0, 0)]).astype(np.int32), _shifted(weights), names_targets
         )

@@ -14,9 +14,12 @@ from tinker.types import AdamParams, LoraConfig
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from strop.compat.tinker.losses import NamedLoss
 from strop.compat.tinker.training import TrainedAdapter
 from strop.compat.tinker.wire import LossDatum, LossRequest
 from strop.config.schema.model import ModelConfig
+from strop.config.units import Amount
+from strop.data.packing import plan_micro_batches
 from strop.errors import DataError
 
 PROMPT, RESPONSE = [21, 15, 22, 31], [41, 52, 63]
@@ -115,6 +118,14 @@ def test_a_loss_is_its_formula(adapter: TrainedAdapter, model: Path, tmp_path: P
     take_gradients(adapter, plain)
     assert np.allclose(outputs[0][start:], own[0][0][start:], atol=1e-5)
     assert loss == "cross_entropy" or not outputs[0][:start].any()
+
+
+def test_sequences_with_the_same_prompt_share_it(adapter: TrainedAdapter) -> None:
+    """A prompt is encoded once, if it has no targets, which is most of the cost of short responses."""
+    data = [datum(np.zeros(3), padded=True) for _ in range(4)]
+    batch = adapter._batch(data, NamedLoss.of("importance_sampling", {}))
+    [plan] = plan_micro_batches(batch.experiences, Amount(999, "tokens"), share_prompts=True)
+    assert [segment.start for segment in plan] == [0] + [len(PROMPT) - 1] * 4
 
 
 def plain_model(adapter: TrainedAdapter, model: Path, folder: Path) -> PeftModel:
