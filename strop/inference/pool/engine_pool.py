@@ -120,7 +120,9 @@ class EnginePool:
         """One line: description of the engines, and their number."""
         number = f"{len(self._specs)} engines" if len(self._specs) > 1 else "1 engine"
         created = self._running()
-        return f"{created.description}; {number}, each a process with its own model and KV cache"
+        in_place = created.capabilities.weights_in_place or created.capabilities.adapter_in_place
+        own = "KV cache" if in_place else "model and KV cache"
+        return f"{created.description}; {number}, each a process with its own {own}"
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Completions in the order of the requests.
