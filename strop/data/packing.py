@@ -283,8 +283,9 @@ def unpack_numbered(
         for segment, experience in enumerate(micro_batch.experience):
             if experience >= 0:
                 own = array[bounds[segment] : bounds[segment + 1]]
-                before = len(result[experience]) - len(own)
-                result[experience] = np.pad(own, [(before, 0), *[(0, 0)] * (own.ndim - 1)])
+                length = len(result[experience])
+                result[experience] = np.zeros((length, *own.shape[1:]), dtype=np.float32)
+                result[experience][length - len(own) :] = own
     return result
 
 
