@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import ssl
-from functools import cache
-from http.client import HTTPException
 from pathlib import Path
-from urllib.error import HTTPError, URLError
-from urllib.request import Request
 
 from huggingface_hub import constants, try_to_load_from_cache
 
 from strop.config.paths import is_local
 from strop.errors import ModelError
-from strop.printable import printable
-from strop.workers.http_fetch import fetch
-from strop.workers.hub_requests import limit_hub_requests
+from strop.workers.hub_requests import hub_fault, limit_hub_requests
 
-_TIMEOUT_SECONDS = 5.0
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
 """Files of which the cache has at least one if it has the model or its tokenizer."""
 
@@ -31,7 +23,7 @@ def check_hub(key: str, path: str) -> None:
         return
     if (fault := offline_fault(key, path)) is not None:
         raise ModelError(fault)
-    if (fault := _connection_fault(constants.ENDPOINT)) is not None:
+    if (fault := hub_fault(constants.ENDPOINT)) is not None:
         raise ModelError(_not_reached(key, path, f"{constants.ENDPOINT} cannot be reached ({fault})"))
 
 
@@ -71,20 +63,4 @@ def is_read_from_cache(path: str) -> bool:
     """Whether only the cache is read for a name on the hub, because the hub does not answer and the cache has it."""
     if is_local(path) or constants.HF_HUB_OFFLINE or not is_cached(path):
         return False
-    return _connection_fault(constants.ENDPOINT) is not None
-
-
-@cache
-def _connection_fault(url: str) -> str | None:
-    """Reason that no connection to a server could be made; None if it answers, even with an error."""
-    if not url.startswith(("http://", "https://")):
-        return "it is not an http URL"
-    try:
-        fetch(Request(url, method="HEAD"), timeout_seconds=_TIMEOUT_SECONDS, max_bytes=1)
-        return None
-    except HTTPError:
-        return None
-    except URLError as error:
-        return None if isinstance(error.reason, ssl.SSLError) else str(error.reason)
-    except (OSError, HTTPException) as error:
-        return printable(str(error)) or type(error).__name__
+    return hub_fault(constants.ENDPOINT) is not None

@@ -1,13 +1,22 @@
-"""Time limit of requests to the Hugging Face hub."""
+"""Whether the Hugging Face hub answers, and the time limit of requests to it."""
 
 from __future__ import annotations
 
+import ssl
 from functools import cache
+from http.client import HTTPException
 from typing import TYPE_CHECKING
+from urllib.error import HTTPError, URLError
+from urllib.request import Request as UrlRequest
+
+from strop.printable import printable
+from strop.workers.http_fetch import fetch
 
 if TYPE_CHECKING:
     from httpx2 import Client, Request
 
+ANSWER_SECONDS = 5.0
+"""Maximum time in which the hub answers the first question; its libraries ask for minutes."""
 CHANGE_TIMEOUT_SECONDS = 60.0
 """Maximum time between two parts of a request that changes something, such as a commit, or of its answer. Requests that
 read have HF_HUB_DOWNLOAD_TIMEOUT."""
@@ -41,3 +50,19 @@ def _limit(request: Request) -> None:
         kind: seconds if given.get(kind) is None else given[kind]
         for kind in ("connect", "read", "write", "pool")
     }
+
+
+@cache
+def hub_fault(url: str) -> str | None:
+    """Reason that no connection to a server could be made; None if it answers, even with an error."""
+    if not url.startswith(("http://", "https://")):
+        return "it is not an http URL"
+    try:
+        fetch(UrlRequest(url, method="HEAD"), timeout_seconds=ANSWER_SECONDS, max_bytes=1)
+        return None
+    except HTTPError:
+        return None
+    except URLError as error:
+        return None if isinstance(error.reason, ssl.SSLError) else str(error.reason)
+    except (OSError, HTTPException) as error:
+        return printable(str(error)) or type(error).__name__

@@ -102,15 +102,20 @@ def test_subsets_and_splits(environment, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_hub_that_falls_silent_is_one_line(tmp_path):
-    """When the files are listed, for which the libraries have no limit of time."""
-    with loopback_hub("openai/gsm8k", {"train.parquet": parquet([row(0)])}, silent="/tree/") as address:
+@pytest.mark.parametrize(("silent", "told"), [("/", "cannot be reached ("), ("/tree/", "")])
+def test_a_hub_that_is_silent_is_one_line(tmp_path, silent, told):
+    """From the start, or when the files are listed, for which the libraries have no limit of time."""
+    with loopback_hub("openai/gsm8k", {"train.parquet": parquet([row(0)])}, silent=silent) as address:
         own = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
         limits = "import time; from huggingface_hub import constants; constants.HF_HUB_DOWNLOAD_TIMEOUT = 0.2"
+        limits += (
+            f"; from strop.workers import hub_requests; hub_requests.ANSWER_SECONDS = {0.2 if told else 60}"
+        )
         code = f"{limits}; time.sleep = lambda seconds: None\n{READ}"
         done = run(os.environ | own, tmp_path, "-c", code, json.dumps([{"path": "openai/gsm8k"}]))
     assert done.returncode == 0, done.stderr
-    assert "cannot be loaded as a dataset from the Hugging Face hub" in json.loads(done.stdout)
+    error = json.loads(done.stdout)
+    assert "cannot be loaded as a dataset from the Hugging Face hub" in error and told in error
 
 
 @pytest.mark.slow

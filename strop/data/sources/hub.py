@@ -12,7 +12,7 @@ from strop.data.sources.columns import TableRow
 from strop.data.sources.files import choose_split_hint
 from strop.data.sources.rows import HfDatasetRows, Row
 from strop.errors import DataError
-from strop.workers.hub_requests import limit_hub_requests
+from strop.workers.hub_requests import hub_fault, limit_hub_requests
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -48,12 +48,12 @@ def read_hub_dataset(name: str, split: str | None, subset: str | None) -> HfData
 
     limit_hub_requests()
     try:
-        with _bars_on_terminals_only():
+        with _bars_on_terminals_only(), _cache_without_hub() as fault:
             loaded = load_dataset(name, subset, split=split)
     except (OSError, ValueError, DatasetsError) as error:
         raise DataError(
-            f"There is no file or directory {name}, and it cannot be loaded as a dataset from the Hugging "
-            f"Face hub: {_one_line(error).rstrip('.')}. Write the path of a file or folder, or a name of the hub "
+            f"There is no file or directory {name}, and it cannot be loaded as a dataset from the Hugging Face hub: "
+            f"{fault or _one_line(error).rstrip('.')}. Write the path of a file or folder, or a name of the hub "
             "(owner/name) that this machine can reach or has in its cache."
         ) from None
     found = _one_split(loaded, name, split) if split is None else HfDatasetRows(f"{name} ({split})", loaded)
@@ -74,11 +74,12 @@ def stream_hub_dataset(name: str, split: str | None, subset: str | None) -> Iter
 
     limit_hub_requests()
     try:
-        loaded = load_dataset(name, subset, split=split, streaming=True)
+        with _cache_without_hub() as fault:
+            loaded = load_dataset(name, subset, split=split, streaming=True)
     except (OSError, ValueError, DatasetsError) as error:
         raise DataError(
             f"There is no file or directory {name}, and it cannot be streamed as a dataset from the Hugging Face hub: "
-            f"{_one_line(error)}"
+            f"{fault or _one_line(error)}"
         ) from None
     if not isinstance(loaded, IterableDataset):
         splits = sorted(map(str, loaded))
@@ -111,6 +112,22 @@ def _empty(name: str) -> DataError:
 
 def _one_line(error: Exception) -> str:
     return redact_text(" ".join(str(error).split()))
+
+
+@contextmanager
+def _cache_without_hub() -> Iterator[str | None]:
+    """Read the cache alone where the hub does not answer; yields the fault of the hub."""
+    from datasets import config
+
+    reason = None if config.HF_HUB_OFFLINE else hub_fault(config.HF_ENDPOINT)
+    if reason is None:
+        yield None
+        return
+    config.HF_HUB_OFFLINE = True
+    try:
+        yield f"{config.HF_ENDPOINT} cannot be reached ({reason})"
+    finally:
+        config.HF_HUB_OFFLINE = False
 
 
 @contextmanager
