@@ -1,7 +1,7 @@
 """Mutation sample: how many small faults in the code do the tests of CI find?
 
 Each mutant changes one operator, constant, condition or statement of a function. It runs against the tests that
-executed its block, the fastest first, until one fails; a mutant that no test finds survives. `docs/development.md` has
+executed its block, the fastest first, until one fails; a mutant that no test finds survives. `docs/testing.md` has
 the results and the commands.
 
     python tools/mutation.py draw --seed 1 --each 16 mutants.json
