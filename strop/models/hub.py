@@ -8,7 +8,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 
 from strop.config.paths import is_local
 from strop.errors import ModelError
-from strop.workers.hub_requests import hub_fault, limit_hub_requests
+from strop.workers.hub_requests import hub_fault, limit_hub_requests, warn_of_cache
 
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
 """Files of which the cache has at least one if it has the model or its tokenizer."""
@@ -63,4 +63,7 @@ def is_read_from_cache(path: str) -> bool:
     """Whether only the cache is read for a name on the hub, because the hub does not answer and the cache has it."""
     if is_local(path) or constants.HF_HUB_OFFLINE or not is_cached(path):
         return False
-    return hub_fault(constants.ENDPOINT) is not None
+    fault = hub_fault(constants.ENDPOINT)
+    if fault is not None:
+        warn_of_cache(path, constants.ENDPOINT, fault)
+    return fault is not None

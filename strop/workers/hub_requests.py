@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from functools import cache
 from http.client import HTTPException
@@ -15,6 +16,7 @@ from strop.workers.http_fetch import fetch
 if TYPE_CHECKING:
     from httpx2 import Client, Request
 
+log = logging.getLogger("strop.hub")
 ANSWER_SECONDS = 5.0
 """Maximum time in which the hub answers the first question; its libraries ask for minutes."""
 CHANGE_TIMEOUT_SECONDS = 60.0
@@ -66,3 +68,9 @@ def hub_fault(url: str) -> str | None:
         return None if isinstance(error.reason, ssl.SSLError) else str(error.reason)
     except (OSError, HTTPException) as error:
         return printable(str(error)) or type(error).__name__
+
+
+@cache
+def warn_of_cache(name: str, url: str, fault: str) -> None:
+    """Say once that a name on the hub is looked for in this machine's cache alone."""
+    log.warning("%s cannot be reached (%s): %s is read from this machine's cache.", url, fault, name)

@@ -63,7 +63,10 @@ def test_a_silent_hub_is_one_paragraph(ask: Callable[[], object], told: str) -> 
 
 
 @pytest.mark.usefixtures("_silent_hub")
-def test_a_model_in_the_cache_is_read_from_there_alone(tmp_path: Path) -> None:
+def test_a_model_in_the_cache_is_read_from_there_alone_which_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub_requests.warn_of_cache.cache_clear()
     snapshot = tmp_path / "cache" / "models--org--name" / "snapshots" / ("a" * 40)
     assert pretrained_source("org/name") == {"pretrained_model_name_or_path": "org/name"}
     make_model(snapshot, ["one two"], vocab_size=260)
@@ -72,6 +75,8 @@ def test_a_model_in_the_cache_is_read_from_there_alone(tmp_path: Path) -> None:
     section = ModelConfig(path="org/name")
     assert load_tokenizer(section).encode("one")
     assert load_model(section, device="cpu").config.model_type == "qwen2"
+    (said,) = (record.message for record in caplog.records if record.name == "strop.hub")
+    assert "cannot be reached" in said and said.endswith("org/name is read from this machine's cache.")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from strop.data.sources.columns import TableRow
 from strop.data.sources.files import choose_split_hint
 from strop.data.sources.rows import HfDatasetRows, Row
 from strop.errors import DataError
-from strop.workers.hub_requests import hub_fault, limit_hub_requests
+from strop.workers.hub_requests import hub_fault, limit_hub_requests, warn_of_cache
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -48,7 +48,7 @@ def read_hub_dataset(name: str, split: str | None, subset: str | None) -> HfData
 
     limit_hub_requests()
     try:
-        with _bars_on_terminals_only(), _cache_without_hub() as fault:
+        with _bars_on_terminals_only(), _cache_without_hub(name) as fault:
             loaded = load_dataset(name, subset, split=split)
     except (OSError, ValueError, DatasetsError) as error:
         raise DataError(
@@ -74,7 +74,7 @@ def stream_hub_dataset(name: str, split: str | None, subset: str | None) -> Iter
 
     limit_hub_requests()
     try:
-        with _cache_without_hub() as fault:
+        with _cache_without_hub(name) as fault:
             loaded = load_dataset(name, subset, split=split, streaming=True)
     except (OSError, ValueError, DatasetsError) as error:
         raise DataError(
@@ -115,7 +115,7 @@ def _one_line(error: Exception) -> str:
 
 
 @contextmanager
-def _cache_without_hub() -> Iterator[str | None]:
+def _cache_without_hub(name: str) -> Iterator[str | None]:
     """Read the cache alone where the hub does not answer; yields the fault of the hub."""
     from datasets import config
 
@@ -123,6 +123,7 @@ def _cache_without_hub() -> Iterator[str | None]:
     if reason is None:
         yield None
         return
+    warn_of_cache(name, config.HF_ENDPOINT, reason)
     config.HF_HUB_OFFLINE = True
     try:
         yield f"{config.HF_ENDPOINT} cannot be reached ({reason})"
