@@ -28,7 +28,7 @@ def described(calibration: Calibration, duration: str, algorithm: str = "grpo") 
         "algorithm": algorithm,
         "trainer": {"duration": duration},
     }
-    return list(calibration_lines(Run.model_validate(values), calibration))
+    return list(calibration_lines(Run.model_validate(values), calibration, {}))
 
 
 def test_the_first_step_is_left_out_of_the_means() -> None:

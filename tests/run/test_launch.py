@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -91,7 +92,9 @@ def test_a_stopped_buffer_process_is_an_outage_and_ends_with_the_run(values, tmp
     try:
         member = client.BufferClientRole("trainer", reads=True, writes=False)
         store = client.RemoteStore(folder / BUFFER_ADDRESS_FILE, member, never_stop)
-        psutil.Process(role._process.pid).suspend()
+        os.kill(role._process.pid, signal.SIGSTOP)
+        while any(thread.read_text().rpartition(")")[2].split()[0] != "T" for thread in threads_of(role)):
+            time.sleep(0.001)
         monkeypatch.setattr(client, "PEER_TIMEOUT_SECONDS", 0.2)
         monkeypatch.setattr(client, "OUTAGE_SECONDS", 0.3)
         monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.2)
@@ -104,6 +107,11 @@ def test_a_stopped_buffer_process_is_an_outage_and_ends_with_the_run(values, tmp
         assert role.wait() == RoleExit()
     finally:
         role._process.kill()
+
+
+def threads_of(role: LocalRoleProcess) -> list[Path]:
+    """The state of each thread of a role's process."""
+    return list(Path(f"/proc/{role._process.pid}/task").glob("*/stat"))
 
 
 @pytest.mark.slow
