@@ -28,6 +28,7 @@ from pathlib import Path
 from statistics import median
 
 import psutil
+from grpo_step import trl_config
 
 from strop.config.local_workers import usable_cores
 
@@ -143,7 +144,7 @@ def train_with_trl(data: Path, steps: int) -> None:
     from real import MODEL_FILE
     from reward import last_number
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     ends: list[float] = []
 
@@ -156,28 +157,12 @@ def train_with_trl(data: Path, steps: int) -> None:
         return [last_number(text, right) for text, right in zip(texts, answer, strict=True)]
 
     rows = load_dataset("json", data_files=str(data / "train.jsonl"), split="train")
-    config = GRPOConfig(
-        output_dir=str(data / "trl"),
-        per_device_train_batch_size=32,
-        gradient_accumulation_steps=4,
-        num_generations=8,
-        max_completion_length=24,
-        max_steps=steps,
-        beta=0.0,
-        bf16=True,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-    )
     named = {"pretrained_model_name_or_path": data, "gguf_file": MODEL_FILE}
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(**named),
         processing_class=AutoTokenizer.from_pretrained(**named),
         reward_funcs=reward,
-        args=config,
+        args=trl_config(data / "trl", 32, steps, new_tokens=24, bf16=True),
         train_dataset=rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]}),
         callbacks=[Clock()],
     )

@@ -128,7 +128,7 @@ def run_trl(folder: Path, dtype: str, micro_batch: int, steps: int) -> Measured:
     """Measure TRL's GRPOTrainer, with a callback that records the CPU time after each step."""
     from datasets import load_dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     step_ends: list[float] = []
 
@@ -136,15 +136,32 @@ def run_trl(folder: Path, dtype: str, micro_batch: int, steps: int) -> Measured:
         def on_step_end(self, *_: object, **__: object) -> None:
             step_ends.append(cpu_seconds())
 
-    config = GRPOConfig(
-        output_dir=str(folder / "trl"),
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(folder / "model"),
+        reward_funcs=reward,
+        args=trl_config(
+            folder / "trl", micro_batch, steps + 1, new_tokens=NEW_TOKENS, bf16=dtype == "bfloat16"
+        ),
+        train_dataset=load_dataset("json", data_files=str(folder / "prompts.jsonl"), split="train"),
+        callbacks=[TrlClock()],
+    )
+    trainer.train()
+    return Measured(median_step(step_ends), peak_mb(), {})
+
+
+def trl_config(folder: Path, micro_batch: int, steps: int, *, new_tokens: int, bf16: bool) -> Any:
+    """TRL's GRPOConfig of a step with PROMPTS x ROLLOUTS responses and without a KL term, on a CPU."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=str(folder),
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=PROMPTS * ROLLOUTS // micro_batch,
         num_generations=ROLLOUTS,
-        max_completion_length=NEW_TOKENS,
-        max_steps=steps + 1,
+        max_completion_length=new_tokens,
+        max_steps=steps,
         beta=0.0,
-        bf16=dtype == "bfloat16",
+        bf16=bf16,
         use_cpu=True,
         gradient_checkpointing=False,
         report_to=[],
@@ -152,15 +169,6 @@ def run_trl(folder: Path, dtype: str, micro_batch: int, steps: int) -> Measured:
         logging_strategy="no",
         disable_tqdm=True,
     )
-    trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(folder / "model"),
-        reward_funcs=reward,
-        args=config,
-        train_dataset=load_dataset("json", data_files=str(folder / "prompts.jsonl"), split="train"),
-        callbacks=[TrlClock()],
-    )
-    trainer.train()
-    return Measured(median_step(step_ends), peak_mb(), {})
 
 
 def median_step(step_ends: Sequence[float]) -> float:

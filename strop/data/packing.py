@@ -283,9 +283,10 @@ def unpack_numbered(
         for segment, experience in enumerate(micro_batch.experience):
             if experience >= 0:
                 own = array[bounds[segment] : bounds[segment + 1]]
-                length = len(result[experience])
-                result[experience] = np.zeros((length, *own.shape[1:]), dtype=np.float32)
-                result[experience][length - len(own) :] = own
+                if own.ndim > 1:
+                    length = len(experiences[experience].token_ids)
+                    result[experience] = np.zeros((length, *own.shape[1:]), dtype=np.float32)
+                result[experience][len(result[experience]) - len(own) :] = own
     return result
 
 
