@@ -34,6 +34,7 @@ from strop.config.local_workers import usable_cores
 
 REAL = Path(__file__).parents[1] / "examples" / "real"
 PARTS = ("sample", "update", "publish", "step")
+NEVER = "{every: null, at_start: false, at_end: false}"
 UNEVALUATED = ("~evaluate", "~data.eval")
 OFFLINE = (*UNEVALUATED, "~reward", "data.max_response_tokens=192")
 CASES = {
@@ -43,7 +44,7 @@ CASES = {
         (
             *OFFLINE,
             "algorithm=sft",
-            "data.train={path: '${oc.env:REAL}/worked.jsonl', response: chosen}",
+            "data.train={path: '${oc.env:REAL}/worked.jsonl', response: chosen, limit_tasks: 160}",
             "trainer.tasks_per_step=32",
         ),
         "trainer.duration",
@@ -53,11 +54,15 @@ CASES = {
         (
             *OFFLINE,
             "algorithm={type: dpo}",
-            "data.train={path: '${oc.env:REAL}/worked.jsonl', chosen: chosen, rejected: rejected}",
+            "data.train={path: '${oc.env:REAL}/worked.jsonl', chosen: chosen, rejected: rejected, limit_tasks: 160}",
         ),
         "trainer.duration",
     ),
-    "agent": ("calculator.yaml", ("stages.0.evaluate=null", *UNEVALUATED), "stages.1.trainer.duration"),
+    "agent": (
+        "calculator.yaml",
+        (f"stages.0.evaluate={NEVER}", f"evaluate={NEVER}"),
+        "stages.1.trainer.duration",
+    ),
 }
 """The run file, its overrides, and the key of the duration that is measured."""
 
