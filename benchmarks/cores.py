@@ -34,6 +34,8 @@ from strop.config.local_workers import usable_cores
 
 REAL = Path(__file__).parents[1] / "examples" / "real"
 PARTS = ("sample", "update", "publish", "step")
+HF_FOLDER = "smollm2"
+"""The model as a folder, which TRL trains: transformers takes the weights of a GGUF file for quantized ones."""
 NEVER = "{every: null, at_start: false, at_end: false}"
 UNEVALUATED = ("~evaluate", "~data.eval")
 OFFLINE = (*UNEVALUATED, "~reward", "data.max_response_tokens=192")
@@ -146,7 +148,6 @@ def proportional_mb(pid: int) -> float:
 def train_with_trl(data: Path, steps: int) -> None:
     """Train by TRL in this process, and print the median seconds of a step without the first."""
     from datasets import load_dataset
-    from real import MODEL_FILE
     from reward import last_number
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
@@ -162,10 +163,9 @@ def train_with_trl(data: Path, steps: int) -> None:
         return [last_number(text, right) for text, right in zip(texts, answer, strict=True)]
 
     rows = load_dataset("json", data_files=str(data / "train.jsonl"), split="train")
-    named = {"pretrained_model_name_or_path": data, "gguf_file": MODEL_FILE}
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(**named),
-        processing_class=AutoTokenizer.from_pretrained(**named),
+        model=AutoModelForCausalLM.from_pretrained(data / HF_FOLDER),
+        processing_class=AutoTokenizer.from_pretrained(data / HF_FOLDER),
         reward_funcs=reward,
         args=trl_config(data / "trl", 32, steps, new_tokens=24, bf16=True),
         train_dataset=rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]}),
@@ -177,6 +177,19 @@ def train_with_trl(data: Path, steps: int) -> None:
 
 def measure_trl(data: Path, threads: int, steps: int) -> float:
     """Median seconds of a step of TRL, in a process of its own."""
+    from real import MODEL_FILE
+
+    if not (data / HF_FOLDER).exists():
+        export = [
+            sys.executable,
+            "-m",
+            "strop",
+            "export",
+            str(data / MODEL_FILE),
+            "--to",
+            str(data / HF_FOLDER),
+        ]
+        subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
     command = [sys.executable, __file__, "--data", str(data), "--steps", str(steps), "--trl-child"]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
