@@ -64,12 +64,16 @@ def _convert(rows: Rows, argument: str) -> pa.Table:
             return pa.Table.from_pandas(rows, preserve_index=False)
         if library == "polars" and hasattr(rows, "to_arrow"):
             return rows.to_arrow()
+        if library == "polars" and hasattr(rows, "collect"):
+            raise DataError(
+                f"{argument} is a polars {kind.__name__}, which has no rows yet. Pass {argument}=frame.collect()."
+            )
         if hasattr(rows, "__arrow_c_stream__"):
             return pa.table(rows)
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
             raise DataError(
-                f"{argument} is a {kind.__name__}. Pass a list of dicts, a datasets.Dataset, or a data frame; a path "
-                "belongs into the run, as data.train.path."
+                f"{argument} is of type {kind.__name__}. Pass a list of dicts, a datasets.Dataset, or a data frame; a "
+                "path belongs into the run, as data.train.path."
             )
         return pa.Table.from_pylist(_checked(list(rows), argument))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
@@ -82,7 +86,7 @@ def _convert(rows: Rows, argument: str) -> pa.Table:
 def _checked(rows: Sequence[Any], argument: str) -> list[Any]:
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise DataError(f"{argument}[{number}] is a {type(row).__name__}. Each row is a dict.")
+            raise DataError(f"{argument}[{number}] is of type {type(row).__name__}. Each row is a dict.")
         if row.keys() != rows[0].keys():
             differing = sorted(map(str, row.keys() ^ rows[0].keys()))
             raise DataError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,11 @@ def test_a_missing_harness_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         evaluate_with("lm-eval:gsm8k", tmp_path, [])
 
 
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed: make environments")
 @pytest.mark.parametrize(("kind", "metric"), [("multiple_choice", "acc"), ("generate_until", "exact_match")])
 def test_lm_eval_asks_the_served_model(
     kind: str, metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("lm_eval", reason="lm-eval is not installed: make environments")
     model = make_model(tmp_path / "tiny", ["1+1 is two"], vocab_size=300, hidden_size=16)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"question": f"{n}+1 is", "answer": 1}) + "\n" for n in range(3)))

@@ -190,9 +190,13 @@ def test_other_processes_cannot_have_a_function_of_this_one(tmp_path, folder, se
 BAD_DATA = {
     "empty": ([], "has no rows"),
     "keys": ([{"prompt": "1"}, {"question": "2"}], "other keys than data"),
-    "row": (["1"], "is a str"),
+    "row": (["1"], "is of type str"),
     "path": ("data.jsonl", "data.train.path"),
-    "number": (3, "is a int"),
+    "number": (3, "is of type int"),
+    "lazy": (
+        type("LazyFrame", (), {"collect": lambda self: ROWS, "__module__": "polars.lazyframe.frame"})(),
+        r"data=frame\.collect\(\)",
+    ),
     "column": (datasets.Dataset.from_list([{"question": "1"}]), "no column 'prompt'"),
     "split": (datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), r"data=dataset\['train'\]"),
     "types": ([{"prompt": "1"}, {"prompt": 2}], "different types"),

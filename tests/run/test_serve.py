@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import signal
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("aiohttp")
@@ -25,6 +29,7 @@ from strop.errors import ConfigError, ModelError, PlacementError
 from strop.inference.endpoint.server import EndpointAccess
 from strop.inference.native import NativeEngine
 from strop.models.tiny import make_model
+from strop.models.vision.tiny import make_vision_model
 from strop.run.entry.chat import find_chat_source
 from strop.run.entry.serve import ServiceOptions, open_service
 from strop.workers.waiting import wait_until
@@ -183,6 +188,41 @@ def test_text_completions_come_while_they_grow(client: Any):
                 assert choice.logprobs.tokens == whole.choices[choice.index].logprobs.tokens
     assert ["".join(parts[index]) for index in (0, 1)] == [choice.text for choice in whole.choices]
     assert min(map(len, parts.values())) > 10 and usage == whole.usage
+
+
+def test_images_of_a_chat_reach_the_model(tmp_path: Path):
+    model = make_vision_model(tmp_path / "seeing", ["What is shown here? The number is 34."])
+    source = find_chat_source(model, before=False)
+
+    def asked(url: str) -> Any:
+        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
+        return {"model": "seeing", "messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+
+    with (
+        open_service(source, ServiceOptions("seeing", {}, tokens=(TOKEN,))) as access,
+        openai.OpenAI(base_url=access.url, api_key=TOKEN, max_retries=0, timeout=LIMIT) as client,
+    ):
+        create = partial(client.chat.completions.create, temperature=0, logprobs=True)
+        found = {}
+        for color in ("red", "blue"):
+            content = io.BytesIO()
+            Image.new("RGB", (40, 30), color).save(content, "PNG")
+            url = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+            found[color] = create(**asked(url)).choices[0].logprobs.content[0].logprob
+            assert create(**asked(url)).choices[0].logprobs.content[0].logprob == found[color]
+        assert found["red"] != found["blue"]
+        for url, message in (
+            ("data:image/png;base64,AAAA", "image"),
+            ("file:///etc/passwd", "must begin with"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=message):
+                create(**asked(url))
+
+
+def test_images_of_a_chat_are_refused_by_a_model_that_reads_text(client: Any):
+    parts = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+    with pytest.raises(openai.BadRequestError, match="image"):
+        client.chat.completions.create(model="base", messages=[{"role": "user", "content": parts}])
 
 
 def test_tools_are_rendered_and_refused_where_they_cannot_be_forced(client: Any):

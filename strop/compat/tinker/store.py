@@ -14,10 +14,11 @@ Each training run is a folder:
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -367,6 +368,36 @@ class ServiceFiles:
             return None
         file.touch()
         return found
+
+
+def encryption(recipients: Sequence[str]) -> Callable[[Path], Path]:
+    """Replaces a file by the one that is encrypted for age's recipients, which it returns; the same without any.
+
+    Raises DataError for what is no recipient, and without the package pyrage.
+    """
+    if not recipients:
+        return lambda file: file
+    try:
+        pyrage = importlib.import_module("pyrage")
+    except ImportError:
+        raise DataError("age_encryption_recipients: the server needs the package pyrage for it") from None
+    keys = []
+    for text in recipients:
+        try:
+            kind = pyrage.x25519 if text.startswith("age1") else pyrage.ssh
+            keys.append(kind.Recipient.from_str(text))
+        except pyrage.RecipientError as error:
+            raise DataError(
+                f"age_encryption_recipients: {text[:80]!r} is no recipient of age: {error}"
+            ) from None
+
+    def encrypt(file: Path) -> Path:
+        encrypted = file.with_name(f"{file.name}.age")
+        pyrage.encrypt_file(str(file), str(encrypted), keys)
+        file.unlink()
+        return encrypted
+
+    return encrypt
 
 
 def _read(folder: Path, name: str, kind: type[Any]) -> Any:

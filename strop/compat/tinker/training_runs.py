@@ -7,17 +7,15 @@ requests before it are dropped; after a kill, the requests since the last state 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +39,7 @@ from strop.compat.tinker.store import (
     ServiceFiles,
     TrainingRunInfo,
     check_name,
+    encryption,
 )
 from strop.compat.tinker.training import TrainedAdapter
 from strop.compat.tinker.wire import LossDatum, loss_response, read_loss_request, read_request
@@ -332,36 +331,6 @@ _OPERATIONS: Mapping[str, Callable[[TrainingRun, int, bytes], Result]] = {
     "load_weights": TrainingRun._load,
 }
 """Requests of a training client by name."""
-
-
-def encryption(recipients: Sequence[str]) -> Callable[[Path], Path]:
-    """Replaces a file by the one that is encrypted for age's recipients, which it returns; the same without any.
-
-    Raises DataError for what is no recipient, and without the package pyrage.
-    """
-    if not recipients:
-        return lambda file: file
-    try:
-        pyrage = importlib.import_module("pyrage")
-    except ImportError:
-        raise DataError("age_encryption_recipients: the server needs the package pyrage for it") from None
-    keys = []
-    for text in recipients:
-        try:
-            kind = pyrage.x25519 if text.startswith("age1") else pyrage.ssh
-            keys.append(kind.Recipient.from_str(text))
-        except pyrage.RecipientError as error:
-            raise DataError(
-                f"age_encryption_recipients: {text[:80]!r} is no recipient of age: {error}"
-            ) from None
-
-    def encrypt(file: Path) -> Path:
-        encrypted = file.with_name(f"{file.name}.age")
-        pyrage.encrypt_file(str(file), str(encrypted), keys)
-        file.unlink()
-        return encrypted
-
-    return encrypt
 
 
 def check_compatible(info: CheckpointInfo, run: TrainingRunInfo, request: LoadWeightsRequest) -> None:
