@@ -117,7 +117,7 @@ def test_an_adapter_trains_samples_and_is_merged(
     (response,) = asyncio.run(engine.sample([request]))
     trained = TrainingBatch([experience(prompt, response.token_ids.tolist())])
     (packed,) = pack(trained, Amount(60, "tokens"), share_prompts=True, device=policy.device)
-    (expected,) = policy.logprobs([packed])
+    (expected,) = policy.token_values([packed], "logprobs")
     expected = expected[packed.targets]
     tolerance = 1e-5 if dtype == "float32" else 0.05
     assert response.policy_logprobs == pytest.approx(expected.numpy(), abs=tolerance)
