@@ -51,7 +51,7 @@ verifiers: .venv-verifiers/ready  ## tests on verifiers, whose requirements excl
 environments: .venv-environments/ready  ## tests on OpenEnv, verifiers 0.4, smolagents, lm-eval and inspect-ai
 	.venv-environments/bin/python -m pytest tests/cli/test_harness.py tests/workflows/test_openenv.py tests/workflows/test_agent.py tests/workflows/test_verifiers_episodes.py $(ARGS)
 
-quantization: .venv-bitsandbytes/ready  ## tests on bitsandbytes, which PEFT would import in every process of the others
+quantization: .venv-bitsandbytes/ready  ## tests on bitsandbytes and torchao, which PEFT would import in every process of the others
 	.venv-bitsandbytes/bin/python -m pytest tests/models/test_quantization.py tests/training/test_optimizers.py $(ARGS)
 	.venv-bitsandbytes/bin/python -m pytest tests/training/test_local_engine.py -k quantized $(ARGS)
 
@@ -142,7 +142,7 @@ clean:
 .venv-bitsandbytes/ready: constraints.txt | .venv/dev
 	$(BIN)/python -m venv .venv-bitsandbytes
 	.venv-bitsandbytes/bin/python tools/layer_environment.py .venv
-	.venv-bitsandbytes/bin/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt bitsandbytes
+	.venv-bitsandbytes/bin/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt bitsandbytes torchao
 	touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python

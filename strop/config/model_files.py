@@ -136,7 +136,19 @@ def _value_faults(file: Path, error: ValidationError) -> Iterator[str]:
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
-_QUANTIZED = ("bitsandbytes", "gptq", "awq")
+_QUANTIZED = (
+    "bitsandbytes",
+    "gptq",
+    "awq",
+    "torchao",
+    "hqq",
+    "quanto",
+    "auto-round",
+    "aqlm",
+    "eetq",
+    "higgs",
+    "vptq",
+)
 """Methods of quantization whose weights transformers keeps as integers; Strop reads those of bitsandbytes."""
 _LENGTH_BYTES = 8
 """Bytes at the beginning of a safetensors file that hold the length of its header."""
@@ -177,7 +189,14 @@ def encoder_decoder_fault(path: str, model_type: str) -> str:
 
 def is_quantized(section: ModelConfig) -> bool:
     """Whether the frozen weights of a model are in few bits, as far as that is known on this machine."""
-    return section.quantization is not None or _quant_method(section.path) == "bitsandbytes"
+    return quantization_library(section) is not None
+
+
+def quantization_library(section: ModelConfig) -> str | None:
+    """Name of the package that dequantizes the frozen weights; None where they are not in few bits."""
+    if section.quantization is not None:
+        return section.quantization.library
+    return "bitsandbytes" if _quant_method(section.path) == "bitsandbytes" else None
 
 
 def _quant_method(path: str) -> str | None:

@@ -15,7 +15,7 @@ from strop.config.checks.topology import fixed_weights_fault
 from strop.config.load.config_tree import Source
 from strop.config.load.loader import LoadedRun
 from strop.config.machine import described_machine
-from strop.config.model_files import is_quantized, labels_fault, model_file_faults, quantization_fault
+from strop.config.model_files import labels_fault, model_file_faults, quantization_fault, quantization_library
 from strop.config.paths import data_file_name, existing_path, gguf_file, is_local
 from strop.config.peft_adapter import adapter_in_model_folder, adapter_options
 from strop.config.schema import Run
@@ -43,7 +43,7 @@ _OPTIMIZER_PACKAGES = {
     **dict.fromkeys(("ademamix", "galore_adamw", "schedule_free_sgd"), ("pytorch_optimizer", "optimizers")),
 }
 """Optimizers that are classes of a package, with the package and the extra that installs it."""
-_QUANTIZATION_PACKAGES = {"a quantized model": ("bitsandbytes", "bitsandbytes")}
+_QUANTIZATION_PACKAGES = {f"quantization by {name}": (name, name) for name in ("bitsandbytes", "torchao")}
 _WORKFLOW_FILES = ("tool_config", "function_file", "interaction_config", "agent_loops")
 """Arguments of the workflows `tools` and `verl_agents` that name a file."""
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -166,7 +166,7 @@ def _missing_packages(run: Run, sources: Mapping[str, Source]) -> list[str]:
         ("trainer.optimizer.type", optimizer, _OPTIMIZER_PACKAGES),
         ("cluster.type", run.cluster.type, {"ray": ("ray", "ray")}),
         ("rollout.engine.type", run.rollout.engine.type, {"openai": ("aiohttp", "agents")}),
-        ("model.path", "a quantized model" if is_quantized(run.model) else "", _QUANTIZATION_PACKAGES),
+        ("model.path", f"quantization by {quantization_library(run.model)}", _QUANTIZATION_PACKAGES),
     ]
     found = [(field, value, packages[value]) for field, value, packages in needed if value in packages]
     return [

@@ -1,11 +1,13 @@
-"""Weights in 4 or 8 bits, in the formats of bitsandbytes, which are dequantized for each product (QLoRA, arXiv
-2305.14314)."""
+"""Weights in 4 or 8 bits, in the formats of bitsandbytes and torchao, which are dequantized for each product (QLoRA,
+arXiv 2305.14314)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from strop.models.vision.embedding import takes_images, vision_modules
 
 _HANDLES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 """Operations whose result is the same weight."""
+_SCALES_PER_BLOCK = 256
+"""Number of scales of torchao's nf4 with one scale of their own, where a weight has a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +36,12 @@ class QuantizedMatrix:
     """Output and input features."""
     codes: Tensor
     """uint8, two values each, in blocks; or int8 [out, in]."""
-    state: Any
-    """bitsandbytes' QuantState of 4-bit codes; [out] float32 largest absolute value of each row of int8 codes."""
+    values: Callable[[], Tensor]
+    """The library's dequantization of the codes."""
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """[out, in] in `dtype`."""
-        functional = _bitsandbytes().functional
-        values: Tensor
-        if self.codes.dtype == torch.int8:
-            values = functional.int8_vectorwise_dequant(self.codes, self.state)
-        else:
-            values = functional.dequantize_4bit(self.codes, self.state)
-        return values.to(dtype).view(self.shape)
+        return self.values().to(dtype).view(self.shape)
 
 
 class QuantizedWeight(Tensor):
@@ -138,9 +136,8 @@ def quantize_linear_layers(
 ) -> None:
     """Quantize the weights of a frozen model's linear layers, on `device`, except its heads and its vision tower.
 
-    Raises `ModelError` for a model without such layers, and where bitsandbytes is not installed.
+    Raises `ModelError` for a model without such layers, and where the library is not installed.
     """
-    _bitsandbytes()
     kept = {model.get_output_embeddings()}  # type: ignore[no-untyped-call]
     if takes_images(model.config):
         kept |= {module for part in vision_modules(model) for module in part.modules()}
@@ -160,18 +157,31 @@ def quantize_linear_layers(
 
 
 def _quantized(weight: Tensor, section: QuantizationConfig) -> QuantizedMatrix:
-    functional = _bitsandbytes().functional
     shape = (len(weight), weight.shape[1])
+    if section.library == "torchao":
+        library = _library("torchao.quantization")
+        if section.bits == 8:
+            tensor = library.Int8Tensor.from_hp(weight, granularity=library.PerRow())
+            return QuantizedMatrix(shape, tensor.qdata, tensor.dequantize)
+        blocks, rest = divmod(weight.numel(), section.block_size)
+        if rest:
+            raise ModelError(
+                f"model.quantization: a weight of shape {list(shape)} has no whole number of blocks of "
+                f"{section.block_size} values. Write a smaller block_size, or library: bitsandbytes."
+            )
+        tensor = library.to_nf4(weight.contiguous(), section.block_size, math.gcd(blocks, _SCALES_PER_BLOCK))
+        return QuantizedMatrix(shape, tensor.quantized_data, tensor.get_original_weight)
+    functional = _library("bitsandbytes.functional")
     if section.bits == 8:
         codes, scales, _ = functional.int8_vectorwise_quant(weight.half())
-        return QuantizedMatrix(shape, codes, scales)
+        return QuantizedMatrix(shape, codes, partial(functional.int8_vectorwise_dequant, codes, scales))
     codes, state = functional.quantize_4bit(
         weight.contiguous(),
         blocksize=section.block_size,
         compress_statistics=section.double,
         quant_type=section.code,
     )
-    return QuantizedMatrix(shape, codes, state)
+    return QuantizedMatrix(shape, codes, partial(functional.dequantize_4bit, codes, state))
 
 
 def is_bitsandbytes(config: PretrainedConfig) -> bool:
@@ -184,20 +194,24 @@ def is_bitsandbytes(config: PretrainedConfig) -> bool:
 def adopt_quantized_layers(model: PreTrainedModel) -> None:
     """Replace bitsandbytes' layers, as which transformers loads a quantized checkpoint, by linear layers over the same
     codes."""
-    library = _bitsandbytes().nn
+    library, functional = _library("bitsandbytes.nn"), _library("bitsandbytes.functional")
     for name, module in list(model.named_modules()):
         if isinstance(module, library.Linear4bit):
-            state = module.weight.quant_state
-            shape, codes = tuple(state.shape), module.weight.data
+            state, codes = module.weight.quant_state, module.weight.data
+            matrix = QuantizedMatrix(
+                tuple(state.shape), codes, partial(functional.dequantize_4bit, codes, state)
+            )
         elif isinstance(module, library.Linear8bitLt):
-            codes, state = module.weight.CB, module.weight.SCB
-            shape = tuple(codes.shape)
+            codes = module.weight.CB
+            matrix = QuantizedMatrix(
+                tuple(codes.shape),
+                codes,
+                partial(functional.int8_vectorwise_dequant, codes, module.weight.SCB),
+            )
         else:
             continue
-        layer = nn.Linear(shape[1], shape[0], bias=False, device="meta")
-        layer.weight = nn.Parameter(
-            QuantizedWeight([QuantizedMatrix(shape, codes, state)], model.dtype), requires_grad=False
-        )
+        layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta")
+        layer.weight = nn.Parameter(QuantizedWeight([matrix], model.dtype), requires_grad=False)
         layer.bias = module.bias
         model.set_submodule(name, layer)
     of_model: Any = model
@@ -212,13 +226,13 @@ def adopt_quantized_layers(model: PreTrainedModel) -> None:
 
 
 @cache
-def _bitsandbytes() -> Any:
-    """The library. Raises ModelError where it cannot be imported."""
+def _library(module: str) -> Any:
+    """A module of bitsandbytes or torchao. Raises ModelError where it cannot be imported."""
+    package = module.partition(".")[0]
     try:
-        import bitsandbytes
+        return import_module(module)
     except ImportError as error:
         raise ModelError(
-            f"model.quantization needs the package bitsandbytes, which cannot be imported ({error}): "
-            "pip install 'strop[bitsandbytes]'"
+            f"model.quantization needs the package {package}, which cannot be imported ({error}): "
+            f"pip install 'strop[{package}]'"
         ) from error
-    return bitsandbytes

@@ -589,7 +589,7 @@ def test_a_loaded_model_is_its_name_and_arguments(options: str, more: str, expec
 @pytest.mark.parametrize(
     ("options", "more", "last", "said"),
     [
-        (", quantization_config={'quant_method': 'gptq'}", "", "", "in the formats of bitsandbytes"),
+        (", quantization_config={'quant_method': 'gptq'}", "", "", "have the formats of bitsandbytes"),
         (
             ", quantization_config={'load_in_8bit': True, 'llm_int8_skip_modules': ['q']}",
             "",

@@ -123,7 +123,17 @@ def test_an_engine_that_is_not_installed(
         ({"trainer": {"optimizer": {"type": "ademamix", "lr": 1e-3}}}, "pip install 'strop[optimizers]'"),
         (
             {"model": {"path": "owner/model", "lora": {"rank": 4}, "quantization": {"bits": 8}}},
-            "a quantized model needs the package bitsandbytes, which is not installed: pip install",
+            "quantization by bitsandbytes needs the package bitsandbytes, which is not installed: pip install",
+        ),
+        (
+            {
+                "model": {
+                    "path": "owner/model",
+                    "lora": {"rank": 4},
+                    "quantization": {"library": "torchao", "bits": 8},
+                }
+            },
+            "pip install 'strop[torchao]'",
         ),
         ({"cluster": "ray", "synchronizer": "checkpoint"}, "cluster.type: ray needs the package ray"),
     ],

@@ -200,6 +200,7 @@ model.lora=null & model.quantization={bits: 4}
 model={lora: {rank: 4}, quantization: {bits: 3}} => model.quantization.bits: must be 4 or 8, got 3
 model={lora: {rank: 4}, quantization: {bits: 8, type: nf4}} => type nf4 has 4 bits and bits is 8
 model={lora: {rank: 4}, quantization: {bits: 8, double: true}} => double and block_size are settings of 4 bits
+model={lora: {rank: 4}, quantization: {library: torchao}} => only type of 4 bits is nf4, whose scales
 model={lora: {rank: 4}, quantization: {}, compile: true} => torch.compile does not compile products with quantized
 model={lora: {rank: 4}, quantization: {}} & trainer.engine={type: fsdp2, ranks: 2}
     => trainer.engine is fsdp2, which divides weights over ranks

@@ -1,8 +1,9 @@
-"""Quantized bases, compared with bitsandbytes' own layers: products, gradients, sampling, export and checkpoints."""
+"""Quantized bases, compared with bitsandbytes and torchao: products, gradients, sampling, export and checkpoints."""
 
 from __future__ import annotations
 
 import asyncio
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,14 @@ from tests.models.models import experience
 from tests.training.test_local_engine import accumulate, make_policy, make_run, micro_batches
 
 library = pytest.importorskip("bitsandbytes", reason="comes with strop[bitsandbytes]")
+torchao = pytest.importorskip("torchao.quantization", reason="comes with strop[torchao]")
 FORMATS: dict[str, dict[str, Any]] = {
     "nf4": {},
     "nf4, double": {"double": True, "block_size": 128},
     "fp4": {"type": "fp4"},
     "int8": {"bits": 8},
+    "torchao, nf4": {"library": "torchao", "double": True},
+    "torchao, int8": {"library": "torchao", "bits": 8},
 }
 LORA = {"rank": 4, "alpha": 8}
 
@@ -49,9 +53,19 @@ def quantized_weights(model: nn.Module) -> dict[str, QuantizedWeight]:
     return {name: p for name, p in model.named_parameters() if isinstance(p, QuantizedWeight)}
 
 
-def bitsandbytes_layer(weight: torch.Tensor, quantization: QuantizationConfig) -> nn.Linear:
-    """Their layer of a weight, whose forward pass in 8 bits rounds activations on a GPU."""
+def library_layer(weight: torch.Tensor, quantization: QuantizationConfig) -> nn.Module:
+    """The library's layer of a weight; in 8 bits that of bitsandbytes rounds activations on a GPU."""
     size = (weight.shape[1], len(weight))
+    if quantization.library == "torchao":
+        layer = nn.Linear(*size, bias=False, dtype=weight.dtype)
+        layer.weight.data.copy_(weight)
+        if quantization.bits == 8:
+            torchao.quantize_(layer, torchao.Int8WeightOnlyConfig())
+        else:
+            layer.weight = nn.Parameter(
+                torchao.to_nf4(weight, 64, gcd(256, weight.numel() // 64)), requires_grad=False
+            )
+        return layer
     if quantization.bits == 8:
         layer = library.nn.Linear8bitLt(*size, bias=False, has_fp16_weights=False)
         layer.weight = library.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
@@ -66,7 +80,7 @@ def bitsandbytes_layer(weight: torch.Tensor, quantization: QuantizationConfig) -
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
-def test_products_and_gradients_are_those_of_bitsandbytes(
+def test_products_and_gradients_are_those_of_the_library(
     folder: Path, options: dict[str, Any], dtype: str
 ) -> None:
     model = load_model(section(folder, dtype=dtype, quantization=options), device="cpu")
@@ -76,7 +90,7 @@ def test_products_and_gradients_are_those_of_bitsandbytes(
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     }
     for name, weight in found.items():
-        theirs = bitsandbytes_layer(plain[name].detach().clone(), QuantizationConfig(**options))
+        theirs = library_layer(plain[name].detach().clone(), QuantizationConfig(**options))
         x, y = (torch.randn(3, weight.shape[1], dtype=weight.dtype).requires_grad_() for _ in range(2))
         y.data.copy_(x.data)
         ours, expected = F.linear(x, weight), theirs(y)

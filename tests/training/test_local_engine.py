@@ -189,8 +189,10 @@ SETTINGS = {
     "mixed lora": {"compute_dtype": "bfloat16", "lora": {"rank": 4, "dropout": 0.2}},
     "checkpointing": {"gradient_checkpointing": True},
 }
-if find_spec("bitsandbytes"):
-    SETTINGS["quantized lora"] = {"lora": {"rank": 4}, "quantization": {}}
+for library in ("bitsandbytes", "torchao"):
+    if find_spec(library):
+        quantization = {"library": library, "double": True}
+        SETTINGS[f"quantized by {library}"] = {"lora": {"rank": 4}, "quantization": quantization}
 
 
 @pytest.mark.slow

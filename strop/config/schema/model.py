@@ -52,9 +52,11 @@ class LoraConfig(Section):
 
 
 class QuantizationConfig(Section):
-    """Storage of the weights of the linear layers under an adapter in 4 or 8 bits, in the formats of bitsandbytes
-    (QLoRA, arXiv 2305.14314); each product is one with the dequantized weight."""
+    """Storage of the weights of the linear layers under an adapter in 4 or 8 bits, in the formats of bitsandbytes or
+    torchao (QLoRA, arXiv 2305.14314); each product is one with the dequantized weight."""
 
+    library: Literal["bitsandbytes", "torchao"] = "bitsandbytes"
+    """Package that quantizes and dequantizes. torchao has `nf4` with `double`, and `int8`."""
     bits: Literal[4, 8] = 4
     """Bits of a value."""
     type: Literal["nf4", "fp4", "int8"] | None = None
@@ -76,6 +78,11 @@ class QuantizationConfig(Section):
             yield f"type {self.code} has {12 - self.bits} bits and bits is {self.bits}; remove one of the two"
         elif self.bits == 8 and (self.double or self.block_size != 64):
             yield "double and block_size are settings of 4 bits; remove them, or write bits: 4"
+        elif self.library == "torchao" and self.bits == 4 and not (self.code == "nf4" and self.double):
+            yield (
+                "torchao's only type of 4 bits is nf4, whose scales it stores in 8 bits; write type: nf4 and double: "
+                "true, or library: bitsandbytes"
+            )
 
 
 class ModelConfig(Section):

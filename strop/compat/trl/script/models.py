@@ -154,8 +154,9 @@ def quantization_keys(config: Any, source: Source) -> Iterator[tuple[str, Any, S
     found = [name for name in _QUANTIZED if values.get(name)]
     if not found:
         raise session.error(
-            f"quantization_config={type(config).__name__}: Strop quantizes weights in the formats of bitsandbytes; "
-            "write BitsAndBytesConfig(load_in_4bit=True), or leave it out."
+            f"quantization_config={type(config).__name__}: TRL's keys have the formats of bitsandbytes; write "
+            "BitsAndBytesConfig(load_in_4bit=True), or leave it out. In a run file `model.quantization: {library: "
+            "torchao}` takes torchao's."
         )
     if values.get("llm_int8_skip_modules") not in (None, [], ["lm_head"]):
         raise session.error(
