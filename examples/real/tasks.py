@@ -1,14 +1,15 @@
-"""Writes the tasks of the other run files here: Countdown, stories for an agent with a calculator, and questions of
-MedMCQA and GSM8K in a short form.
+"""Writes the tasks of the other run files here: Countdown, stories for an agent with a calculator, questions of MedMCQA
+and GSM8K in a short form, and pairs of responses of which one has a human tone.
 
     python examples/real/tasks.py --out runs/real countdown
     python examples/real/tasks.py --out runs/real calculator
     python examples/real/tasks.py --out runs/real --data path/to/medmcqa medmcqa
     python examples/real/tasks.py --out runs/real --data path/to/gsm8k gsm8k
+    python examples/real/tasks.py --out runs/real --data path/to/human_like human_like
 
 `--data` is a folder with train.jsonl and test.jsonl: of `question` and `answer` for GSM8K; of `problem`, which ends
 with the question and its options, and `solution`, a letter, for MedMCQA (a validation.jsonl there counts as training
-data).
+data). The pairs are in a train.jsonl alone, whose last rows are held out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ HELD_OUT_GAMES = 64
 LARGEST_NUMBER = 12
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 DEMONSTRATIONS = 128
+HELD_OUT_PAIRS = 5
 CALCULATOR = {
     "type": "function",
     "function": {
@@ -125,6 +127,12 @@ def gsm8k(data: Path) -> dict[str, list[dict[str, Any]]]:
     return {part: [row(source) for source in _rows(data, (part,))] for part in ("train", "test")}
 
 
+def human_like(data: Path) -> dict[str, list[dict[str, Any]]]:
+    """Pairs of responses, of which the chosen one has a human tone."""
+    rows = list(_rows(data, ("train",)))
+    return {"train": rows[:-HELD_OUT_PAIRS], "test": rows[-HELD_OUT_PAIRS:]}
+
+
 def write(name: str, out: Path, data: Path | None) -> None:
     """Write `name`-train.jsonl, `name`-test.jsonl and, for the calculator, `name`-demonstrations.jsonl.
 
@@ -135,7 +143,7 @@ def write(name: str, out: Path, data: Path | None) -> None:
     elif data is None:
         raise ValueError(f"{name} needs --data, a folder with its train.jsonl and test.jsonl")
     else:
-        parts = medmcqa(data) if name == "medmcqa" else gsm8k(data)
+        parts = {"medmcqa": medmcqa, "gsm8k": gsm8k, "human_like": human_like}[name](data)
     out.mkdir(parents=True, exist_ok=True)
     for part, rows in parts.items():
         text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -154,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("task", choices=["countdown", "calculator", "medmcqa", "gsm8k"])
+    parser.add_argument("task", choices=["countdown", "calculator", "medmcqa", "gsm8k", "human_like"])
     parser.add_argument("--data", type=Path, help="folder of the task's data")
     parser.add_argument("--out", type=Path, default=Path("runs/real"), help="folder of the written files")
     args = parser.parse_args()
