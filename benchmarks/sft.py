@@ -15,11 +15,14 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from grpo_step import StepClock, cpu_seconds, peak_mb
 
@@ -66,23 +69,32 @@ def texts(count: int) -> list[dict[str, str]]:
 
 def run_strop(folder: Path, dtype: str, _mode: str, steps: int) -> Measured:
     """Measure Strop, with a callback that records the CPU time after each step."""
+    data = {"response": "completion"}
+    rows, seconds = train_with_strop(folder, dtype, "sft", data, ROWS_PER_UPDATE, steps)
+    return Measured(sum(row["trained_tokens"] for row in rows[1:]), seconds, peak_mb(), rows[0]["loss"])
+
+
+def train_with_strop(
+    folder: Path, dtype: str, algorithm: str, data: Mapping[str, str], rows_per_update: int, steps: int
+) -> tuple[list[dict[str, float]], float]:
+    """Train on rows.jsonl; returns the metrics of each update, and the CPU time of those after the first."""
     import strop
 
     clock = StepClock()
     run = strop.load(
         {
-            "name": dtype,
+            "name": f"{algorithm}-{dtype}",
             "output": str(folder / "runs"),
             "model": {"path": str(folder / "model"), "compute_dtype": dtype},
             "data": {
-                "train": {"path": str(folder / "rows.jsonl"), "response": "completion"},
+                "train": {"path": str(folder / "rows.jsonl"), **data},
                 "max_prompt_tokens": MAX_TOKENS,
                 "max_response_tokens": MAX_TOKENS,
             },
-            "algorithm": "sft",
+            "algorithm": algorithm,
             "trainer": {
                 "duration": f"{steps + 1} steps",
-                "tasks_per_step": ROWS_PER_UPDATE,
+                "tasks_per_step": rows_per_update,
                 "microbatch": "4096 tokens",
                 "optimizer": {"type": "adamw", "lr": 1e-4},
             },
@@ -91,8 +103,7 @@ def run_strop(folder: Path, dtype: str, _mode: str, steps: int) -> Measured:
     )
     result = strop.train(run, callbacks=[clock])
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()][1:]
-    tokens = sum(row["trained_tokens"] for row in rows[1:])
-    return Measured(tokens, clock.step_ends[-1] - clock.step_ends[0], peak_mb(), rows[0]["loss"])
+    return rows, clock.step_ends[-1] - clock.step_ends[0]
 
 
 def run_trl(folder: Path, dtype: str, mode: str, steps: int) -> Measured:
@@ -107,24 +118,9 @@ def run_trl(folder: Path, dtype: str, mode: str, steps: int) -> Measured:
         def on_step_end(self, *_: object, **__: object) -> None:
             step_ends.append((cpu_seconds(), float(trainer._total_train_tokens)))
 
-    config = SFTConfig(
-        output_dir=str(folder / "trl"),
-        # a packed sequence has about 8 of these rows
-        per_device_train_batch_size=4 if mode == "packed" else ROWS_PER_UPDATE,
-        packing=mode == "packed",
-        padding_free=mode == "padding-free",
-        max_length=2 * MAX_TOKENS if mode != "padding-free" else None,
-        max_steps=steps + 1,
-        learning_rate=1e-4,
-        bf16=dtype == "bfloat16",
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="steps",
-        logging_steps=1,
-        disable_tqdm=True,
-    )
+    # a packed sequence has about 8 of these rows
+    options = trl_options(folder, dtype, mode, 4 if mode == "packed" else ROWS_PER_UPDATE, steps)
+    config = SFTConfig(packing=mode == "packed", padding_free=mode == "padding-free", **options)
     trainer = SFTTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype="float32"),
         args=config,
@@ -142,6 +138,25 @@ def run_trl(folder: Path, dtype: str, mode: str, steps: int) -> Measured:
     return Measured(tokens_after - tokens_before, cpu_after - cpu_before, peak_mb(), float(loss))
 
 
+def trl_options(folder: Path, dtype: str, mode: str, batch_size: int, steps: int) -> dict[str, Any]:
+    """Arguments of every configuration of TRL's."""
+    return {
+        "output_dir": str(folder / "trl"),
+        "per_device_train_batch_size": batch_size,
+        "max_length": None if mode == "padding-free" else 2 * MAX_TOKENS,
+        "max_steps": steps + 1,
+        "learning_rate": 1e-4,
+        "bf16": dtype == "bfloat16",
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+    }
+
+
 def prepare(folder: Path, steps: int) -> None:
     """Write the model and the rows that all implementations share."""
     from strop.models.tiny import make_model
@@ -152,38 +167,50 @@ def prepare(folder: Path, steps: int) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def compare(steps: int) -> None:
-    """Run all implementations and print a table."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        prepare(folder, steps)
-        measured: dict[str, Measured] = {}
-        for peer in PEERS:
-            command = [sys.executable, __file__, "--peer", peer, "--folder", name, "--steps", str(steps)]
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-            )
-            if done.returncode:
-                sys.exit(f"{peer} failed:\n{done.stdout}\n{done.stderr}")
-            measured[peer] = Measured(**json.loads(done.stdout.splitlines()[-1]))
-        speed = {peer: m.tokens / m.cpu_seconds for peer, m in measured.items()}
-        best = max(value for peer, value in speed.items() if peer.startswith("TRL"))
-        print("| implementation | tokens per CPU-second | relative to TRL's best | peak MB | first loss |")
-        print("| --- | --- | --- | --- | --- |")
-        for peer, m in measured.items():
-            figures = f"{speed[peer]:,.0f} | {speed[peer] / best:.2f} | {m.peak_mb:.0f} | {m.first_loss:.3f}"
-            print(f"| {peer} | {figures} |")
+def measure(script: str, peers: Iterable[str], folder: str, steps: int) -> dict[str, Measured]:
+    """Run each implementation in a process of its own."""
+    measured: dict[str, Measured] = {}
+    for peer in peers:
+        command = [sys.executable, script, "--peer", peer, "--folder", folder, "--steps", str(steps)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+        if done.returncode:
+            sys.exit(f"{peer} failed:\n{done.stdout}\n{done.stderr}")
+        measured[peer] = Measured(**json.loads(done.stdout.splitlines()[-1]))
+    return measured
+
+
+def print_table(measured: Mapping[str, Measured]) -> None:
+    """Print a row for each implementation, compared with TRL's best of the same algorithm."""
+    speed = {peer: m.tokens / m.cpu_seconds for peer, m in measured.items()}
+    print("| implementation | tokens per CPU-second | relative to TRL's best | peak MB | first loss |")
+    print("| --- | --- | --- | --- | --- |")
+    for peer, m in measured.items():
+        of_trl = f"{re.split('Strop|TRL', peer)[0]}TRL"
+        best = max(value for other, value in speed.items() if other.startswith(of_trl))
+        figures = f"{speed[peer]:,.0f} | {speed[peer] / best:.2f} | {m.peak_mb:.0f} | {m.first_loss:.3f}"
+        print(f"| {peer} | {figures} |")
+
+
+def arguments(summary: str, peers: Collection[str], steps: int) -> argparse.ArgumentParser:
+    """The command line; `--peer` and `--folder` are for the processes that the script starts."""
+    parser = argparse.ArgumentParser(description=summary)
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--peer", choices=peers, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    return parser
 
 
 def main() -> None:
-    """Run the command line; `--peer` and `--folder` are for the processes that this script starts."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    """Run the command line."""
+    args = arguments(
+        "Tokens per CPU-second of supervised fine-tuning by Strop and by TRL.", PEERS, 8
+    ).parse_args()
     if args.peer is None:
-        compare(args.steps)
+        with tempfile.TemporaryDirectory() as name:
+            prepare(Path(name), args.steps)
+            print_table(measure(__file__, PEERS, name, args.steps))
         return
     kind, dtype, mode = PEERS[args.peer]
     run = run_strop if kind == "strop" else run_trl

@@ -86,8 +86,10 @@ def language_model_class(config: PreTrainedConfig) -> Any:
     return AutoModelForImageTextToText if takes_images(config) else AutoModelForCausalLM
 
 
-def load_weights(section: ModelConfig) -> PreTrainedModel:
-    """Load a model on the CPU whose weights are read, and which is not run."""
+def load_weights(section: ModelConfig, *, classifier: bool) -> PreTrainedModel:
+    """Load a language model, or a classifier with any head, on the CPU, whose weights are read and which is not run."""
+    if classifier:
+        return _read_classifier(section, "zero", device="cpu", trainable=False)
     config = load_config(section)
     return _read(language_model_class(config), section, config, device="cpu", trainable=False)
 
@@ -120,13 +122,19 @@ def load_trained(
     """
     if head is None:
         return load_model(section, device=device)
-    kind = AutoModelForSequenceClassification
+    model = _read_classifier(section, head, device=device, trainable=True)
+    prepare_head(model, head, section)
+    return _prepare_for_training(model, section, trainable=True)
+
+
+def _read_classifier(
+    section: ModelConfig, head: HeadInit, *, device: torch.device | str, trainable: bool
+) -> PreTrainedModel:
+    kind, config = AutoModelForSequenceClassification, classifier_config(section)
     with torch.random.fork_rng(
         devices=[]
     ):  # which transformers draws a missing head from, unlike ranks of shards
-        model = _read(kind, section, classifier_config(section), head, device=device, trainable=True)
-    prepare_head(model, head, section)
-    return _prepare_for_training(model, section, trainable=True)
+        return _read(kind, section, config, head, device=device, trainable=trainable)
 
 
 def classifier_config(section: ModelConfig) -> PreTrainedConfig:

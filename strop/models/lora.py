@@ -192,7 +192,7 @@ def merged_weights(
         seen.add(id(tensor))
         weight = full_precision(full_tensor(tensor))
         plain = plain_name(name)
-        if originals is not None:
+        if originals is not None and not tensor.requires_grad:  # a classifier's head is trained itself
             weight = originals[plain]
         if plain in adapted:
             weight = _merged(weight, adapted[plain], dtype or weight.dtype)

@@ -21,6 +21,7 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from strop.config.paths import gguf_file
 from strop.config.peft_adapter import CONFIG_FILE
@@ -32,7 +33,7 @@ from strop.models.loading import load_config, load_weights, without_deepspeed
 from strop.models.lora import adapter_weights, merged_weights, serving_layout
 from strop.models.meta_loading import MetaLoadingUnsupported, local_folder, tensor_files
 from strop.models.packed_attention.forward import base_model
-from strop.models.value_head import SCORE
+from strop.models.value_head import SCORE, is_classifier
 from strop.workers.files import atomic_folder
 
 ADAPTER_FOLDER = "adapter"
@@ -65,9 +66,7 @@ def export_model(
     """
     _require_replaceable(folder)
     stored = (
-        _read_stored_base(base, loaded=base_model(model).dtype)
-        if base and isinstance(model, PeftModel)
-        else StoredBase()
+        _read_stored_base(base, base_model(model)) if base and isinstance(model, PeftModel) else StoredBase()
     )
     sizes: Counter[torch.dtype] = Counter()
 
@@ -191,12 +190,13 @@ class StoredBase:
         return self.dtypes.get(name, self.default or tensor.dtype)
 
 
-def _read_stored_base(section: ModelConfig, *, loaded: torch.dtype) -> StoredBase:
-    """Read the data types of a model's files, and its weights if those in memory, of the type `loaded`, are shorter.
+def _read_stored_base(section: ModelConfig, model: PreTrainedModel) -> StoredBase:
+    """Read the data types of a model's files, and its weights if those of `model` in memory are shorter.
 
     Quantized weights stay as they are in memory: an adapter was trained on them. Raises ModelError where the files
     cannot be read any more.
     """
+    loaded = model.dtype
     if getattr(load_config(section), "quantization_config", None) is not None:
         return StoredBase(default=loaded)
     dtypes = {} if gguf_file(section.path) is not None else _stored_dtypes(section.path)
@@ -206,7 +206,7 @@ def _read_stored_base(section: ModelConfig, *, loaded: torch.dtype) -> StoredBas
         exact = section.model_copy(
             update={"dtype": str(widest).removeprefix("torch."), "compute_dtype": None, "lora": None}
         )
-        weights = dict(merged_weights(load_weights(exact)))
+        weights = dict(merged_weights(load_weights(exact, classifier=is_classifier(model))))
     return StoredBase(dtypes, widest, weights)
 
 
