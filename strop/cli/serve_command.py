@@ -73,6 +73,13 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            help="Number of processes, or GPUs, over which the model that --tinker trains is sharded (FSDP2).",
+            min=1,
+        ),
+    ] = 1,
     token: Annotated[
         list[str] | None,
         typer.Option(
@@ -109,6 +116,10 @@ def serve(
                 f"--dtype works with --engine native; {engine.value} has the data type of the model"
             )
         source = replace(source, model=source.model.model_copy(update={"dtype": dtype.value}))
+    if tinker is None and ranks > 1:
+        raise ConfigError(
+            "--ranks divides the model that --tinker trains; write --tinker FOLDER, or leave out --ranks"
+        )
     options = ServiceOptions(
         name=name or model.resolve().stem,
         adapters=_adapters(adapter or []),
@@ -118,7 +129,7 @@ def serve(
         tokens=tuple(token or ()),
         max_tokens=max_tokens,
         seed=seed,
-        further=None if tinker is None else _tinker(tinker, name or model.resolve().stem),
+        further=None if tinker is None else _tinker(tinker, name or model.resolve().stem, ranks),
     )
     if tinker is not None and not token:
         options = replace(options, tokens=(f"tml-{secrets.token_urlsafe(24)}",))
@@ -138,7 +149,9 @@ def serve(
     echo("The service has ended.")
 
 
-def _tinker(folder: Path, name: str) -> Callable[[ServedBase], AbstractContextManager[FurtherRoutes]]:
+def _tinker(
+    folder: Path, name: str, ranks: int
+) -> Callable[[ServedBase], AbstractContextManager[FurtherRoutes]]:
     """The protocol of Tinker, for a service. Raises `MissingExtraError` without its package."""
     try:
         from strop.compat.tinker.service import open_tinker
@@ -146,7 +159,7 @@ def _tinker(folder: Path, name: str) -> Callable[[ServedBase], AbstractContextMa
         raise MissingExtraError(
             f"--tinker needs the package tinker, with its types ({error}). Install it: pip install 'strop[tinker]'"
         ) from error
-    return partial(open_tinker, folder=folder, name=name)
+    return partial(open_tinker, folder=folder, name=name, ranks=ranks)
 
 
 def _adapters(given: list[str]) -> dict[str, str]:

@@ -174,6 +174,10 @@ class OptimizedModel:
         """Forget the optimizer's moments, as a new one has none."""
         self._optimizer.state.clear()
 
+    def drop_gradient(self) -> None:
+        """Forget the gradient since the last update."""
+        self._optimizer.zero_grad(set_to_none=True)
+
     def step(self) -> float:
         """Clip the gradient, update the weights, clear the gradient; returns the norm before clipping.
 

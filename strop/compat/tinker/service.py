@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from torch import Tensor
-
+from strop.compat.tinker.adapter_engine import AdapterEngines, LocalAdapterEngines, RankedAdapterEngines
 from strop.compat.tinker.routes import TinkerRoutes
 from strop.compat.tinker.sampling import AdapterSamplers
 from strop.compat.tinker.store import ServiceFiles
@@ -19,10 +18,11 @@ from strop.run.entry.serve import ServedBase
 
 
 @contextmanager
-def open_tinker(base: ServedBase, *, folder: Path, name: str) -> Iterator[TinkerRoutes]:
-    """Routes that sample from a model and train adapters of it, with all files in a folder.
+def open_tinker(base: ServedBase, *, folder: Path, name: str, ranks: int = 1) -> Iterator[TinkerRoutes]:
+    """Routes that sample from a model and train adapters of it, on a number of ranks, with all files in a folder.
 
-    `name` is the model's name in requests. Raises ConfigError while another service uses the folder.
+    `name` is the model's name in requests. Raises ConfigError while another service uses the folder, and PlacementError
+    where this machine has fewer GPUs than ranks.
     """
     text = base.weights.config.get_text_config()
     context_tokens, vocab_size = int(text.max_position_embeddings), int(text.vocab_size)
@@ -35,9 +35,10 @@ def open_tinker(base: ServedBase, *, folder: Path, name: str) -> Iterator[Tinker
             raise ConfigError(f"--tinker {folder}: another service uses this folder; write another") from None
         samplers = AdapterSamplers(base.weights, base.tokenizer, context_tokens)
         opened.callback(samplers.close)
-        frozen: dict[str, Tensor] = {}
+        engines: AdapterEngines = LocalAdapterEngines() if ranks == 1 else RankedAdapterEngines(ranks)
+        opened.callback(engines.close)
         trainer = Trainer(
-            files, lambda info: TrainedAdapter(base.model, info.lora, context_tokens, vocab_size, frozen)
+            files, lambda info: TrainedAdapter(base.model, info.lora, context_tokens, vocab_size, engines)
         )
         opened.callback(trainer.close)
         # Clients load the tokenizer of a name such as Qwen/Qwen3-0.6B by it; for another name from files here, because

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 from tinker.types import AdamParams, LoraConfig
-from torch import Tensor
 
-from strop.algorithms.registry import AnyLossSpec
+from strop.compat.tinker.adapter_engine import AdamStep, AdapterEngines
 from strop.compat.tinker.losses import NamedLoss
 from strop.compat.tinker.wire import LossDatum, LossRequest
 from strop.config.schema import Run
@@ -22,12 +21,9 @@ from strop.config.schema.algorithm import ReinforceConfig
 from strop.config.schema.data import DataConfig, TrainTasksetConfig
 from strop.config.schema.optimizer import AdamWConfig
 from strop.config.schema.rollout import RolloutConfig
-from strop.config.schema.trainer import TrainerConfig
+from strop.config.schema.trainer import TrainerConfig, TrainingEngineConfig
 from strop.config.units import Amount
-from strop.data.packing import unpack
 from strop.errors import DataError
-from strop.training.backends.local import LocalEngine
-from strop.training.specs import PolicySpec
 from strop.types import Experience, FloatArray, IntArray, TrainingBatch
 
 log = logging.getLogger("strop.tinker")
@@ -47,12 +43,9 @@ class TrainedAdapter:
         lora: LoraConfig,
         context_tokens: int,
         vocab_size: int,
-        frozen: dict[str, Tensor],
+        engines: AdapterEngines,
     ) -> None:
-        """`frozen` keeps the base model's weights, which all adapters then share; the first one's are added.
-
-        Raises DataError for an adapter without modules, ModelError for a model that cannot be trained.
-        """
+        """Raises DataError for an adapter without modules, ModelError for a model that cannot be trained."""
         targets = (_ATTENTION if lora.train_attn else ()) + (_MLP if lora.train_mlp else ())
         if not targets:
             raise DataError(
@@ -64,13 +57,10 @@ class TrainedAdapter:
         section = model.model_copy(
             update=mixed | {"lora": schema.LoraConfig(rank=lora.rank, alpha=_ALPHA, targets=targets)}
         )
-        self.run = _run(section, context_tokens, 1 if lora.seed is None else lora.seed)
+        self.run = _run(section, engines.section, context_tokens, 1 if lora.seed is None else lora.seed)
         """Configuration of the engine."""
-        self._engine = LocalEngine(self.run, replace(PolicySpec.of(self.run), needs_reference=False))
-        for module in {self._engine.policy.master, self._engine.policy.model}:
-            for name, parameter in module.named_parameters():
-                if not parameter.requires_grad:
-                    parameter.data = frozen.setdefault(f"{name} {parameter.dtype}", parameter.data)
+        self.engine = engines.open(self.run)
+        """Engine of the adapter."""
         self._context_tokens = context_tokens
         self._vocab_size = vocab_size
         self.has_gradient = False
@@ -84,49 +74,47 @@ class TrainedAdapter:
         TrainingError for a loss that is not finite.
         """
         loss = NamedLoss.of(request.loss, request.options)
-        batch, spec = self._batch(request.data, loss), cast(AnyLossSpec, loss)
-        if request.forward_only:
-            metrics = self._engine.evaluate_loss(batch, spec)
-        else:
+        batch = self._batch(request.data, loss)
+        if not request.forward_only:
             self.has_gradient = False  # a loss that is not finite drops the gradient so far
-            metrics = self._engine.forward_backward(batch, spec)
-            self.has_gradient = True
-        micro_batches, values = zip(*loss.logprobs, strict=True)
+        total, values = self.engine.compute(batch, loss, backward=not request.forward_only)
+        self.has_gradient |= not request.forward_only
         found = []
-        for datum, logprobs in zip(
-            request.data, unpack(micro_batches, values, batch.experiences), strict=True
-        ):
+        for datum, logprobs in zip(request.data, values, strict=True):
             shape = datum.inputs["target_tokens"].shape
             own = logprobs[1:].reshape(len(logprobs) - 1, -1)
             found.append(own[:, : math.prod(shape[1:])].reshape(shape))
-        return found, {"loss:sum": float(metrics["loss"])}
+        return found, {"loss:sum": total}
 
     def step(self, params: AdamParams) -> dict[str, float]:
         """Update the adapter with the gradient so far. Raises TrainingError for a norm that is not finite."""
-        policy = self._engine.policy
-        policy.set_lr(params.learning_rate)
-        policy.set_weight_decay(params.weight_decay)
-        policy.set_adam((params.beta1, params.beta2), params.eps, params.grad_clip_norm or None)
+        step = AdamStep(
+            lr=params.learning_rate,
+            weight_decay=params.weight_decay,
+            betas=(params.beta1, params.beta2),
+            eps=params.eps,
+            max_grad_norm=params.grad_clip_norm or None,
+        )
         self.has_gradient = False
-        return {"unclipped_grad_l2:mean": self._engine.step()}
+        return {"unclipped_grad_l2:mean": self.engine.update(step)}
 
     def write_state(self, folder: Path) -> None:
         """Write the adapter and its optimizer's state, from which `load_state` continues exactly."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._engine.snapshot().begin_write(folder)()
+        self.engine.write_state(folder)
 
     def load_state(self, folder: Path) -> None:
         """Restore what `write_state` wrote. Raises CheckpointError for the state of another adapter."""
-        self._engine.load(folder)
+        self.engine.load_state(folder)
         self.has_gradient = False
 
     def reset_optimizer(self) -> None:
         """Start again with new moments."""
-        self._engine.policy.reset_optimizer()
+        self.engine.reset_optimizer()
 
     def write_adapter(self, folder: Path) -> None:
         """Write the adapter in PEFT's format into an empty folder."""
-        self._engine.write_adapter(folder)
+        self.engine.write_adapter(folder)
 
     def _batch(self, data: Sequence[LossDatum], loss: NamedLoss) -> TrainingBatch:
         sequences = [
@@ -221,7 +209,7 @@ def _shifted(values: np.ndarray) -> FloatArray:
     return np.concatenate([np.zeros_like(values[:1]), values], dtype=np.float32)
 
 
-def _run(model: schema.ModelConfig, context_tokens: int, seed: int) -> Run:
+def _run(model: schema.ModelConfig, engine: TrainingEngineConfig, context_tokens: int, seed: int) -> Run:
     """The configuration from which the engine is built."""
     return Run(
         model=model,
@@ -233,7 +221,10 @@ def _run(model: schema.ModelConfig, context_tokens: int, seed: int) -> Run:
         algorithm=ReinforceConfig(),
         rollout=RolloutConfig.model_validate({"max_sequence_tokens": context_tokens}),
         trainer=TrainerConfig(
-            optimizer=AdamWConfig(), microbatch=Amount(_MICROBATCH_TOKENS, "tokens"), max_grad_norm=None
+            engine=engine,
+            optimizer=AdamWConfig(),
+            microbatch=Amount(_MICROBATCH_TOKENS, "tokens"),
+            max_grad_norm=None,
         ),
         seed=seed,
     )

@@ -113,6 +113,8 @@ class TrainingRun:
 
     def open(self, before: int | None = None) -> None:
         """Build the adapter, and compute the requests since the last state again, up to one or to the last."""
+        if self._adapter is not None and self._adapter.engine.is_lost:
+            self.close("failed")
         if self._adapter is None:
             self._adapter = self._built()
         for seq, kind, body in self.files.requests(self._computed):
@@ -151,18 +153,29 @@ class TrainingRun:
     def execute(self, seq: int, kind: str, body: bytes) -> Result:
         """The result of the next request, after those before it."""
         try:
-            self.open(before=seq)
+            return self._execute(seq, kind, body)
+        except Exception as error:  # noqa: BLE001  (the client gets it, and the log)
+            if self._adapter is None or not self._adapter.engine.is_lost:
+                return Result.of_error(error)
+            log.warning("%s: the run goes on from its last state after: %s", self.files.folder, error)
+        try:
+            return self._execute(seq, kind, body)
         except Exception as error:  # noqa: BLE001  (the client gets it, and the log)
             return Result.of_error(error)
+
+    def _execute(self, seq: int, kind: str, body: bytes) -> Result:
+        self.open(before=seq)
         kept = self.result(seq) if seq <= self._computed else None
         return kept or self._compute(seq, kind, body)
 
     def _compute(self, seq: int, kind: str, body: bytes) -> Result:
-        """Compute a request, keep its result, and write a state if it is time."""
+        """Compute a request, keep its result, and write a state if it is time. Raises what ended the ranks."""
         started = time.monotonic()
         try:
             result = _OPERATIONS[kind](self, seq, body)
-        except Exception as error:  # noqa: BLE001  (the client gets it, and the log)
+        except Exception as error:
+            if self._opened.engine.is_lost:
+                raise
             result = Result.of_error(error)
         self._computed = seq
         try:
@@ -191,7 +204,11 @@ class TrainingRun:
 
     def close(self, outcome: SessionOutcome) -> None:
         """Free the memory; the next request opens the run again."""
-        self._adapter = None
+        if self._adapter is not None:
+            self._adapter.engine.close()
+            self._adapter = None
+        state = self.files.state()
+        self._computed = 0 if state is None else state[0]
         if self._record is not None:
             self._record.close(outcome)
             self._record = None

@@ -106,6 +106,8 @@ class RankGroup:
         """
         self.ranks = ranks
         """Number of ranks, with the first one."""
+        self.has_failed = False
+        """Whether an operation has failed on a rank, after which the ranks take no further message."""
         self._remote: list[RemoteRank] = []
         self._watch: RankWatch | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="strop-ranks-")
@@ -202,6 +204,7 @@ class RankGroup:
     @contextmanager
     def _on_others(self, messages: Sequence[object]) -> Iterator[list[Any]]:
         results: list[Any] = []
+        self.has_failed = True
         try:
             for rank, message in zip(self._remote, messages, strict=True):
                 rank.send(message)
@@ -215,6 +218,7 @@ class RankGroup:
         ) as error:  # as torch raises in a collective operation after a rank's end
             _raise_cause(self._remote, error)
         results.extend(_gather_results(self._remote))
+        self.has_failed = False
 
 
 class RemoteRank:

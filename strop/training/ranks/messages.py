@@ -57,8 +57,8 @@ class RankSpec:
 class Rank(Protocol):
     """The rank that runs a message; see `strop.training.ranks.rank_worker.RankWorker`."""
 
-    def build_policy(self, spec: PolicySpec) -> None:
-        """Build this rank's shard of the policy."""
+    def build_policy(self, spec: PolicySpec, name: str = POLICY) -> None:
+        """Build this rank's shard of a policy."""
         ...
 
     def build_critic(self, spec: CriticSpec) -> None:
@@ -67,6 +67,10 @@ class Rank(Protocol):
 
     def model(self, name: str) -> Any:
         """The model with a name."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Free a model."""
         ...
 
     def begin_save(self, save: SaveCheckpoint) -> Callable[[], None]:
@@ -84,12 +88,13 @@ class RankMessage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BuildPolicy:
-    """Build the policy's shard."""
+    """Build a policy's shard."""
 
     spec: PolicySpec
+    name: str = POLICY
 
     def run(self, worker: Rank) -> None:
-        worker.build_policy(self.spec)
+        worker.build_policy(self.spec, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +242,10 @@ class JoinExport:
 class JoinWriteAdapter:
     """Join the writing of the adapter by the first rank."""
 
+    model: str = POLICY
+
     def run(self, worker: Rank) -> None:
-        worker.model(POLICY).join_write_adapter()
+        worker.model(self.model).join_write_adapter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +259,7 @@ class LoadCheckpoint:
         model = worker.model(self.model)
         rank, before = distributed.get_rank(), get_rng_state(model.device)
         model.load(self.folder)
-        if rank and self.model == POLICY:
+        if rank and self.model != CRITIC:
             # The first rank's random state has been read; this rank has its own, if it was saved.
             states = self.folder / rng_file_name(rank)
             set_rng_state(model.device, read_tensors(states) if states.exists() else before)

@@ -58,12 +58,12 @@ class RankWorker:
         self._models: dict[str, Any] = {}
         self._dims: dict[str, ParallelDims] = {}
 
-    def build_policy(self, spec: PolicySpec) -> None:
-        """Build this rank's shard of the policy."""
-        self._models[POLICY] = PolicyModel(spec, self._parallelizer(POLICY, spec.engine))
+    def build_policy(self, spec: PolicySpec, name: str = POLICY) -> None:
+        """Build this rank's shard of a policy."""
+        self._models[name] = PolicyModel(spec, self._parallelizer(name, spec.engine))
         set_collective_timeout(self._collective_timeout_seconds)
         # Dropout differs between ranks, except where these have copies of the same hidden states.
-        torch.manual_seed(spec.seed + self.rank // self._dims[POLICY].tp)
+        torch.manual_seed(spec.seed + self.rank // self._dims[name].tp)
 
     def build_critic(self, spec: CriticSpec) -> None:
         """Build this rank's shard of the critic."""
@@ -73,6 +73,10 @@ class RankWorker:
     def model(self, name: str) -> Any:
         """The model with a name."""
         return self._models[name]
+
+    def remove(self, name: str) -> None:
+        """Free a model."""
+        del self._models[name]
 
     def begin_save(self, save: SaveCheckpoint) -> Callable[[], None]:
         """Take a snapshot; the returned function writes it, in any thread, and reports to the other ranks."""

@@ -14,6 +14,7 @@ from tinker.types import AdamParams, LoraConfig
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from strop.compat.tinker.adapter_engine import LocalAdapterEngines
 from strop.compat.tinker.losses import NamedLoss
 from strop.compat.tinker.training import TrainedAdapter
 from strop.compat.tinker.wire import LossDatum, LossRequest
@@ -82,7 +83,9 @@ def datum(sampled: np.ndarray, *, padded: bool) -> LossDatum:
 
 @pytest.fixture(scope="module")
 def adapter(model: Path) -> TrainedAdapter:
-    found = TrainedAdapter(ModelConfig(path=str(model)), LoraConfig(rank=4, seed=1), 64, 300, {})
+    found = TrainedAdapter(
+        ModelConfig(path=str(model)), LoraConfig(rank=4, seed=1), 64, 300, LocalAdapterEngines()
+    )
     for _ in range(2):  # both factors have values then
         found.compute(request("cross_entropy", {}, datum(np.zeros(3), padded=False)))
         found.step(AdamParams(learning_rate=0.1))
@@ -139,7 +142,7 @@ def plain_model(adapter: TrainedAdapter, model: Path, folder: Path) -> PeftModel
 def take_gradients(adapter: TrainedAdapter, plain: PeftModel) -> None:
     """Compare the gradients, and drop them."""
     theirs = dict(plain.named_parameters())
-    for name, parameter in adapter._engine.policy.master.named_parameters():
+    for name, parameter in adapter.engine.policy.master.named_parameters():
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=1e-5, atol=1e-6)
             parameter.grad = None
@@ -192,4 +195,4 @@ def test_a_wrong_request_leaves_the_gradient(
     inputs = {name: value for name, value in {**given.inputs, **change}.items() if value is not None}
     with pytest.raises(DataError, match=message.replace("[", r"\[").replace("]", r"\]")):
         adapter.compute(request(loss, options, LossDatum(given.token_ids, inputs, ())))
-    assert all(p.grad is None for p in adapter._engine.policy.master.parameters())
+    assert all(p.grad is None for p in adapter.engine.policy.master.parameters())
