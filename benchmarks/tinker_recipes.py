@@ -1,10 +1,12 @@
 """Recipes of tinker-cookbook, unchanged, against `strop serve --tinker`: what each learned, and how long a step took.
 
-    python benchmarks/tinker_recipes.py MODEL --data DATA --python COOKBOOK/bin/python [--recipe NAME ...] [--steps N]
+    python benchmarks/tinker_recipes.py [MODEL] --data DATA --python COOKBOOK/bin/python [--recipe NAME ...]
 
-MODEL is a folder or a GGUF file of a small chat model; it is served under a name that the cookbook knows. DATA is a
-folder with gsm8k and human_like in JSON Lines, from which the datasets of the recipes are written, since they load them
-by name. COOKBOOK is an environment with tinker-cookbook and strop. Results are printed as JSON Lines.
+MODEL is a folder or a GGUF file of a small chat model; it is served under a name that the cookbook knows. Without it, a
+tiny model is made, which first learns the forms of answers from demonstrations, so that each recipe learns within
+minutes; the problems of openai/gsm8k are sums then. DATA is a folder with gsm8k and human_like in JSON Lines, from
+which the datasets of the recipes are written, since they load them by name. COOKBOOK is an environment with
+tinker-cookbook and strop. Results are printed as JSON Lines.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -22,10 +25,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import strop
+from strop.models.tiny import make_model
+
 NAME = "Qwen/Qwen3-4B-Instruct-2507"
 """A name for which the cookbook has a renderer of the form `<|im_start|>role`."""
 KEY = "tml-recipes"
 _RECIPES = "tinker_cookbook.recipes"
+_LARGEST = 9
+"""Largest number of a sum."""
+_BATCH = 32
+"""Number of demonstrations of a step."""
+_BOXED = " Provide a numerical answer without units, written inside \\boxed{}."
+_BOXED_EXAMPLE = [
+    {"role": "user", "content": "How many r's are in strawberry?" + _BOXED},
+    {
+        "role": "assistant",
+        "content": "Let's spell the word out and number all the letters: 1) s 2) t 3) r 4) a 5) w 6) b 7) e 8) r 9) r "
+        "10) y. We have r's at positions 3, 8, and 9. \\boxed{3}",
+    },
+]
+"""Beginning of a conversation of `rl_loop` and `rl_basic`."""
+_PLAIN_EXAMPLE = [{"role": "user", "content": "What is 4 + 5?"}, {"role": "assistant", "content": "9"}]
+"""Beginning of a conversation of `math_rl`."""
+_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
+"""The cookbook's renderer `qwen3_instruct`."""
 
 
 @dataclass(frozen=True)
@@ -96,21 +123,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument(
         "--python", type=Path, required=True, help="interpreter with tinker-cookbook and strop"
     )
     parser.add_argument("--recipe", nargs="*", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument(
+        "--demonstrations", type=int, default=3200, help="number of demonstrations for the tiny model"
+    )
     parser.add_argument("--port", type=int, default=8764)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tinker-recipes-") as name:
         folder = Path(name)
-        write_datasets(folder, given.data)
-        subprocess.run(
-            [str(given.python), "-c", _CONVERT, str(given.model.resolve()), str(folder / NAME)], check=True
-        )
+        write_datasets(folder, given.data, tiny=given.model is None)
+        if given.model is None:
+            make_tiny(folder / NAME, given.data, given.demonstrations)
+        else:
+            subprocess.run(
+                [str(given.python), "-c", _CONVERT, str(given.model.resolve()), str(folder / NAME)],
+                check=True,
+            )
         with served(given.python, folder, given.port) as environment:
             for recipe in given.recipe:
                 print(json.dumps(run(recipe, given.python, folder, environment, given.steps)), flush=True)
@@ -182,10 +216,48 @@ load_tokenizer(section).save_pretrained(folder)
 """
 
 
-def write_datasets(folder: Path, data: Path) -> None:
+def sums(count: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Questions and answers."""
+    chosen = random.Random(seed)
+    for _ in range(count):
+        a, b = chosen.randint(1, _LARGEST), chosen.randint(1, _LARGEST)
+        yield f"What is {a} + {b}?", str(a + b)
+
+
+def make_tiny(folder: Path, data: Path, demonstrations: int) -> None:
+    """Make a tiny model, and train it on demonstrations of sums in the two forms that the recipes ask for."""
+    corpus = [row["question"] for row in _rows(data / "gsm8k" / "train.jsonl")[:2000]]
+    texts = [message["content"] for message in [*_BOXED_EXAMPLE, *_PLAIN_EXAMPLE]] * 1000
+    make_model(
+        folder, corpus + texts, vocab_size=1000, hidden_size=128, layers=4, kv_heads=4, max_tokens=4096
+    )
+    for file in ("tokenizer.json", "tokenizer_config.json"):  # the tokens of the cookbook's renderer
+        text = (
+            (folder / file).read_text().replace("<|end|>", "<|im_end|>").replace("<|user|>", "<|im_start|>")
+        )
+        (folder / file).write_text(text)
+    with strop.Policy(folder, chat_template=_TEMPLATE) as policy:
+        for step in range(demonstrations // _BATCH):
+            experiences = []
+            for number, (question, answer) in enumerate(sums(_BATCH, seed=step)):
+                before, suffix, form = (
+                    (_BOXED_EXAMPLE, _BOXED, "\\boxed{%s}") if number % 2 else (_PLAIN_EXAMPLE, "", "%s")
+                )
+                prompt = [*before, {"role": "user", "content": question + suffix}]
+                experiences.append(policy.encode(prompt, form % answer))
+            metrics = policy.forward_backward(strop.TrainingBatch(experiences), loss="sft")
+            policy.step(lr=1e-3)
+        print(json.dumps({"demonstrations": demonstrations, "loss": round(metrics["loss"], 3)}), flush=True)
+        policy.save(folder)
+
+
+def write_datasets(folder: Path, data: Path, *, tiny: bool) -> None:
     """Write the datasets under the names by which the recipes load them."""
     problems = {split: _rows(data / "gsm8k" / f"{split}.jsonl") for split in ("train", "test")}
-    _write(folder / "openai/gsm8k", problems, config="main")
+    asked = [{"question": q, "answer": f"#### {a}"} for q, a in sums(4000, seed=-1)]
+    _write(
+        folder / "openai/gsm8k", {"train": asked, "test": asked[:100]} if tiny else problems, config="main"
+    )
     chats = {
         split: [
             {

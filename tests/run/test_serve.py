@@ -9,6 +9,7 @@ import json
 import signal
 import urllib.request
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -344,6 +345,7 @@ def test_what_cannot_be_served_is_refused(folder: Path, adapter: Path, access: E
         (ServiceOptions("m", {"m": str(adapter)}), ConfigError, "a model of this name is served"),
         (ServiceOptions("m", {"a": "/nowhere"}), ModelError, "there is no folder /nowhere"),
         (ServiceOptions("m", {"a": str(adapter)}, engine="vllm"), ConfigError, "--engine native"),
+        (ServiceOptions("m", {}, engine="vllm", further=nullcontext), ConfigError, "has one in place"),  # type: ignore[arg-type]
     ):
         with pytest.raises(error, match=message), open_service(source, options):
             pass

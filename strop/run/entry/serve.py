@@ -88,13 +88,17 @@ def open_service(source: ChatSource, options: ServiceOptions) -> Iterator[Endpoi
     Raises `ConfigError` for adapters on an engine that does not take them, `ModelError` for a model or an adapter that
     cannot be used, and what `EndpointServer.register` raises.
     """
+    if options.further is not None and options.engine != "native":
+        raise ConfigError(
+            f"--tinker works with --engine native: clients sample from several adapters at once, and {options.engine} "
+            "has one in place. Leave out --engine; --ranks N trains on several GPUs"
+        )
     _allow_open_files()
     with ExitStack() as opened:
         models, base = opened.enter_context(_open_models(source, options))
         further = None
         if options.further is not None:
-            if base is None:
-                raise ConfigError(f"--tinker works with --engine native, not {options.engine}")
+            assert base is not None
             further = opened.enter_context(options.further(base))
         server = EndpointServer(
             EndpointOptions(
