@@ -258,7 +258,7 @@ class RankedAdapterEngine(RankedEngine):
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a rank computed of its share."""
+    """Result of a loss over the share of a rank."""
 
     metrics: Sequence[Mapping[str, float]]
     logprobs: Mapping[int, FloatArray]

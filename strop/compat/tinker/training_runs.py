@@ -157,7 +157,7 @@ class TrainingRun:
         except Exception as error:  # noqa: BLE001  (the client gets it, and the log)
             if self._adapter is None or not self._adapter.engine.is_lost:
                 return Result.of_error(error)
-            log.warning("%s: the run goes on from its last state after: %s", self.files.folder, error)
+            log.warning("%s: the run resumes from its last state after: %s", self.files.folder, error)
         try:
             return self._execute(seq, kind, body)
         except Exception as error:  # noqa: BLE001  (the client gets it, and the log)
