@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Empty: Python keeps compiled modules. The tests start hundreds of interpreters, which would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart real test ci nightly check package engines contract juicer verifiers environments quantization evidence docs house clean
+.PHONY: quickstart real test ci nightly check package engines contract juicer verifiers environments quantization evidence docs editor house clean
 
 # Tests compare runs bit for bit, and sums over another number of threads differ in their last bits.
 test ci nightly engines contract juicer verifiers environments quantization evidence: export OMP_NUM_THREADS ?= 1
@@ -78,6 +78,9 @@ docs: .venv/dev  ## pages that are generated from the code, and the documentatio
 	$(BIN)/python -m strop.compat.reference
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet docs site
 	@echo "The documentation is in site/index.html."
+
+editor:  ## the bundle of Studio's editor, which is committed; needs npm
+	cd tools/editor && npm ci --ignore-scripts --no-audit --no-fund && npm run build
 
 house: .venv/dev  ## size and grain of the package
 	$(BIN)/python tools/house.py

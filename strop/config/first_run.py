@@ -38,7 +38,9 @@ class FirstRun:
     def text(self) -> str:
         """The run file."""
         evaluation = (
-            f"  eval: [{{name: held-out, path: {_value(self.eval)}, {self._columns}}}]\n" if self.eval else ""
+            f"  eval: [{{name: held-out, path: {yaml_value(self.eval)}, {self._columns}}}]\n"
+            if self.eval
+            else ""
         )
         lora = (
             "\n  lora: {rank: 16, alpha: 32}  # train an adapter; remove to train all weights"
@@ -54,19 +56,19 @@ class FirstRun:
         every = counted(max(1, self.steps // 5), "step")
         return (
             f"# yaml-language-server: $schema={SCHEMA}\n"
-            f"project: {_value(_stem(self.train))}\n"
+            f"project: {yaml_value(_stem(self.train))}\n"
             "name: first\n"
             "seed: 1\n"
             "model:\n"
-            f"  path: {_value(self.model)}  # a folder, a GGUF file, or a name on the Hub{products}{lora}\n"
+            f"  path: {yaml_value(self.model)}  # a folder, a GGUF file, or a name on the Hub{products}{lora}\n"
             f"{self._changed('model')}"
             "data:\n"
-            f"  train: {{path: {_value(self.train)}, {self._columns}}}\n"
+            f"  train: {{path: {yaml_value(self.train)}, {self._columns}}}\n"
             f"{evaluation}"
             "  max_prompt_tokens: 512\n"
             f"  max_response_tokens: {self.max_response_tokens}  # longer responses are truncated\n"
             f"{template}"
-            f"reward: {_value(self.reward)}  # a built-in, or file.py:function\n"
+            f"reward: {yaml_value(self.reward)}  # a built-in, or file.py:function\n"
             "algorithm: {type: grpo, rollouts_per_task: 8}  # responses per task, compared with one another\n"
             "trainer:\n"
             f"  duration: {counted(self.steps, 'step')}\n"
@@ -88,11 +90,11 @@ class FirstRun:
 
     @property
     def _columns(self) -> str:
-        answer = _value(self.answer) if self.answer else "null"
-        return f"prompt: {_value(self.prompt)}, answer: {answer}"
+        answer = yaml_value(self.answer) if self.answer else "null"
+        return f"prompt: {yaml_value(self.prompt)}, answer: {answer}"
 
 
-def _value(text: str) -> str:
+def yaml_value(text: str) -> str:
     """A text as a YAML value inside a flow mapping."""
     return yaml.safe_dump([text], default_flow_style=True).strip()[1:-1]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from strop.errors import RunFolderError
 from strop.printable import encodable
@@ -24,8 +25,20 @@ def render_page(name: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.globals |= {"static_text": static_text}
-    environment.filters |= {"number": format_number, "day": format_time}
+    environment.filters |= {"number": format_number, "day": format_time, "prose": prose}
     return environment.get_template(f"{name}.html.j2").render(**values)
+
+
+def prose(text: str) -> Markup:
+    """A sentence whose `names` are shown as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    shown = [
+        escape(part) if number % 2 == 0 else Markup("<code>{}</code>").format(part)
+        for number, part in enumerate(parts)
+    ]
+    return Markup("").join(shown)
 
 
 def write_page(path: Path, page: str) -> None:

@@ -34,6 +34,8 @@ class PlacedFault:
     """Line in the text, from 1; None for a fault that names none."""
     key: str
     """Dotted key in the text; empty for a fault that names none."""
+    is_unanswered: bool = False
+    """Whether the key has the empty text of a new file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def _empty(path: Path, tree: ConfigTree) -> Iterator[PlacedFault]:
     for key in _NEEDED:
         keys = tuple(key.split("."))
         if tree.get(keys) == "":
-            yield _place(f"{tree.sources[keys]}: {key}: empty; write a value.", path, tree)
+            found = _place(f"{tree.sources[keys]}: {key}: empty; write a value.", path, tree)
+            yield replace(found, is_unanswered=True)
 
 
 def _joined(first: tuple[PlacedFault, ...], others: Iterable[PlacedFault]) -> tuple[PlacedFault, ...]:

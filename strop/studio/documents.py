@@ -81,7 +81,7 @@ def _written(root: CommentedMap, text: str) -> str:
 
 def _value(keys: KeyPath, text: str) -> Any:
     try:
-        return YAML().load(text)
+        return _yaml("").load(text)
     except YAMLError as error:
         problem = " ".join(str(getattr(error, "problem", error)).split())
         raise ConfigError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -50,6 +51,8 @@ class FormSection:
     """Key at which a further item, or the missing section, is added; empty if there is nothing to add."""
     is_removable: bool = False
     is_item: bool = False
+    possible: tuple[FormField, ...] = ()
+    """Fields, at all depths, of what `add` adds, and of the section's other types."""
 
     def names(self) -> list[str]:
         """Keys of all fields, and of what can be added or removed."""
@@ -112,11 +115,19 @@ def _one_of(
         inside = (
             FormSection(key, name, text) if chosen is None else _section(chosen, keys, name, written, text)
         )
-        return replace(inside, fields=(choice, *inside.fields), is_written=bool(written))
-    if default in (None, PydanticUndefined) and not written and not info.is_required():
-        return FormSection(key, name, text, add=key)
+        fields = (choice, *inside.fields)
+        shown = {one.key for one in all_fields((replace(inside, fields=fields),), possible=True)}
+        others = [
+            replace(one, note=f"type: {name}")
+            for name, kind in by_type.items()
+            for one in _possible(kind, keys)
+            if kind is not chosen and one.key not in shown
+        ]
+        return replace(inside, fields=fields, is_written=bool(written), possible=_each_once(others))
+    if default in (None, PydanticUndefined) and value is None and not info.is_required():
+        return FormSection(key, name, text, add=key, possible=_possible(kinds[0], keys))
     found = _section(kinds[0], keys, name, written, text)
-    return replace(found, is_removable=default is None and bool(written))
+    return replace(found, is_removable=default is None and value is not None)
 
 
 def _list(kinds: Sequence[type[Section]], keys: KeyPath, name: str, value: Any, text: str) -> FormSection:
@@ -130,7 +141,28 @@ def _list(kinds: Sequence[type[Section]], keys: KeyPath, name: str, value: Any, 
             found = _section(kinds[0], inside, f"{name} {number + 1}", item, "")
         shown.append(replace(found, is_removable=True, is_item=True))
     key = ".".join(keys)
-    return FormSection(key, name, text, (), tuple(shown), bool(items), add=f"{key}.{len(items)}")
+    new = (*keys, str(len(items)))
+    possible = tuple(field for kind in kinds for field in _possible(kind, new))
+    return FormSection(
+        key, name, text, (), tuple(shown), bool(items), add=".".join(new), possible=_each_once(possible)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _possible(kind: type[Section], keys: KeyPath) -> tuple[FormField, ...]:
+    return tuple(all_fields((_section(kind, keys, "", {}, ""),), possible=True))
+
+
+def _each_once(fields: Sequence[FormField]) -> tuple[FormField, ...]:
+    return tuple({one.key: one for one in reversed(fields)}.values())[::-1]
+
+
+def all_fields(form: Sequence[FormSection], *, possible: bool = False) -> Iterator[FormField]:
+    """The fields of a form; with `possible`, those of missing sections and of other types too."""
+    for section in form:
+        yield from section.fields
+        yield from section.possible if possible else ()
+        yield from all_fields(section.sections, possible=possible)
 
 
 def _typed_item(kinds: Sequence[type[Section]], keys: KeyPath, number: int, item: Any) -> FormSection:

@@ -59,16 +59,18 @@ _STROP = (
         "algorithm.type", "Algorithm", "grpo compares responses, sft imitates, dpo prefers.", "algorithm"
     ),
     Question("algorithm.rollouts_per_task", "Responses per task", "Compared with one another.", "", _SAMPLED),
-    Question("trainer.duration", "Length of the training", "With its unit: 100 steps, or 2 epochs."),
+    Question("trainer.duration", "Length of the training", "With its unit: 100 steps, or 1 epoch."),
     Question("trainer.tasks_per_step", "Tasks per step", "Prompts of one step."),
-    Question("trainer.optimizer.lr", "Learning rate", "About 1e-6 for all weights, 1e-5 to 1e-4 for LoRA."),
+    Question("trainer.optimizer.lr", "Learning rate", "1e-6 to 1e-5 for all weights, 1e-5 to 1e-4 for LoRA."),
     Question("data.max_prompt_tokens", "Longest prompt", "In tokens."),
     Question("data.max_response_tokens", "Longest response", "In tokens; longer ones are truncated."),
     Question(
         "data.chat_template", "Chat template", "The tokenizer's own, or none for plain text.", "template"
     ),
-    Question("evaluate.every", "Evaluate every", "With its unit: 10 steps, or never."),
-    Question("checkpoint.every", "Save every", "With its unit: 50 steps, or never."),
+    Question(
+        "evaluate.every", "Evaluate every", "With its unit: 10 steps; never is at the start and the end only."
+    ),
+    Question("checkpoint.every", "Save every", "With its unit: 50 steps; never is at the end only."),
 )
 _TASKSET = "buffer.explorer_input.taskset"
 _TRINITY = (
@@ -86,7 +88,7 @@ _TRINITY = (
     Question("buffer.default_reward_fn_type", "Reward", "Reward of the tasks.", "reward"),
     Question("algorithm.algorithm_type", "Algorithm", "Such as grpo, ppo, sft or dpo.", "algorithm"),
     Question("algorithm.repeat_times", "Responses per task", "Compared with one another."),
-    Question("algorithm.optimizer.lr", "Learning rate", "About 1e-6 for all weights."),
+    Question("algorithm.optimizer.lr", "Learning rate", "1e-6 to 1e-5 for all weights."),
     Question("buffer.batch_size", "Tasks per step", "Prompts of one step."),
     Question("buffer.total_epochs", "Epochs", "Passes over the tasks."),
     Question("buffer.total_steps", "Steps", "Number of steps, in place of epochs."),
@@ -97,12 +99,16 @@ _TRINITY = (
 )
 
 
+def asked_questions(dialect: str) -> tuple[Question, ...]:
+    """All questions about a configuration, whichever the algorithm."""
+    return _TRINITY if dialect == "trinity" else _STROP
+
+
 def question_section(dialect: str, values: Mapping[str, Any]) -> FormSection:
     """The beginner's form for a configuration with these values."""
-    questions = _TRINITY if dialect == "trinity" else _STROP
     algorithm = values.get("algorithm", "grpo")
     kind = algorithm.get("type", "grpo") if isinstance(algorithm, Mapping) else str(algorithm)
-    asked = [one for one in questions if not one.algorithms or _applies(one, kind)]
+    asked = [one for one in asked_questions(dialect) if not one.algorithms or _applies(one, kind)]
     return FormSection("", "", "", tuple(_field(one, values, dialect) for one in asked))
 
 

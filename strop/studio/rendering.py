@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -9,14 +10,15 @@ from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
 from strop.config.paths import existing_path
 from strop.printable import encodable, printable
+from strop.report.page import prose
 from strop.report.plotting import STATIC, static_text
 from strop.runs.formatting import format_duration, format_number
 from strop.studio.access import base_path
+from strop.studio.fields import FormField
 
 _STATIC = Path(__file__).parent / "static"
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -38,7 +40,8 @@ def _environment() -> Environment:
         "duration": format_duration,
         "age": _age,
         "visible": printable,
-        "prose": _prose,
+        "prose": prose,
+        "possible_text": _possible_text,
     }
     environment.globals |= {"url": url}
     return environment
@@ -74,16 +77,9 @@ def static_file(name: str) -> Response:
     return Response(path.read_bytes(), media_type=_TYPES[path.suffix])
 
 
-def _prose(text: str) -> Markup:
-    """A sentence whose `names` are shown as code."""
-    parts = text.split("`")
-    if len(parts) % 2 == 0:
-        return escape(text)
-    shown = [
-        escape(part) if number % 2 == 0 else Markup("<code>{}</code>").format(part)
-        for number, part in enumerate(parts)
-    ]
-    return Markup("").join(shown)
+def _possible_text(fields: Sequence[FormField]) -> str:
+    """Key, note and description of each field, one per line, for the search of a form."""
+    return "\n".join(f"{one.key}\t{one.note}\t{one.help}" for one in fields)
 
 
 def _age(moment: datetime) -> str:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from strop.config.load.yaml_file import read_yaml
 from strop.config.paths import existing_path
+from strop.errors import ConfigError
 from strop.rewards.registry import builtin_rewards
+from strop.runs.folder import RunFolder
+from strop.runs.overview import find_runs
+from strop.studio.questions import value_at
 from strop.workers.files import open_regular
 from strop.workers.json_text import parse_json
 
@@ -22,17 +28,35 @@ _MOST = 100
 _LINE_BYTES = 1_000_000
 
 
-def suggest(kind: str, path: str) -> list[str]:
-    """Suggestions of a kind; `path` is the data file for columns."""
+def suggest(kind: str, path: str, runs: Path) -> list[str]:
+    """Suggestions of a kind; `path` is the data file for columns, `runs` the folder of earlier runs."""
     if kind == "reward":
         return sorted(builtin_rewards())
     if kind == "column":
         return _columns(path)
     if kind == "model":
-        return [str(found) for found in _walk(Path(), _DEPTH) if _is_model(found)][:_MOST]
+        models = [str(found) for found in _walk(Path(), _DEPTH) if _is_model(found)]
+        return list(dict.fromkeys([*models, *_of_runs(runs, "model")]))[:_MOST]
     endings = {"data": _DATA, "configuration": _CONFIGURATIONS}.get(kind, ())
-    found = (each for each in _walk(Path(), _DEPTH) if each.suffix in endings and each.is_file())
-    return [str(each) for each in found][:_MOST]
+    found = [str(each) for each in _walk(Path(), _DEPTH) if each.suffix in endings and _is_document(each)]
+    return list(dict.fromkeys([*found, *(_of_runs(runs, "data") if kind == "data" else ())]))[:_MOST]
+
+
+def _of_runs(runs: Path, kind: Literal["model", "data"]) -> Iterator[str]:
+    """Models that the latest runs have written or begun with, or their data, named as in their run files."""
+    found = find_runs(runs) if runs.is_dir() else ()
+    for run in sorted(found, key=lambda each: each.stat().st_mtime, reverse=True)[:_MOST]:
+        folder = RunFolder(run)
+        if kind == "model" and _is_model(folder.model):
+            yield str(folder.model)
+        try:
+            values = read_yaml(folder.run_file).values
+        except ConfigError:
+            continue
+        names = ("model.path",) if kind == "model" else ("data.train.path", "data.eval.0.path")
+        for value in (value_at(values, name.split(".")) for name in names):
+            if isinstance(value, str) and value:
+                yield value
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
@@ -48,8 +72,19 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
             yield from _walk(entry, depth - 1)
 
 
+def _is_document(path: Path) -> bool:
+    """Whether a path is a file, and no part of a model."""
+    return path.is_file() and not (path.parent / "config.json").is_file()
+
+
 def _is_model(path: Path) -> bool:
-    return path.suffix == ".gguf" or (path.is_dir() and (path / "config.json").is_file())
+    """Whether a path has weights; the folder of a tokenizer has none."""
+    if path.suffix == ".gguf":
+        return path.is_file()
+    endings = ("safetensors", "safetensors.index.json", "bin", "bin.index.json")
+    return (path / "config.json").is_file() and any(
+        (path / f"{stem}.{ending}").is_file() for stem in ("model", "pytorch_model") for ending in endings
+    )
 
 
 def _columns(path: str) -> list[str]:

@@ -36,7 +36,12 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClie
 @pytest.fixture
 def run(client: TestClient) -> Path:
     """A run of three steps with rollouts, interrupted after them, and a second one of a step."""
-    path = Path("runs/sums/first")
+    return record_runs(Path("runs/sums"))
+
+
+def record_runs(project: Path) -> Path:
+    """Record a run `first` of three steps with rollouts, interrupted, and `second` of a step; returns the first."""
+    path = project / "first"
     with pytest.raises(Interrupted), open_recorder(path) as recorder:
         for step in (1, 2, 3):
             recorder.log_step(step, metrics(step))
@@ -46,8 +51,8 @@ def run(client: TestClient) -> Path:
         raise Interrupted("Stopped by SIGTERM.", signal.SIGTERM)
     (path / "images").mkdir()
     (path / "images/a.png").write_bytes(b"png")
-    with open_recorder(Path("runs/sums/second")) as recorder:
+    with open_recorder(project / "second") as recorder:
         recorder.log_step(1, metrics(5))
-    second = Path("runs/sums/second/run.yaml")
+    second = project / "second/run.yaml"
     second.write_text(second.read_text().replace("seed: 1", "seed: 2"))
     return path

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from strop.models.tiny import make_model
 from strop.pipelines.human_feedback import AnnotationQueue, Answer
 from strop.studio.processes import started_process
 from strop.studio.server import _entrance
+from tests.studio.conftest import record_runs
 
 
 def find_chromium() -> str | None:
@@ -85,7 +87,8 @@ def answer(page: Page, key: str, value: str) -> None:
 
 def test_compose_check_start_watch_stop_and_resume(page: Page) -> None:
     page.get_by_role("link", name="Compose", exact=True).click()
-    expect(page.locator("#status")).to_contain_text("3 faults")
+    expect(page.locator("#status")).to_contain_text("3 answers are missing")
+    expect(page.locator(".fault-text")).to_have_count(0)
     expect(page.locator("#start")).to_be_disabled()
     answers = {"model.path": "m", "data.train.path": "train.jsonl", "reward": "exact"}
     answers |= {"trainer.duration": "3000 steps", "trainer.tasks_per_step": "4"}
@@ -101,6 +104,12 @@ def test_compose_check_start_watch_stop_and_resume(page: Page) -> None:
     answer(page, "trainer.tasks_per_step", "4")
     page.locator("#complete-check").click()
     expect(page.locator("#check-output")).to_contain_text("The run can start")
+    stale = page.get_by_text("The text has changed since this check")
+    expect(stale).to_be_hidden()
+    answer(page, "project", "other")
+    expect(stale).to_be_visible()
+    answer(page, "project", "strop")
+    expect(stale).to_be_hidden()
     page.locator("#start").click()
     page.wait_for_url(re.compile(r"/run\?run="))
     steps = page.locator("#curves").get_by_text(re.compile(r"Step [1-9]\d* of 3000"))
@@ -128,7 +137,7 @@ def test_compose_check_start_watch_stop_and_resume(page: Page) -> None:
 @pytest.mark.parametrize("page", [{"viewport": {"width": 360, "height": 640}}], indirect=True)
 def test_keyboard_alone_in_a_narrow_window(page: Page) -> None:
     page.goto(page.url.replace("/runs", "/compose"))
-    expect(page.locator("#status")).to_contain_text("faults")
+    expect(page.locator("#status")).to_contain_text("missing")
     page.locator("[data-mode-tab=beginner]").focus()
     page.keyboard.press("ArrowRight")  # the tab with every field
     expect(page.locator("#search")).to_be_visible()
@@ -142,7 +151,7 @@ def test_keyboard_alone_in_a_narrow_window(page: Page) -> None:
         page.keyboard.press("Control+a")
         page.keyboard.type("2e-5")
         page.keyboard.press("Tab")
-    expect(page.locator("#text")).to_have_value(re.compile("lr: 2e-5"))
+    expect(page.locator("#text")).to_contain_text("lr: 2e-5")
     page.locator("[data-fault-key='model.path']").focus()
     page.keyboard.press("Enter")
     expect(page.locator('[data-key="model.path"]')).to_be_focused()
@@ -150,6 +159,86 @@ def test_keyboard_alone_in_a_narrow_window(page: Page) -> None:
         page.goto(re.sub(r"(:\d+/[^/]+)/.*", rf"\1{path}", page.url))
         width: Any = page.evaluate("document.documentElement.scrollWidth")
         assert width <= 360, path
+
+
+def test_search_finds_sections_and_fields_of_missing_ones(page: Page) -> None:
+    page.goto(page.url.replace("/runs", "/compose?mode=expert"))
+    search = page.locator("#search")
+    section = page.locator('[data-section="algorithm.kl_loss"]')
+    for words in ("kl_loss", "estimator"):
+        search.fill(words)
+        expect(section).to_be_visible()
+        expect(section.get_by_text("algorithm.kl_loss.estimator")).to_be_visible()
+    search.fill("stop_when")
+    page.get_by_role("button", name="Add stop_when").click()
+    expect(page.locator('[data-key="evaluate.stop_when.patience"]')).to_be_visible()
+    search.fill("nowhere to be found")
+    expect(page.locator("#nothing-found")).to_be_visible()
+
+
+def test_the_editor_completes_keys_and_values_and_marks_faults(page: Page) -> None:
+    page.goto(page.url.replace("/runs", "/compose"))
+    content = page.get_by_role("textbox", name="Text of the configuration")
+    content.click()
+    page.keyboard.press("Control+End")
+    page.keyboard.type("evaluate: {stop_when: {mo")
+    options = page.locator(".cm-tooltip-autocomplete li")
+    expect(options).to_have_count(1)
+    expect(options).to_contain_text("mode")
+    page.keyboard.press("Control+Space")
+    page.wait_for_timeout(100)  # CodeMirror accepts no completion in the first 75 ms
+    page.keyboard.press("Enter")
+    page.keyboard.press("Control+Space")
+    expect(options).to_have_count(2)
+    page.keyboard.type("mi")
+    expect(options).to_have_count(1)
+    page.wait_for_timeout(100)
+    page.keyboard.press("Enter")
+    expect(content).to_contain_text("evaluate: {stop_when: {mode: min}}")
+    expect(page.locator("#status")).to_contain_text("write value, patience or both")
+    expect(page.locator(".cm-lintRange-error").first).to_be_visible()
+    expect(page.locator(".tok-propertyName").first).to_be_visible()
+
+
+SCREENS = (
+    "/runs",
+    "/compose",
+    "/compose?mode=expert",
+    "/run?run=sums/first",
+    "/run/rollouts?run=sums/first",
+    "/run/rollouts?run=sums/first&tokens=logprob",
+    "/run/rollouts?run=sums/first&view=groups",
+    "/run/group?run=sums/first&set=training&step=3&group=t0",
+    "/run/configuration?run=sums/first",
+    "/run/logs?run=sums/first",
+    "/compare?run=sums/first&run=sums/second",
+    "/rate",
+    "/rate?run=sums/first",
+    "/run?run=none",
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", [{"color_scheme": theme} for theme in ("light", "dark")], indirect=True)
+def test_every_screen_is_accessible_and_fits_a_phone(page: Page, studio: tuple[str, Path]) -> None:
+    """No finding of axe-core that it calls serious or critical."""
+    axe = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    if not (studio[1] / "runs/sums/second").exists():
+        record_runs(studio[1] / "runs/sums")
+    console, found = page.context.new_cdp_session(page), {}
+    for width in (1280, 420):
+        page.set_viewport_size({"width": width, "height": 900})
+        for path in SCREENS:
+            page.goto(re.sub(r"(:\d+/[^/]+)/.*", rf"\1{path}", page.url))
+            page.wait_for_load_state("networkidle")
+            console.send(
+                "Runtime.evaluate", {"expression": axe}
+            )  # the pages allow no script of another origin
+            violations = page.evaluate("axe.run().then((result) => result.violations)")
+            bad = [each for each in violations if each["impact"] in ("serious", "critical")]
+            found |= {f"{path} at {width}: {each['id']}": each["nodes"][0]["html"] for each in bad}
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
+    assert found == {}
 
 
 def test_questions_of_a_run_are_answered(page: Page, studio: tuple[str, Path]) -> None:

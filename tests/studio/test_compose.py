@@ -109,6 +109,38 @@ def test_columns_of_the_training_data_are_those_of_the_held_out_data(client: Tes
     assert "prompt" not in yaml.safe_load(expert)["data"]["eval"][0]
 
 
+def test_held_out_data_gets_the_columns_of_the_training_data(client: TestClient) -> None:
+    train = "{path: train.jsonl, prompt: question, answer: 'yes'}"
+    text = f"data:\n  train: {train}\n"
+    added = ask(client, "set", text, key="data.eval.0.path", value="train.jsonl").json()["text"]
+    assert yaml.safe_load(added)["data"]["eval"] == [yaml.safe_load(train)]
+    other = ask(client, "set", added, key="data.eval.0.path", value="other.jsonl").json()["text"]
+    assert yaml.safe_load(other)["data"]["eval"] == [yaml.safe_load(train) | {"path": "other.jsonl"}]
+    removed = ask(client, "set", other, key="data.eval.0.path", value="").json()["text"]
+    assert yaml.safe_load(removed) == yaml.safe_load(text)
+
+
+def test_an_answer_that_was_not_given_is_no_fault(client: TestClient) -> None:
+    page = client.get("/compose").text
+    assert "3 answers are missing" in page and "verdict bad" not in page
+    answer = ask(client, "set", "reward: ''\nseed: 1\n", key="seed", value="x").json()
+    assert {fault["key"]: fault["is_unanswered"] for fault in answer["faults"]}["reward"]
+    assert "1 answer is missing" not in answer["status"] and "verdict bad" in answer["status"]
+
+
+def test_completions(client: TestClient) -> None:
+    def labels(before: str, after: str = "", **values: str) -> list[str]:
+        answer = ask(client, "completions", before=before, after=after, **values).json()
+        return [option["label"] for option in answer["options"]]
+
+    assert "optimizer" in labels("seed: 1\ntrainer:\n  op", "\nreward: exact\n")
+    assert labels("data:\n  train:\n    path: tr", "\n") == ["train.jsonl"]
+    assert labels("data: {train: {path: train.jsonl, answer: ", "}}\n") == ["prompt", "answer", "other"]
+    assert "beta" in labels("algorithm: {type: dpo, b", "}\n")
+    assert "model_path" in labels("model:\n  ", dialect="trinity")
+    assert labels("# a comm") == [] == labels("data: [}")
+
+
 def test_faults_stand_at_their_fields(client: TestClient) -> None:
     answer = ask(client, "set", key="trainer.tasks_per_step", value="many").json()
     (fault,) = answer["faults"]
@@ -175,6 +207,19 @@ def test_a_file_is_opened_changed_and_saved_with_its_comments(client: TestClient
 def test_suggestions(client: TestClient, kind: str, suggested: list[str]) -> None:
     found = ask(client, "suggestions", kind=kind).json()["suggestions"]
     assert set(suggested) <= set(found) and (kind not in ("column", "model") or found == suggested)
+
+
+def test_models_and_data_of_earlier_runs_are_suggested_and_tokenizers_are_not(
+    client: TestClient, run: Path
+) -> None:
+    Path("tokenizer").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        Path("tokenizer", name).write_text("{}")
+    shutil.copytree("m", run / "model")
+    models = ask(client, "suggestions", kind="model").json()["suggestions"]
+    assert models == ["m", "runs/sums/first/model", "model"]  # the last one is what the run began with
+    data = ask(client, "suggestions", kind="data").json()["suggestions"]
+    assert {"train.jsonl", "tasks.jsonl"} <= set(data)
 
 
 @pytest.mark.slow

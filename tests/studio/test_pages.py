@@ -39,10 +39,11 @@ FIRST = "run=sums/first"
         (
             f"/run/rollouts?{FIRST}",
             200,
-            ["18 rollouts", "&lt;b&gt;good", 'rel="next"'],
-            ["<b>good", 'rel="prev"'],
+            ["18 rollouts", "&lt;b&gt;good", "2+3?"],
+            ["<b>good", 'rel="prev"', 'rel="next"'],
         ),
-        (f"/run/rollouts?{FIRST}&page=2", 200, ['rel="prev"'], ['rel="next"']),
+        (f"/run/rollouts?{FIRST}&tokens=logprob", 200, ['rel="next"'], ['rel="prev"']),
+        (f"/run/rollouts?{FIRST}&tokens=logprob&page=2", 200, ['rel="prev"'], ['rel="next"']),
         (f"/run/rollouts?{FIRST}&min=0.2&max=0.3", 200, ["3 rollouts"], []),
         (f"/run/rollouts?{FIRST}&from=2&to=2&min=&max=x", 200, ["6 rollouts"], []),
         (f"/run/rollouts?{FIRST}&text=nowhere", 200, ["No rollout fits"], []),
@@ -60,7 +61,7 @@ FIRST = "run=sums/first"
             ["model.path: empty; write a value", "data.train.path: empty", "reward: empty"],
             [],
         ),
-        ("/compose", 200, ["3 faults"], ["https://"]),
+        ("/compose", 200, ["3 answers are missing"], ["https://"]),
     ],
 )
 def test_a_page_shows(

@@ -11,6 +11,25 @@
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const number = (value) => value == null ? "" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(4));
   const short = (value) => value >= 1e9 ? `${+(value / 1e9).toPrecision(3)}G` : value >= 1e6 ? `${+(value / 1e6).toPrecision(3)}M` : value >= 1e3 ? `${+(value / 1e3).toPrecision(4)}k` : String(+value.toPrecision(4));
+  // The ticks of an axis, with the digits that tell neighbors apart.
+  function labels(ticks) {
+    const shown = ticks.filter((tick) => tick != null), largest = Math.max(...shown.map(Math.abs), 0);
+    if (largest >= 1e4) return ticks.map((tick) => tick == null ? "" : short(tick));
+    const step = Math.min(...shown.slice(1).map((tick, place) => tick - shown[place]).filter((each) => each > 0));
+    if (!Number.isFinite(step)) return ticks.map((tick) => tick == null ? "" : short(tick));
+    if (largest < 1e-3) return ticks.map((tick) => tick == null ? "" : tick === 0 ? "0" : tick.toExponential(Math.max(0, Math.floor(Math.log10(Math.abs(tick))) - Math.floor(Math.log10(step) + 1e-9))));
+    const digits = Math.min(8, Math.max(0, -Math.floor(Math.log10(step) + 1e-9) + (Math.round(step / 10 ** Math.floor(Math.log10(step) + 1e-9) * 10) % 10 ? 1 : 0)));
+    return ticks.map((tick) => tick == null ? "" : tick.toFixed(digits));
+  }
+
+  // A constant series has a range of its own size around it.
+  function rangeOf(plot, low, high) {
+    if (low == null) return [0, 1];
+    if (low === high) return low === 0 ? [-0.1, 1] : [low - Math.abs(low) * 0.1, high + Math.abs(high) * 0.1];
+    const margin = (high - low) * 0.08;
+    return [low >= 0 && low - margin < 0 ? 0 : low - margin, high + margin];
+  }
+
   const duration = (value) => value >= 7200 ? `${+(value / 3600).toPrecision(3)} h` : value >= 120 ? `${+(value / 60).toPrecision(3)} min` : `${+value.toPrecision(3)} s`;
   const shownX = (value) => settings.x === "seconds" ? duration(value) : settings.x === "tokens" ? short(value) : value.toLocaleString("en");
 
@@ -71,10 +90,10 @@
     const plot = new uPlot({
       width: element.clientWidth || 480, height: HEIGHT, legend: { live: true },
       cursor: { sync: { key: settings.x }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: chart.stacked ? (p, low, high) => [0, high * 1.05 || 1] : undefined } },
+      scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: chart.stacked ? (p, low, high) => [0, high * 1.05 || 1] : log ? undefined : rangeOf } },
       axes: [
         { ...axis, label: AXES[settings.x], labelSize: 16, labelFont: axis.font, size: 32, values: (p, ticks) => ticks.map((tick) => Number.isInteger(tick) || settings.x !== "steps" ? shownX(tick) : "") },
-        { ...axis, size: 54, values: (p, ticks) => ticks.map((tick) => tick == null ? "" : short(tick)) },
+        { ...axis, size: 60, values: (p, ticks) => log ? ticks.map((tick) => tick == null ? "" : short(tick)) : labels(ticks) },
       ],
       series: [{ label: AXES[settings.x], value: (p, value) => value == null ? "" : shownX(value) }, ...series],
       hooks: { setScale: [(p, key) => { if (key === "x") remember(p, chart.title); }] },

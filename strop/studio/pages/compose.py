@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from strop.compat.convert import convert as convert_job
-from strop.config.first_run import FirstRun
+from strop.config.first_run import FirstRun, yaml_value
 from strop.config.load.config_tree import split_key
 from strop.config.machine import this_machine
 from strop.config.redact import safe_text
@@ -24,13 +25,14 @@ from strop.config.save import folder_mode, yaml_text
 from strop.errors import ConfigError
 from strop.plan.request import has_fast_bfloat16
 from strop.studio.checking import EDITABLE, CheckedText, check_text
+from strop.studio.completion import key_options, place_at, value_options
 from strop.studio.documents import remove_value, set_value
-from strop.studio.fields import FormField, FormSection, run_file_sections
+from strop.studio.fields import FormField, FormSection, all_fields, run_file_sections
 from strop.studio.files import default_name, digest, document_name, open_file, save_file
 from strop.studio.planning import plan_for
 from strop.studio.preferences import pairs_run_file, preference_file, read_preferences
 from strop.studio.processes import start_process
-from strop.studio.questions import question_section, value_at
+from strop.studio.questions import asked_questions, question_section, value_at
 from strop.studio.rendering import html, render, url
 from strop.studio.requests import cache_of, json_action, name_of, run_path, settings_of, text_in
 from strop.studio.suggestions import suggest
@@ -48,6 +50,8 @@ _SAME_COLUMNS = {
     "data.train.rejected": "data.eval.0.rejected",
 }
 """Columns of the training data that the beginner's form gives to the held-out data too."""
+_HELD_OUT = "data.eval.0.path"
+_TRAIN_PATHS = {"strop": "data.train.path", "trinity": "buffer.explorer_input.taskset.path"}
 
 
 def _first_run() -> FirstRun:
@@ -111,9 +115,9 @@ def assign(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     """Set a value of the text, or remove it if the new value is empty."""
     text, key, value = text_in(values, "text"), text_in(values, "key"), values.get("value")
     try:
-        for name in _keys_to_set(values, text, key):
+        for name, new in _edits(values, text, key, None if value in (None, "") else str(value)).items():
             keys = split_key(name)
-            text = set_value(text, keys, str(value)) if value not in (None, "") else remove_value(text, keys)
+            text = remove_value(text, keys) if new is None else set_value(text, keys, new)
     except RecursionError:
         raise ConfigError("The text is nested too deeply; remove brackets or dashes.") from None
     return _answer(values, text)
@@ -185,21 +189,42 @@ def complete_check(request: Request, values: dict[str, Any]) -> dict[str, Any]:
             _checks.release()
         output = (done.stdout + done.stderr).decode("utf-8", "replace")
     text = safe_text(output.replace(str(path), text_in(values, "name")))
-    return {"html": render("compose_check", output=text, can_start=done.returncode == 0)}
+    shown = render("compose_check", output=text, can_start=done.returncode == 0)
+    return {"html": shown, "text": text_in(values, "text")}
 
 
 def suggestions(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     """Suggestions for a text field."""
     kind = str(values.get("kind", ""))
-    path = ""
+    written = _check(values, text_in(values, "text")).values if kind == "column" else {}
+    return {"suggestions": _suggestions(request, kind, written)}
+
+
+def completions(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    """Keys or values that fit at the cursor of the editor, and where the word that they replace begins."""
+    place = place_at(text_in(values, "before"), text_in(values, "after"))
+    if place is None:
+        return {"word": "", "options": []}
+    checked = _check(values, place.text)
+    form = _every_field(checked)
+    if not place.is_value:
+        written = value_at(checked.values, place.keys) if place.keys else checked.values
+        options = key_options(form, place.keys, written if isinstance(written, dict) else {})
+        return {"word": place.word, "options": options}
+    key = ".".join("0" if name.isdigit() else name for name in place.keys)
+    kinds = {one.key: one.suggestions for one in asked_questions(checked.dialect)}
+    found = value_options(form, place.keys)
+    found = found or (_suggestions(request, kinds[key], checked.values) if kinds.get(key) else [])
+    return {"word": place.word, "options": [{"label": value} for value in found]}
+
+
+def _suggestions(request: Request, kind: str, written: Mapping[str, Any]) -> list[str]:
+    path: Any = ""
     if kind == "column":
-        written = _check(values, text_in(values, "text")).values
-        keys = (
-            "buffer.explorer_input.taskset.path" if values.get("dialect") == "trinity" else "data.train.path"
-        )
-        found = value_at(written, split_key(keys))
-        path = str(found[0] if isinstance(found, list) and found else found or "")
-    return {"suggestions": suggest(kind, path)}
+        keys = _TRAIN_PATHS["trinity" if "buffer" in written else "strop"]
+        path = value_at(written, split_key(keys))
+        path = path[0] if isinstance(path, list) and path else path
+    return suggest(kind, str(path or ""), settings_of(request).runs)
 
 
 def _check(values: dict[str, Any], text: str) -> CheckedText:
@@ -212,13 +237,22 @@ def _check(values: dict[str, Any], text: str) -> CheckedText:
     )
 
 
-def _keys_to_set(values: dict[str, Any], text: str, key: str) -> list[str]:
-    """The key, and that of the same column of the held-out data where the beginner's form sets a column."""
-    same = _SAME_COLUMNS.get(key)
-    if same is None or values.get("mode") != "beginner":
-        return [key]
-    evaluated = value_at(_check(values, text).values, ("data", "eval", "0"))
-    return [key, same] if isinstance(evaluated, dict) else [key]
+def _edits(values: dict[str, Any], text: str, key: str, value: str | None) -> Mapping[str, str | None]:
+    """New values by key, None for one to remove: in the beginner's form the held-out data has the training columns."""
+    if values.get("mode") != "beginner" or (key not in _SAME_COLUMNS and key != _HELD_OUT):
+        return {key: value}
+    written = _check(values, text).values
+    has_held_out = isinstance(value_at(written, ("data", "eval", "0")), dict)
+    if key in _SAME_COLUMNS:
+        return {key: value, _SAME_COLUMNS[key]: value} if has_held_out else {key: value}
+    if value is None:
+        return {"data.eval.0": None}
+    if has_held_out:
+        return {key: value}
+    columns = {same: value_at(written, split_key(column)) for column, same in _SAME_COLUMNS.items()}
+    return {key: value} | {
+        same: yaml_value(column) for same, column in columns.items() if isinstance(column, str)
+    }
 
 
 def _answer(values: dict[str, Any], text: str) -> dict[str, Any]:
@@ -227,8 +261,8 @@ def _answer(values: dict[str, Any], text: str) -> dict[str, Any]:
     structure = structure_of(form)
     answer: dict[str, Any] = {
         "text": text,
-        "values": {one.key: one.value for one in _all_fields(form)},
-        "faults": [{"message": one.message, "line": one.line, "key": one.key} for one in checked.faults],
+        "values": {one.key: one.value for one in all_fields(form)},
+        "faults": [asdict(one) for one in checked.faults],
         "status": render("compose_status", checked=checked),
         "differences": render("compose_differences", fields=_differences(checked)),
         "structure": structure,
@@ -259,15 +293,9 @@ def structure_of(form: Sequence[FormSection]) -> str:
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
-def _all_fields(form: Sequence[FormSection]) -> Iterator[FormField]:
-    for section in form:
-        yield from section.fields
-        yield from _all_fields(section.sections)
-
-
 def _differences(checked: CheckedText) -> list[FormField]:
     """Fields whose written value differs from the default."""
-    return [one for one in _all_fields(_every_field(checked)) if one.value and one.value != one.default]
+    return [one for one in all_fields(_every_field(checked)) if one.value and one.value != one.default]
 
 
 ROUTES = [
@@ -283,6 +311,7 @@ ROUTES = [
             ("start", start),
             ("complete-check", complete_check),
             ("suggestions", suggestions),
+            ("completions", completions),
         )
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, get_args
 
 from starlette.requests import Request
@@ -26,7 +27,11 @@ from strop.studio.rendering import html, url
 from strop.studio.requests import cache_of, number, run_path, whole
 
 _PAGE = 10
-"""Rollouts, or groups, on one page."""
+"""Groups on one page, or rollouts whose tokens are colored."""
+_LIST_PAGE = 40
+"""Rollouts on one page of the list."""
+_LINE = 160
+"""Characters of a response in the list."""
 _IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp"}
 """Media types of the images that a run stores, by their ending."""
 
@@ -39,24 +44,30 @@ class ShownRollout:
     messages: list[ShownMessage]
     tokens: list[ShownToken]
 
+    @property
+    def line(self) -> str:
+        """Beginning of the response, or the fault, on one line."""
+        text = self.row["error"] or self.row["text"] or ""
+        return " ".join(text[: 4 * _LINE].split())[:_LINE] or "(empty)"
+
 
 def page(request: Request) -> Response:
     """The list, or the groups with the largest difference between their rewards (`view=groups`)."""
     path = run_path(request)
     data, index = cache_of(request).read(path), cache_of(request).rollouts(path)
-    accepted, first = _filter(request, index), max((whole(request, "page") or 1) - 1, 0) * _PAGE
-    by_group = request.query_params.get("view") == "groups"
+    by_group, coloring = request.query_params.get("view") == "groups", _coloring(request)
+    size = _PAGE if by_group or coloring else _LIST_PAGE
+    accepted, first = _filter(request, index), max((whole(request, "page") or 1) - 1, 0) * size
     pairs, shown, total, searched, has_more = [], [], None, None, False
     if by_group:
         found = index.spreads(accepted, first, _PAGE + 1)
         has_more = len(found) > _PAGE
         pairs = [(one, _best_and_worst(index, accepted.source, one.step, one.group)) for one in found[:_PAGE]]
     else:
-        listed = index.find(accepted, first, _PAGE)
+        listed = index.find(accepted, first, size)
         shown, total, has_more = list(listed.rows), listed.total, listed.has_more
         searched = listed.searched if accepted.text else None
     rows = [*shown, *(row for _, both in pairs for row in both)]
-    coloring = _coloring(request)
     return html(
         "rollouts",
         **common_values(request, path, "rollouts"),
@@ -67,13 +78,16 @@ def page(request: Request) -> Response:
         orders=get_args(RolloutOrder),
         coloring=coloring,
         has_tokens=any(row.get("token_ids") for row in rows),
-        rollouts=[_shown(row, data, coloring) for row in shown],
+        by_group=[
+            [_shown(row, data, coloring) for row in same]
+            for _, same in groupby(shown, key=lambda row: (row["step"], row["group"]))
+        ],
         pairs=[(one, [_shown(row, data, coloring) for row in both]) for one, both in pairs],
         thumbnails=_thumbnails(data, rows),
         total=total,
         searched=searched,
         first=first,
-        **_pages(request, first, has_more),
+        **_pages(request, first // size + 1, has_more),
     )
 
 
@@ -149,12 +163,11 @@ def _thumbnails(data: RunData, rows: Sequence[Mapping[str, Any]]) -> dict[str, s
     return make_thumbnails(data.folder.images, (name for row in rows for name in row.get("images") or ()))
 
 
-def _pages(request: Request, first: int, has_more: bool) -> dict[str, str | None]:
+def _pages(request: Request, number_here: int, has_more: bool) -> dict[str, str | None]:
     """URLs of the pages before and after this one."""
     query = {name: value for name, value in request.query_params.items() if name != "page"}
-    number_here = first // _PAGE + 1
     return {
-        "before": url("/run/rollouts", **query, page=number_here - 1) if first else None,
+        "before": url("/run/rollouts", **query, page=number_here - 1) if number_here > 1 else None,
         "after": url("/run/rollouts", **query, page=number_here + 1) if has_more else None,
     }
 

@@ -2,10 +2,19 @@
 "use strict";
 
 const root = document.getElementById("compose");
-const text = document.getElementById("text");
 const form = document.getElementById("form");
 const state = { known: root.dataset.known, mode: root.dataset.mode, dialect: root.dataset.dialect, structure: "", panel: "text" };
-let pending = Promise.resolve();
+let pending = Promise.resolve(), typing;
+const text = editor.create(document.getElementById("text"), {
+  text: document.getElementById("text").dataset.text,
+  label: "Text of the configuration",
+  onInput() {
+    markStale();
+    clearTimeout(typing);
+    typing = setTimeout(check, 400);
+  },
+  complete: (before, after) => post("/compose/completions", { ...request(), before, after }).catch(() => null),
+});
 
 const request = () => ({
   text: text.value, name: document.getElementById("name").value, known: state.known, mode: state.mode,
@@ -25,11 +34,9 @@ function ask(path, values, then) {
 }
 
 function show(answer) {
-  if (answer.text !== text.value) {
-    const place = [text.scrollTop, text.selectionStart];
-    text.value = answer.text;
-    [text.scrollTop] = place;
-  }
+  text.value = answer.text;
+  text.show(answer.faults.filter((fault) => !fault.is_unanswered));
+  markStale();
   if (answer.form !== undefined) replaceForm(answer.form);
   state.structure = answer.structure;
   for (const control of form.querySelectorAll("[data-key]")) {
@@ -69,6 +76,7 @@ function placeFaults(faults) {
   for (const fault of faults) {
     const place = fieldOf(fault.key);
     if (!place) continue;
+    if (fault.is_unanswered) continue;
     place.classList.add("has-fault");
     const line = document.createElement("p");
     line.className = "fault-text";
@@ -99,8 +107,6 @@ form.addEventListener("click", (event) => {
   if (remove) assign(remove, null);
 });
 
-let typing;
-text.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(check, 400); });
 document.getElementById("here").addEventListener("change", check);
 
 // Suggestions are fetched when a field gets the focus.
@@ -172,20 +178,31 @@ async function showConversion() {
   }
 }
 
+// Key, note and description of the fields that a section can have besides those that it shows.
+const possibleFields = (section) => (section.dataset.possible ?? "").split("\n").filter(Boolean).map((line) => line.split("\t"));
+
 // Search in the form with every field.
 function filterFields() {
   const words = document.getElementById("search").value.toLowerCase().split(/\s+/).filter(Boolean);
   const onlyWritten = document.getElementById("only-written").checked;
   const filters = words.length > 0 || onlyWritten;
   let count = 0;
+  const fits = (find) => words.every((word) => find.includes(word));
   for (const field of form.querySelectorAll(".section .field")) {
-    const found = words.every((word) => field.dataset.find.includes(word)) && (!onlyWritten || "written" in field.dataset);
+    const found = fits(field.dataset.find) && (!onlyWritten || "written" in field.dataset);
     field.hidden = !found;
     count += found;
   }
   for (const section of [...form.querySelectorAll(".section")].reverse()) {
-    section.hidden = filters && !section.querySelector(".field:not([hidden])")
-      && (onlyWritten || !words.every((word) => section.dataset.find.includes(word)));
+    const fields = words.length && !onlyWritten ? possibleFields(section).filter(([key, note, help]) => fits(`${key} ${note} ${help}`.toLowerCase())) : [];
+    const line = section.querySelector(":scope > .possible");
+    if (line) {
+      line.hidden = !fields.length;
+      line.textContent = `Not set: ${fields.slice(0, 12).map(([key, note]) => note ? `${key} (${note})` : key).join(", ")}${fields.length > 12 ? ", ..." : ""}`;
+    }
+    const found = !onlyWritten && (fits(section.dataset.find) || fields.length > 0);
+    count += found;
+    section.hidden = filters && !found && !section.querySelector(".field:not([hidden]), .section:not([hidden])");
     if (filters && !section.hidden) section.open = true;
   }
   const nothing = document.getElementById("nothing-found");
@@ -220,10 +237,8 @@ document.getElementById("status").addEventListener("click", (event) => {
     (place.querySelector("input, select") || place.querySelector("summary")).focus();
     place.scrollIntoView({ block: "center" });
   } else if (fault.dataset.faultLine) {
-    const lines = text.value.split("\n"), line = Number(fault.dataset.faultLine);
-    const begin = lines.slice(0, line - 1).join("\n").length + (line > 1);
-    text.focus();
-    text.setSelectionRange(begin, begin + (lines[line - 1] || "").length);
+    document.querySelector("[data-panel=text]").click();
+    text.select(Number(fault.dataset.faultLine));
   }
 });
 
@@ -240,5 +255,15 @@ act("start", "/compose/start", "Starting ...", (answer) => { state.known = answe
 act("complete-check", "/compose/complete-check", "Checking: this reads the data ...", (answer) => {
   document.getElementById("toast").hidden = true;
   document.getElementById("check-output").innerHTML = answer.html;
+  markStale.checked = answer.text;
+  markStale();
 });
+
+// A verdict is about the text that was checked.
+function markStale() {
+  const output = document.getElementById("check-output");
+  const isStale = markStale.checked !== undefined && markStale.checked !== text.value;
+  output.classList.toggle("stale", isStale);
+  for (const note of output.querySelectorAll(".stale-note")) note.hidden = !isStale;
+}
 check();
