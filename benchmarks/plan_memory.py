@@ -1,6 +1,8 @@
-"""Memory that `strop plan` predicts and the memory that the run takes, for twelve configurations on the CPU.
+"""Memory that `strop plan` predicts and the memory that the run takes, for fourteen configurations on the CPU.
 
     .venv/bin/python benchmarks/plan_memory.py [--only NAME ...]
+
+The quantized one needs strop[bitsandbytes].
 
 Each configuration runs two steps of a random model in a process of its own; its peak is the resident memory (VmHWM) at
 the end of the run, with the exported model.
@@ -32,6 +34,7 @@ FLOAT32: dict[str, Any] = {"dtype": "float32"}
 MIXED: dict[str, Any] = {"dtype": "float32", "compute_dtype": "bfloat16"}
 BFLOAT16: dict[str, Any] = {"dtype": "bfloat16"}
 LORA: dict[str, Any] = {"lora": {"rank": 16}}
+QUANTIZED: dict[str, Any] = {"quantization": {"type": "nf4"}}
 CHECKPOINTING: dict[str, Any] = {"gradient_checkpointing": True}
 SELECTIVE: dict[str, Any] = {"gradient_checkpointing": "selective"}
 
@@ -63,6 +66,7 @@ CONFIGURATIONS = (
     Configuration("sft-selective", "sft", "60M", FLOAT32 | SELECTIVE, "4096 tokens"),
     Configuration("sft-mixed", "sft", "60M", MIXED),
     Configuration("sft-lora", "sft", "200M", MIXED | LORA),
+    Configuration("sft-lora-nf4", "sft", "200M", MIXED | LORA | QUANTIZED),
     Configuration("sft-bfloat16-sgd", "sft", "200M", BFLOAT16, "1024 tokens", "sgd"),
     Configuration("grpo-small", "grpo", "35M", FLOAT32),
     Configuration("grpo-float32", "grpo", "60M", FLOAT32),

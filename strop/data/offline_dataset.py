@@ -112,9 +112,9 @@ class OfflineDataset:
         yield from unended_note(self.name, self.counts)
         yield from (f"{self.name}: {note}" for note in self.key_notes)
 
-    def require_both_labels(self) -> None:
-        """Raise `DataError` if all responses have the same label."""
-        require_both_labels(self._groups, self.name)
+    def require_different_labels(self) -> None:
+        """Raise `DataError` if all responses have the same label or score."""
+        require_different_labels(self._groups, self.name)
 
     @property
     def position(self) -> int:
@@ -196,8 +196,8 @@ def load_offline_dataset(
     return OfflineDataset(name, groups, found.counts, task_order, found.key_notes)
 
 
-def require_both_labels(groups: Sequence[ExperienceGroup], name: str) -> None:
-    """Raise `DataError` if all responses, or all steps of responses, have the same label."""
+def require_different_labels(groups: Sequence[ExperienceGroup], name: str) -> None:
+    """Raise `DataError` if all responses have the same label or score, or all steps of responses the same label."""
     every = [experience for group in groups for experience in group.experiences]
     roles = {experience.role for experience in every}
     if roles == {"stepwise"}:
@@ -206,6 +206,13 @@ def require_both_labels(groups: Sequence[ExperienceGroup], name: str) -> None:
             raise DataError(
                 f"All steps of the {len(groups)} rows of {name} have the label {found.pop():g}, from which a "
                 "classifier learns nothing but that label. Add rows with steps of the other label."
+            )
+    elif roles == {"scored"}:
+        scores = {experience.reward for experience in every}
+        if len(scores) < 2:
+            raise DataError(
+                f"All {len(groups)} rows of {name} have the score {scores.pop():g}, from which a classifier learns "
+                "nothing but that score. Add rows with other scores."
             )
     elif len(roles) < 2:
         raise DataError(

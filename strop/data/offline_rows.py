@@ -105,6 +105,11 @@ def _answered(
     system = system_message(row, where, section)
     if isinstance(value, str):
         answer: tuple[Message, ...] = ({"role": "assistant", "content": value},)
+    elif not isinstance(value, Sequence):
+        raise DataError(
+            f"{where}: the value of the column {column!r} is {value!r:.80}. A response must be plain text, or a list "
+            "of messages that ends with the assistant's."
+        )
     else:
         answer = to_messages(value, where)
         if answer[0]["role"] != "assistant":

@@ -200,6 +200,8 @@ class MemoryNeed:
     """Key of `fraction` in the run file, for messages."""
     parts: tuple[MemoryPart, ...] = ()
     """Parts by purpose, of each model."""
+    loading: int = 0
+    """Memory on the CPU, in addition to `resident`, while weights are read that are quantized then."""
 
     @property
     def needed(self) -> int:
@@ -274,7 +276,8 @@ def trained_model(
         MemoryPart("gradients", (on_device or layout.keeps_gradients) * trained * of_value // gradient_parts),
         *_of_microbatch(size, model, microbatch, longest, layout),
     )
-    return _of_parts(parts)
+    loading = size.parameters * in_compute - frozen if model.quantization is not None else 0
+    return replace(_of_parts(parts), loading=loading)
 
 
 def further_worker(need: MemoryNeed) -> MemoryNeed:
@@ -310,7 +313,7 @@ def zero_model(
 
 def frozen_model(size: ModelSize, model: ModelConfig, layout: RankLayout) -> MemoryNeed:
     """Memory of one rank for a reference model or a teacher."""
-    weights = size.parameters * DTYPE_BYTES[model.compute_dtype or model.dtype] // layout.parts
+    weights = _frozen_bytes(size, model, DTYPE_BYTES[model.compute_dtype or model.dtype]) // layout.parts
     if layout.offloads_frozen:
         weights = 0
     return MemoryNeed(weights, parts=(MemoryPart("parameters", weights),))
@@ -334,7 +337,12 @@ def sharing_weights(need: MemoryNeed) -> MemoryNeed:
 def total(needs: list[MemoryNeed]) -> MemoryNeed:
     """Memory of one process that has several models; their phases do not overlap."""
     parts = tuple(part for need in needs for part in need.parts)
-    return MemoryNeed(sum(need.resident for need in needs), max(need.working for need in needs), parts=parts)
+    return MemoryNeed(
+        sum(need.resident for need in needs),
+        max(need.working for need in needs),
+        parts=parts,
+        loading=max(need.loading for need in needs),
+    )
 
 
 def checkpoint_bytes(size: ModelSize, model: ModelConfig, optimizer: str) -> int:
@@ -409,7 +417,12 @@ def _gradients_of_mlp(size: ModelSize, tensor: int) -> int:
 def with_libraries(need: MemoryNeed) -> MemoryNeed:
     """The need of a process on the CPU, where its libraries are in the same memory."""
     part = MemoryPart("libraries", _LIBRARY_BYTES)
-    return replace(need, resident=need.resident + part.bytes, parts=(*need.parts, part))
+    return replace(
+        need,
+        resident=need.resident + part.bytes,
+        working=max(need.working, need.loading),
+        parts=(*need.parts, part),
+    )
 
 
 def _of_parts(parts: tuple[MemoryPart, ...]) -> MemoryNeed:

@@ -297,7 +297,11 @@ OTHERS = {"chosen": [user("a"), assistant("b")], "rejected": [user("c"), assista
         ({"prompt": "a", "response": ""}, ANSWER, ": the column 'response' is empty"),
         ({"prompt": "a", "response": None}, ANSWER, ": the column 'response' is empty"),
         ({"prompt": "a"}, ANSWER, " has no 'response'"),
-        ({"prompt": "a", "response": 3}, ANSWER, ": the prompt is 3"),
+        (
+            {"prompt": "a", "response": 3},
+            ANSWER,
+            ": the value of the column 'response' is 3. A response must",
+        ),
         ({"response": [user("a")]}, ANSWER, ": there is no assistant turn"),
         ({"prompt": "a", "chosen": "b"}, PAIR, " has no 'rejected'"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, PAIR, ": the column 'rejected' is empty"),
@@ -576,7 +580,14 @@ class TestRewardModels:
         with pytest.raises(DataError, match=f"line 1: .*{message}"):
             load([self.STEPS | changed], **STEPWISE, reward_model=STEP_MODEL)
 
+    def test_rows_of_one_score_are_refused(self, load):
+        row = {"prompt": "a", "response": "b", "score": 0.5}
+        columns = {"response": "response", "score": "score"}
+        rows = load([row, row], **columns, reward_model=RewardModelingConfig(loss="squared_error"))
+        with pytest.raises(DataError, match=r"All 2 rows of train have the score 0\.5, from which"):
+            rows.require_different_labels()
+
     def test_steps_of_one_label_are_refused(self, load):
         rows = load([self.STEPS | {"labels": [1, 1, 1]}], **STEPWISE, reward_model=STEP_MODEL)
         with pytest.raises(DataError, match="All steps of the 1 rows of train have the label 1, from which"):
-            rows.require_both_labels()
+            rows.require_different_labels()

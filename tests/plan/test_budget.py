@@ -82,6 +82,8 @@ def test_quantized_weights_are_counted_with_their_scales(
     in_layers = 16 * 2048 * (2 * 32 * 128 + 3 * 4 * 2048)
     expected = in_layers * bytes_per_value + (2 * PARAMETERS - in_layers) * 4 + adapter * 4
     assert parts_of(need)["parameters"] == pytest.approx(expected)
+    assert need.loading == pytest.approx(2 * PARAMETERS * 4 - (expected - adapter * 4))
+    assert memory.with_libraries(need).working == need.loading > need.working
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -136,7 +136,7 @@ def _check_prompts(
 def _check_demonstrations(
     run: Run, name: str, section: TasksetConfig, tokenizer: PreTrainedTokenizerBase, tokens: ModelTokens
 ) -> Iterator[str]:
-    from strop.data.offline_dataset import encode_offline_rows, require_both_labels, unended_note
+    from strop.data.offline_dataset import encode_offline_rows, require_different_labels, unended_note
 
     limit = min(_ROWS, section.limit_tasks or _ROWS)
     first = section.model_copy(update={"limit_tasks": limit})
@@ -151,8 +151,8 @@ def _check_demonstrations(
     )
     if len(found.rows) < _ROWS:  # otherwise the run finds whether a later row is left
         found.require_some(run.data, name)
-        if section.label is not None and name == "train" and not run.data.mixture:
-            require_both_labels(found.groups, name)
+        if (section.label or section.score) is not None and name == "train" and not run.data.mixture:
+            require_different_labels(found.groups, name)
     where = f"{name}, first {counted(len(found.rows), 'row')}"
     yield from unended_note(where, found.counts)
     yield from (f"{where}: {note}" for note in found.key_notes)

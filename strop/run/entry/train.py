@@ -176,8 +176,8 @@ def open_offline_setup(
         others = [load(section, name=f"mixture.{number}") for number, section in enumerate(data.mixture)]
         members = [train, *others]
         train = mixed_dataset(members, run_mixture_order(run, [len(member) for member in members]))
-    if run.algorithm.rows in ("labels", "steps"):
-        train.require_both_labels()
+    if run.algorithm.rows in ("labels", "scores", "steps"):
+        train.require_different_labels()
     held_out = load_held_out(run, tokenizer, reward)
     horizon = compute_horizon(run, train.steps_per_epoch(trainer.tasks_per_step))
     with (
