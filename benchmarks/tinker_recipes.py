@@ -32,7 +32,7 @@ NAME = "Qwen/Qwen3-4B-Instruct-2507"
 """A name for which the cookbook has a renderer of the form `<|im_start|>role`."""
 KEY = "tml-recipes"
 _RECIPES = "tinker_cookbook.recipes"
-_LARGEST = 9
+_LARGEST = 4
 """Largest number of a sum."""
 _BATCH = 32
 """Number of demonstrations of a step."""
@@ -99,7 +99,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "math_rl": Recipe(
         "math_rl.train",
-        ("env=arithmetic", "max_tokens=6", "learning_rate=5e-4", *_RL),
+        ("env=arithmetic", "max_tokens=24", "learning_rate=2e-4", *_RL),
         "env/all/reward/total",
     ),
     "dpo": Recipe(

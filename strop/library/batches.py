@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from strop.errors import DataError, RewardError
+from strop.library.callables import Rewards, list_functions
+from strop.python_rewards import PythonReward
 from strop.rewards.execution.signature import SignatureError, bind_reward
 from strop.rewards.scorer import reward_input
 from strop.types import Experience, FloatArray, Rollout, RolloutGroup, TrainingBatch
@@ -19,33 +21,51 @@ Advantage = float | FloatArray
 """One number for all tokens that the model sampled, or [C] one for each of them."""
 
 
-def score(groups: Sequence[RolloutGroup], reward: Callable[..., Any]) -> list[RolloutGroup]:
-    """The groups with the rewards that a function computes in this process, one response at a time.
+def score(groups: Sequence[RolloutGroup], reward: Rewards) -> list[RolloutGroup]:
+    """The groups with the rewards that functions compute in this process, one response at a time.
 
     They take the place of earlier rewards, such as those that a workflow returned.
 
     Args:
         groups: groups of `Policy.sample`.
-        reward: function with one of the signatures of reward functions, such as `f(completion, answer) -> float`.
+        reward: function with one of the signatures of reward functions, such as `f(completion, answer) -> float`, a
+            `strop.Reward` with a name and a weight, or a list of them, whose weighted sum is the reward and whose own
+            values are in `reward_parts`.
 
     Raises:
-        RewardError: the function has another signature, raised an exception, or returned no finite number.
+        RewardError: a function has another signature, raised an exception, or returned no finite number.
     """
-    name = getattr(reward, "__name__", type(reward).__name__)
-    bound = bind_reward(reward, name, {})
+    rewards = [
+        each if isinstance(each, PythonReward) else PythonReward(each) for each in list_functions(reward)
+    ]
+    if not rewards:
+        raise RewardError("score got no reward functions. Pass one, such as f(completion, answer) -> float.")
+    names = [
+        each.name or getattr(each.function, "__name__", type(each.function).__name__) for each in rewards
+    ]
+    bound = [bind_reward(each.function, name, {}) for each, name in zip(rewards, names, strict=True)]
 
     def scored(group: RolloutGroup, rollout: Rollout) -> Rollout:
         if rollout.status == "error":
             return rollout
-        try:
-            value, parts = bound(reward_input(group.task, rollout))
-        except SignatureError as error:
-            raise RewardError(f"The reward {name} {error} (task {group.task.id!r}).") from None
-        except Exception as error:
-            raise RewardError(
-                f"The reward {name} raised {type(error).__name__}: {error} (task {group.task.id!r})."
-            ) from error
-        return replace(rollout, reward=value, reward_parts=dict(parts))
+        total: float | None = None
+        all_parts: dict[str, float] = {}
+        for each, name, function in zip(rewards, names, bound, strict=True):
+            try:
+                value, parts = function(reward_input(group.task, rollout))
+            except SignatureError as error:
+                raise RewardError(f"The reward {name} {error} (task {group.task.id!r}).") from None
+            except Exception as error:
+                raise RewardError(
+                    f"The reward {name} raised {type(error).__name__}: {error} (task {group.task.id!r})."
+                ) from error
+            if value is not None:
+                total = (total or 0.0) + each.weight * value
+            prefix = "" if len(rewards) == 1 else f"{name}/"
+            all_parts |= {f"{prefix}{part}": number for part, number in parts.items()}
+            if len(rewards) > 1 and value is not None:
+                all_parts[name] = value
+        return replace(rollout, reward=total, reward_parts=all_parts)
 
     return [
         replace(group, rollouts=tuple(scored(group, each) for each in group.rollouts)) for group in groups
@@ -89,6 +109,11 @@ def make_batch(
     experiences: list[Experience] = []
     values: list[Advantage] = []
     for group, own in zip(groups, advantages, strict=True):
+        if np.ndim(own) == 0:
+            raise DataError(
+                f"make_batch got the number {own} for the group {group.id}. Write a list with one advantage for each "
+                "of its rollouts."
+            )
         if len(own) != len(group.rollouts):
             raise DataError(
                 f"make_batch got {len(own)} advantages for the {len(group.rollouts)} rollouts of the group {group.id}."

@@ -25,12 +25,14 @@ Loss = str | Section | LossFunction
 """A loss's name, an `algorithm` section, or a function."""
 
 _POLICY_LOSSES = frozenset(kind.model_fields["type"].default for kind in get_args(PolicyLossConfig))
+_UNNAMED = {"custom", "distillation", "reward_model"}
+"""Algorithms whose loss is a function, needs teachers, or belongs to a classifier."""
 _ALGORITHM: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
 
 
 def loss_names() -> list[str]:
     """Names that `Policy.forward_backward` accepts: types of `algorithm`, and of `algorithm.policy_loss`."""
-    return sorted({*_algorithms(), *_POLICY_LOSSES})
+    return sorted({*_algorithms(), *_POLICY_LOSSES} - _UNNAMED)
 
 
 def find_loss(loss: Loss, max_response_tokens: int) -> AnyLossSpec:
@@ -43,8 +45,8 @@ def find_loss(loss: Loss, max_response_tokens: int) -> AnyLossSpec:
     if callable(loss):
         return cast(AnyLossSpec, FunctionLoss(loss))
     raise ConfigError(
-        f"loss is a {type(loss).__name__}. Write a name such as 'grpo', a section such as strop.Grpo(), or a function "
-        "of (micro_batch, outputs, counts) that returns a tensor or a strop.LossOutput."
+        f"loss is of type {type(loss).__name__}. Write a name such as 'grpo', a section such as strop.Grpo(), or a "
+        "function of (micro_batch, outputs, counts) that returns a tensor or a strop.LossOutput."
     )
 
 
@@ -99,7 +101,7 @@ def _as_algorithm(section: Section) -> Section:
 
 
 def _named(name: str) -> AlgorithmConfig:
-    if name in _algorithms():
+    if name in {*_algorithms()} - _UNNAMED:
         try:
             return _ALGORITHM.validate_python({"type": name})
         except ValidationError as error:
@@ -111,5 +113,6 @@ def _named(name: str) -> AlgorithmConfig:
     if name in _POLICY_LOSSES:
         return GrpoConfig.model_validate({"policy_loss": {"type": name}})
     raise ConfigError(
-        f"There is no loss {name!r}{did_you_mean(name, loss_names())}. The losses are {', '.join(loss_names())}."
+        f"There is no loss {name!r}{did_you_mean(name, loss_names())}; the losses are {', '.join(loss_names())}. Pass "
+        "a function for a loss of your own."
     )

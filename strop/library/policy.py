@@ -23,7 +23,7 @@ from strop.config.schema.data import DataConfig, TasksetConfig, TrainTasksetConf
 from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.config.schema.optimizer import OptimizerConfig
 from strop.config.schema.policy_gradient import CriticConfig
-from strop.config.schema.preference import DpoConfig, KtoConfig
+from strop.config.schema.preference import BcoConfig, CpoConfig, DpoConfig, KtoConfig, OrpoConfig
 from strop.config.schema.rollout import InferenceEngineConfig, RolloutConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.config.units import Amount
@@ -113,9 +113,7 @@ class Policy:
         self._close = weakref.finalize(self, self._opened.close)
         section = self._model_section(model, tokenizer)
         if lora is not None:
-            section = section.model_copy(
-                update={"lora": LoraConfig(rank=lora) if isinstance(lora, int) else lora}
-            )
+            section = section.model_copy(update={"lora": _adapter(lora)})
         self.tokenizer: PreTrainedTokenizerBase = (
             tokenizer if tokenizer is not None else load_tokenizer(section)
         )
@@ -172,7 +170,7 @@ class Policy:
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         seed: int | None = None,
         workflow: Callable[..., Any] | None = None,
     ) -> list[RolloutGroup]:
@@ -185,7 +183,7 @@ class Policy:
             temperature: divisor of the logits; 0 is greedy.
             top_p: cumulative probability of the most likely tokens that are kept.
             top_k: number of most likely tokens that are kept; 0 keeps all.
-            stop: texts that end a response.
+            stop: text that ends a response, or several; it is not part of the response.
             seed: seed of these rollouts; by default another one in each call, derived from the policy's.
             workflow: function `(task, chat)` that turns a task into a rollout of several turns; by default one
                 response.
@@ -196,7 +194,7 @@ class Policy:
         """
         with self._using():
             return self._loop.run(
-                self._sample(prompts, n, max_tokens, temperature, top_p, top_k, tuple(stop), seed, workflow)
+                self._sample(prompts, n, max_tokens, temperature, top_p, top_k, stop, seed, workflow)
             )
 
     async def sample_async(
@@ -208,14 +206,14 @@ class Policy:
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         seed: int | None = None,
         workflow: Callable[..., Any] | None = None,
     ) -> list[RolloutGroup]:
         """`sample` for an event loop; several calls are decoded together."""
         with self._using():
             return await self._loop.run_async(
-                self._sample(prompts, n, max_tokens, temperature, top_p, top_k, tuple(stop), seed, workflow)
+                self._sample(prompts, n, max_tokens, temperature, top_p, top_k, stop, seed, workflow)
             )
 
     def forward_backward(self, batch: TrainingBatch, loss: Loss = "grpo") -> dict[str, float]:
@@ -227,7 +225,8 @@ class Policy:
                 `strop.LossOutput`: a sum over the targets of a micro-batch divided by the counts of the batch.
 
         Raises:
-            DataError: the batch is empty, or its inputs have other lengths than its experiences.
+            DataError: the batch is empty, lacks an input of the loss, or has inputs of other lengths than its
+                experiences.
             TrainingError: the loss is NaN or infinite; the gradient is dropped.
             ConfigError: there is no such loss, or it needs a reference that the policy does not keep.
         """
@@ -293,6 +292,11 @@ class Policy:
         listed = experiences.experiences if isinstance(experiences, TrainingBatch) else experiences
         if not listed:
             raise DataError("logprobs got no experiences.")
+        if not all(isinstance(each, Experience) for each in listed):
+            raise DataError(
+                f"logprobs got a list of {type(listed[0]).__name__}. Pass experiences, for example those of "
+                "strop.make_batch(groups, advantages)."
+            )
         if reference:
             self._require_reference("logprobs(reference=True)")
         with self._lock, self._using():
@@ -308,7 +312,11 @@ class Policy:
         """A demonstration as a training sequence for `loss="sft"`, in which the tokens of `response` are targets.
 
         An end token follows the response. With `weight_prompt`, the prompt's tokens after the first are targets too.
+        `dataclasses.replace` makes it one of a pair for preference losses: `role="chosen"` or `"rejected"`, and the
+        same `pair` for both.
         """
+        if not isinstance(response, str):
+            raise DataError(f"encode got a response of type {type(response).__name__}. Write text.")
         task = self._task(prompt, "demonstration")
         ids = self.tokenizer(response, add_special_tokens=False)["input_ids"]
         if self.tokenizer.eos_token_id is not None:
@@ -384,13 +392,14 @@ class Policy:
         temperature: float,
         top_p: float,
         top_k: int,
-        stop: tuple[str, ...],
+        stop: str | Sequence[str],
         seed: int | None,
         workflow: Callable[..., Any] | None,
     ) -> list[RolloutGroup]:
         _check_sampling(prompts, n, max_tokens, temperature, top_p, top_k)
         call = next(self._calls)
-        sampling = SamplingParams(temperature, top_p, top_k, max_tokens=max_tokens, stop=stop)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        sampling = SamplingParams(temperature, top_p, top_k, max_tokens=max_tokens, stop=stops)
         bound = load_workflow(self._run.rollout.workflow)
         if workflow is not None:
             bound = BoundWorkflow(getattr(workflow, "__name__", "workflow"), workflow)
@@ -466,8 +475,22 @@ class Policy:
         if algorithm is None:
             return batch
         offline = isinstance(algorithm, OfflineAlgorithmConfig)
+        if isinstance(algorithm, DpoConfig | CpoConfig | OrpoConfig) and any(
+            each.pair is None for each in batch.experiences
+        ):
+            raise DataError(
+                f"The loss {algorithm.type!r} compares the responses of pairs, and the batch has experiences without "
+                "one. Give both the same pair=..., and role='chosen' or role='rejected', with dataclasses.replace."
+            )
+        if not offline and batch.advantages is None:
+            raise DataError(
+                f"The loss {algorithm.type!r} needs batch.advantages. Build the batch with strop.make_batch(groups, "
+                "advantages)."
+            )
         compares = (
-            isinstance(algorithm, DpoConfig | KtoConfig) if offline else algorithm.needs_reference_logprobs
+            isinstance(algorithm, DpoConfig | KtoConfig | BcoConfig)
+            if offline
+            else algorithm.needs_reference_logprobs
         )
         if compares and batch.ref_logprobs is None:
             self._require_reference(f"The loss {algorithm.type!r}")
@@ -480,10 +503,10 @@ class Policy:
         if algorithm.needs_start_logprobs and not has_old:
             batch = replace(batch, old_logprobs=self._engine.token_values(batch.experiences, "logprobs"))
         if batch.selected is None:
-            given = batch.advantages or [0.0] * len(batch.experiences)
+            assert batch.advantages is not None
             advantages = [
                 np.broadcast_to(np.asarray(value, np.float32), len(experience.token_ids))
-                for value, experience in zip(given, batch.experiences, strict=True)
+                for value, experience in zip(batch.advantages, batch.experiences, strict=True)
             ]
             old = (
                 None
@@ -593,6 +616,15 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | Non
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _adapter(lora: LoraConfig | int) -> LoraConfig:
+    """The section of an adapter. Raises ConfigError for what is neither one nor a rank."""
+    if isinstance(lora, LoraConfig):
+        return lora
+    if not isinstance(lora, int) or lora < 1:
+        raise ConfigError(f"strop.Policy got lora={lora!r}. Write a rank, such as lora=16, or a strop.Lora.")
+    return LoraConfig(rank=lora)
 
 
 def _policy_run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -116,8 +117,8 @@ def test_a_loss_reads_log_probs_of_the_tokens_that_the_batch_names(folder, still
     assert found[1].shape[1] == 2 and (found[1][:, 1] != found[0]).any()
 
 
-NEEDS_MORE = {"distillation", "mix", "custom", "prime", "online_dpo", "self_play"}
-OTHER_ROLES = {"sft", "dpo", "cpo", "orpo", "kto", "bco", "reward_model"}
+NEEDS_MORE = {"mix", "prime", "online_dpo", "self_play"}
+OTHER_ROLES = {"sft", "dpo", "cpo", "orpo", "kto", "bco"}
 
 
 @pytest.mark.parametrize("name", sorted({*strop.loss_names()} - NEEDS_MORE - OTHER_ROLES))
@@ -237,8 +238,25 @@ BAD = {
     "lr": (lambda p, b: p.step(lr=0), strop.ConfigError, "lr=0"),
     "no gradient": (lambda p, b: p.step(), strop.TrainingError, "Call forward_backward first"),
     "loss name": (lambda p, b: p.forward_backward(b, "grop"), strop.ConfigError, "did you mean 'grpo'"),
-    "loss type": (lambda p, b: p.forward_backward(b, 3), strop.ConfigError, "loss is a int"),
-    "needs values": (lambda p, b: p.forward_backward(b, "distillation"), strop.ConfigError, "no default"),
+    "loss type": (lambda p, b: p.forward_backward(b, 3), strop.ConfigError, "loss is of type int"),
+    "no name": (lambda p, b: p.forward_backward(b, "custom"), strop.ConfigError, "Pass a function"),
+    "no advantages": (
+        lambda p, b: p.forward_backward(replace(b, advantages=None)),
+        strop.DataError,
+        "needs batch.advantages",
+    ),
+    "no pairs": (
+        lambda p, b: p.forward_backward(b, "orpo"),
+        strop.DataError,
+        "compares the responses of pairs",
+    ),
+    "lora": (lambda p, b: strop.Policy("model", lora=0), strop.ConfigError, "lora=0"),
+    "groups": (
+        lambda p, b: p.logprobs([strop.RolloutGroup("g", None, ())]),
+        strop.DataError,
+        "Pass experiences",
+    ),
+    "response": (lambda p, b: p.encode("1+1=", 2), strop.DataError, "of type int"),
     "nan": (lambda p, b: p.forward_backward(b, nan), strop.TrainingError, "nan"),
     "text loss": (lambda p, b: p.forward_backward(b, lambda *a: "x"), strop.TrainingError, "returned a str"),
     "vector": (lambda p, b: p.forward_backward(b, lambda m, o, c: o.logprobs), strop.TrainingError, "shape"),
@@ -310,10 +328,50 @@ def test_a_reward_that_is_no_number_is_refused(groups, returned, message):
         strop.score(groups, lambda completion: returned)
 
 
+def test_several_rewards_are_a_weighted_sum(groups):
+    rewards = [lambda completion: 1.0, strop.Reward(lambda completion: 4.0, name="four", weight=0.5)]
+    [first, *_] = strop.score(groups, rewards)[0].rollouts
+    assert first.reward == 3.0 and first.reward_parts == {"<lambda>": 1.0, "four": 4.0}
+    with pytest.raises(strop.RewardError, match="no reward functions"):
+        strop.score(groups, [])
+
+
+def test_a_stop_may_be_one_text(still):
+    """Its characters are no stops of their own."""
+    sample = partial(still.sample, ["1+1="], max_tokens=12, seed=3)
+    whole = sample()[0].rollouts[0]
+    last = next(each for each in reversed(whole.text) if each.isascii())
+    same, cut = (sample(stop=stop)[0].rollouts[0] for stop in (f"~~{last}", last))
+    assert same.turns[0].completion_ids.tolist() == whole.turns[0].completion_ids.tolist()
+    assert last in whole.text and last not in cut.text
+
+
+@pytest.mark.parametrize("loss", ["dpo", "orpo", "cpo", "kto", "bco"])
+def test_preferences_are_learned(folder, loss):
+    with strop.Policy(folder, lora=4) as policy:
+        role = "desirable", "undesirable"
+        if loss in ("dpo", "orpo", "cpo"):
+            role = "chosen", "rejected"
+        both = [
+            replace(
+                policy.encode("1+1=", text), role=each, pair="0" if each in ("chosen", "rejected") else None
+            )
+            for text, each in zip(("2", "3"), role, strict=True)
+        ]
+        before = policy.logprobs(both)
+        for _ in range(5):
+            policy.forward_backward(strop.TrainingBatch(both), loss)
+            policy.step(lr=1e-2)
+        after = policy.logprobs(both)
+    gained = [float(new.sum() - old.sum()) for new, old in zip(after, before, strict=True)]
+    assert gained[0] > gained[1]
+
+
 def test_advantages_have_the_shape_of_the_groups(groups):
     for advantages, message in (
         (np.zeros((3, 3)), "3 groups for 4"),
         (np.zeros((4, 2)), "2 advantages for the 3"),
+        ([1.0] * 4, "one advantage for each"),
         (np.full((4, 3), np.nan), "must be finite"),
         ([[np.zeros(99)] * 3] * 4, "sampled tokens"),
     ):
