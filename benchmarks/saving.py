@@ -32,7 +32,7 @@ from strop.config.schema import Run
 from strop.config.schema.record import SaveConcurrency
 from strop.models.tiny import make_model
 from strop.protocols import TrainingEngine
-from strop.training.backends.registry import open_training_engines
+from strop.training.backend import open_training_engines
 from strop.training.checkpoints import checkpoint
 from strop.types import TrainingBatch
 

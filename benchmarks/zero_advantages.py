@@ -58,7 +58,7 @@ def measure_mix(model: Path, tasks_per_update: int, kl_loss: Mapping[str, Any] |
     from strop.run.optimize.policy_optimizer import PolicyOptimizer, StepBatch
     from strop.run.optimize.rollout_updater import RolloutUpdater
     from strop.run.state.horizon import Horizon
-    from strop.training.backends.local import LocalEngine
+    from strop.training.engine import local_policy
 
     rate = cast(Any, SimpleNamespace(lr=lambda step, update: 1e-6, weight_decay=lambda step, update: None))
     updaters = {}
@@ -78,7 +78,7 @@ def measure_mix(model: Path, tasks_per_update: int, kl_loss: Mapping[str, Any] |
             }
         )
         updaters[skip] = RolloutUpdater(
-            PolicyOptimizer(LocalEngine(run), LossSpec.of(run), rate),
+            PolicyOptimizer(local_policy(run), LossSpec.of(run), rate),
             cast(Any, run.algorithm),
             run.trainer,
             Horizon(steps=99, updates=999, steps_per_epoch=99, updates_per_step=GROUPS // tasks_per_update),

@@ -28,7 +28,6 @@ from strop.workers.connection import Address
 if TYPE_CHECKING:
     import torch
 
-    from strop.algorithms.losses.value_losses import ValueLoss
     from strop.algorithms.registry import AnyLossSpec
     from strop.models.shared_weights import MappedWeights
 
@@ -415,36 +414,6 @@ class TrainingEngine(Protocol):
 
     def snapshot(self) -> EngineSnapshot:
         """Weights, optimizer state and random states, for a checkpoint."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Restore the state that a snapshot wrote. Raises CheckpointError for another model's state."""
-        ...
-
-
-class CriticEngine(Protocol):
-    """Trains a value model; the counterpart of `TrainingEngine` for a critic."""
-
-    def forward_backward(
-        self, batch: TrainingBatch, loss: ValueLoss, counts: GlobalCounts | None = None
-    ) -> Mapping[str, float]:
-        """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself."""
-        ...
-
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the next update; call it before the update's first `forward_backward`."""
-        ...
-
-    def step(self) -> float:
-        """Clip the gradient, update the weights, clear the gradient; returns the norm before clipping."""
-        ...
-
-    def values(self, experiences: Sequence[Experience]) -> list[FloatArray]:
-        """[L] of each experience: value of the state before each target, under the current weights."""
-        ...
-
-    def snapshot(self) -> EngineSnapshot:
-        """Weights and optimizer state, for a checkpoint."""
         ...
 
     def load(self, folder: Path) -> None:

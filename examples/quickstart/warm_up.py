@@ -15,7 +15,7 @@ from strop.run.drivers.evaluation import evaluate
 from strop.run.rollout.inference_engines import ColocatedPolicy, open_colocated_policy
 from strop.run.rollout.rollout_services import reward_sources
 from strop.run.rollout.tasks import load_eval_tasks
-from strop.training.backends.registry import open_training_engines
+from strop.training.backend import open_training_engines
 from strop.types import Experience, TrainingBatch
 
 TASKS_PER_UPDATE = 128

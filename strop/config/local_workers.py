@@ -19,7 +19,7 @@ _WHOLE_OPTIMIZERS = frozenset(("lomo", "adalomo", "galore_adamw", "schedule_free
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Time per period of this process's container, in control groups version 2; `max` is no limit."""
 WORKER_MODULES = (
-    "strop.training.ranks.rank_worker",
+    "strop.training.ranks.process",
     "strop.inference.pool.engine_handle",
     "strop.inference.registry",
 )
@@ -61,8 +61,6 @@ def workers_obstacle(run: Run) -> str | None:
         return "workers share memory as Linux does (memfd_create)"
     if whole := optimizers & _WHOLE_OPTIMIZERS:
         return f"the optimizer {min(whole)} updates all parameters together"
-    if any(each.has_reference for each in others.values()):
-        return f"algorithm.type {run.algorithm.type} trains a second language model"
     if (found := next(in_process_functions(run), None)) is not None:
         key, name = found
         return f"{key} is the function {name}, which exists only in this Python program"

@@ -52,7 +52,7 @@ from strop.workflows.runner import WorkflowRunner
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from strop.training.backends.local import LocalCriticEngine, LocalEngine
+    from strop.training.engine import CriticEngine, PolicyEngine
 
 Prompt = str | Sequence[Message] | Mapping[str, Any] | Task
 """Text (one user message), messages, a row with a `prompt` and perhaps an `answer`, or a task of an earlier group."""
@@ -106,7 +106,7 @@ class Policy:
         from strop.models.loading import load_config, load_tokenizer
         from strop.run.rollout.inference_engines import local_synchronizer, open_colocated_engine
         from strop.run.tokenizer import load_model_tokens, with_run_template
-        from strop.training.backends.local import LocalEngine
+        from strop.training.engine import local_policy
         from strop.training.specs import PolicySpec
 
         self._opened = ExitStack()
@@ -137,7 +137,7 @@ class Policy:
             )
         self._has_reference = reference or section.lora is not None
         self.tokenizer = with_run_template(self.tokenizer, self._run)
-        self._engine: LocalEngine = LocalEngine(
+        self._engine: PolicyEngine = local_policy(
             self._run, replace(PolicySpec.of(self._run), needs_reference=reference)
         )
         self._loop = EventLoopThread("policy")
@@ -550,7 +550,7 @@ class TrainableCritic:
         Raises:
             ModelError: the model cannot be loaded or trained.
         """
-        from strop.training.backends.local import LocalCriticEngine
+        from strop.training.engine import local_critic
 
         section = model if isinstance(model, ModelConfig) else ModelConfig(path=str(model))
         with _argument_errors("strop.Critic"):
@@ -566,7 +566,7 @@ class TrainableCritic:
             )
             chosen = {} if optimizer is None else {"optimizer": optimizer}
             config = CriticConfig(value_clip=value_clip, max_grad_norm=max_grad_norm, **chosen)
-        self._engine: LocalCriticEngine = LocalCriticEngine(run, config)
+        self._engine: CriticEngine = local_critic(run, config)
         self._value_clip = value_clip
         self._pending = False
 

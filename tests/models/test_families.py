@@ -25,7 +25,7 @@ from strop.config.schema.rollout import NativeEngineConfig
 from strop.errors import InferenceError, ModelError
 from strop.inference.native import NativeEngine
 from strop.models.tiny import make_model
-from strop.training.backends.local import LocalEngine
+from strop.training.engine import PolicyEngine, local_policy
 from strop.types import Completion, Experience, SampleRequest, SamplingParams, TrainingBatch
 from tests.cases import nightly
 from tests.inference.helpers import random_prompts, requests_for, sample
@@ -75,9 +75,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("families")
 
 
-def engines(folder: Path, model: dict[str, object], **sections: Any) -> tuple[LocalEngine, NativeEngine]:
+def engines(folder: Path, model: dict[str, object], **sections: Any) -> tuple[PolicyEngine, NativeEngine]:
     trainer = {"optimizer": {"type": "adamw", "lr": 0.01}, "engine": {"device": "cpu"}}
-    trained = LocalEngine(make_run(folder, model, trainer=trainer, algorithm="grpo", **sections))
+    trained = local_policy(make_run(folder, model, trainer=trainer, algorithm="grpo", **sections))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return trained, NativeEngine.from_weights(trained.shared_weights(), NativeEngineConfig(), tokenizer)
 
@@ -97,7 +97,7 @@ def experiences_of(requests: Sequence[SampleRequest], completions: Sequence[Comp
     ]
 
 
-def check_logprobs(trained: LocalEngine, sampler: NativeEngine) -> list[Experience]:
+def check_logprobs(trained: PolicyEngine, sampler: NativeEngine) -> list[Experience]:
     """The trainer's log-probs of sampled completions are the sampler's; returns the experiences."""
     requests = requests_for(PROMPTS, SamplingParams(temperature=0.8, max_tokens=12), samples=2)
     completions = sample(sampler, requests)
@@ -129,7 +129,7 @@ def check_greedy(folder: Path, sampler: NativeEngine, max_tokens: int = 20) -> N
     assert len({len(completion.token_ids) for completion in completions}) > 1
 
 
-def update(trained: LocalEngine, sampler: NativeEngine, experiences: list[Experience]) -> None:
+def update(trained: PolicyEngine, sampler: NativeEngine, experiences: list[Experience]) -> None:
     """One GRPO step, and its weights in the sampler."""
     advantages = np.random.default_rng(0).normal(size=len(experiences)).tolist()
     logprobs = trained.token_values(experiences, "logprobs")

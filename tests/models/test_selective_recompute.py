@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from strop.algorithms.registry import LossSpec
 from strop.models.selective_recompute import selective_contexts
 from strop.models.tiny import make_model
-from strop.training.backends.local import LocalEngine
+from strop.training.engine import local_policy
 from tests.training.test_local_engine import batch_of, make_run
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
@@ -46,7 +46,7 @@ def train(
 ) -> tuple[dict[str, Tensor], Counter[Any]]:
     """The weights after an update, and the operations of its passes."""
     run = make_run(folder, {**model, "gradient_checkpointing": checkpointing})
-    engine = LocalEngine(run)
+    engine = local_policy(run)
     with CountCalls() as counted:
         engine.forward_backward(batch_of(), LossSpec(run.algorithm, 64))
     engine.set_lr(0.01)

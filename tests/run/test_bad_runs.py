@@ -77,8 +77,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm__critic": {}}, "critic"),
     ({"algorithm": {"type": "mix"}}, r"data.demonstrations: missing. algorithm.expert names a set"),
     ({"data__train__response": "answer"}, r"data.train.response has no effect under algorithm grpo"),
-    ({"algorithm": {"type": "prime"}, "trainer__engine": {"type": "fsdp2", "ranks": 2}},
-     r"only one process can; write trainer\.engine: local"),
     ({"algorithm": {"type": "distillation", "distillation": {"teachers": [EVEN], "loss": {}}}},
      r"data\.train\.source: missing"),
     # Rewards, workflows, monitors, modes

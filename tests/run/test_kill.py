@@ -26,7 +26,7 @@ from .test_launch import start, wait_for
 
 CHECKPOINTS = "strop.training.checkpoints.checkpoint"
 MOMENTS = {
-    "in a step": ("grpo", "strop.training.backends.local:LocalEngine.step", 10),
+    "in a step": ("grpo", "strop.training.engine:PolicyEngine.step", 10),
     "after a step": ("mix", "strop.run.recording.recorder:Recorder.log_step", 3),
     "in an evaluation": ("sft", "strop.run.drivers.evaluation:Evaluator.evaluate", 3),
     "before the first checkpoint": ("ppo", f"{CHECKPOINTS}:_seal", 1),

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from strop.config.load.loader import load_values
 from strop.config.semantic_diff import resume_differences
-from strop.training.backends.local import LocalEngine
+from strop.training.engine import PolicyEngine
 
 from .mechanisms import PLATEAU
 from .results import WEIGHTS, checkpoint, train
@@ -24,7 +24,7 @@ def test_a_resume_may_not_change_evaluations_that_the_rate_follows(values):
 
 def test_the_weight_decay_increases(values, monkeypatch):
     seen = []
-    monkeypatch.setattr(LocalEngine, "set_weight_decay", lambda self, value: seen.append(value))
+    monkeypatch.setattr(PolicyEngine, "set_weight_decay", lambda self, value: seen.append(value))
     increase = {"style": "linear", "start": 0.0}
     train(
         values(

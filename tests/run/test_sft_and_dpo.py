@@ -16,7 +16,7 @@ from strop.report.build import write_report
 from strop.run.optimize.logprobs import _digest
 from strop.runs.reader import read_run
 from strop.runs.samples import choose_samples
-from strop.training.backends.local import LocalEngine
+from strop.training.engine import PolicyEngine
 from strop.training.trained_models import PolicyModel
 from tests.models.models import experience
 
@@ -163,7 +163,7 @@ def test_a_checkpoint_is_evaluated_by_its_loss_without_a_reward(offline, kind, m
 
 def test_reference_logprobs_are_computed_once_for_the_whole_dataset(offline, monkeypatch):
     asked = []
-    token_values = LocalEngine.token_values
+    token_values = PolicyEngine.token_values
 
     def counted(self, experiences, quantity, **options):
         asked.extend(experiences)
@@ -171,7 +171,7 @@ def test_reference_logprobs_are_computed_once_for_the_whole_dataset(offline, mon
 
     run = offline("dpo", trainer__duration="2 epochs", evaluate={}, data__eval=[])
     run["trainer"] |= {"tasks_per_step": 30, "tasks_per_update": 30}
-    monkeypatch.setattr(LocalEngine, "token_values", counted)
+    monkeypatch.setattr(PolicyEngine, "token_values", counted)
     train(run)
     assert sum(experience.role == "chosen" for experience in asked) == 90
     asked.clear()

@@ -15,7 +15,7 @@ import yaml
 import strop
 from strop.errors import ConfigError, PlacementError, TrainingError
 from strop.run.distributed.torchrun import ADDRESS_FILE, require_torchrun_ranks
-from strop.training.backends.registry import on_available_ranks
+from strop.training.backend import on_available_ranks
 from strop.workers.network import LOOPBACK
 from strop.workers.torchrun import torchrun_process
 from tests.files import digest

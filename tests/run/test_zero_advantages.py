@@ -15,7 +15,9 @@ import torch
 from strop.models.tiny import make_model
 from strop.protocols import TokenQuantity
 from strop.run.optimize.minibatches import Minibatch, make_minibatches
-from strop.training.backends.local import LocalEngine
+from strop.training.engine import PolicyEngine
+from strop.training.ranks.rank import SingleRank
+from strop.training.specs import PolicySpec
 from strop.types import Experience, FloatArray, ImageReference
 from tests.models.models import experience
 from tests.run.zero_advantages import ZERO_ADVANTAGES, update_on_groups
@@ -63,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(path, ["one and one is two"], vocab_size=280, hidden_size=32)
 
 
-class CountingEngine(LocalEngine):
+class CountingEngine(PolicyEngine):
     """Counts the sequences of its passes."""
 
     trained = scored = of_reference = 0
@@ -98,11 +100,11 @@ def updated(
         "epochs_per_step": epochs,
     }
     run = make_run(folder, algorithm={"type": "grpo", "rollouts_per_task": 4, **algorithm}, trainer=trainer)
-    engine = CountingEngine(run)
+    engine = CountingEngine(SingleRank(torch.device("cpu")), PolicySpec.of(run), "")
     return engine, update_on_groups(engine, run, skip=skip, known=known)
 
 
-def close(first: LocalEngine, second: LocalEngine) -> None:
+def close(first: PolicyEngine, second: PolicyEngine) -> None:
     torch.testing.assert_close(weights(first.policy), weights(second.policy), rtol=1e-4, atol=1e-5)
 
 

@@ -16,17 +16,15 @@ from transformers import AutoModelForCausalLM
 
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.algorithms.registry import LossSpec, make_algorithm
-from strop.config.local_workers import LocalWorkers
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.policy_gradient import CriticConfig
 from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, LocalEngineConfig
 from strop.models.tiny import make_model
-from strop.training.backends.local import LocalCriticEngine, LocalEngine
-from strop.training.backends.local_workers import LocalWorkersCriticEngine, LocalWorkersEngine
-from strop.training.backends.ranked import RankedCriticEngine, RankedPolicyEngine, describe_division
+from strop.training.backend import TrainingBackend, describe_zero
+from strop.training.engine import local_critic, local_policy
 from strop.training.ranks.group import RankGroup
-from strop.training.ranks.messages import CRITIC, POLICY, Rank
+from strop.training.ranks.rank import CRITIC, POLICY, Rank
 from strop.types import GlobalCounts, SegmentRole, TrainingBatch
 from tests.models.families import family_folder
 from tests.models.vision.images import FAMILIES as VISION_FAMILIES
@@ -370,25 +368,20 @@ def _critic(run: Run) -> CriticConfig:
 def alone(run: Run, job: Job) -> PolicyTrainee | CriticTrainee:
     """The job in this process."""
     if job.trains_critic:
-        return CriticTrainee(LocalCriticEngine(run, _critic(run)))
-    return PolicyTrainee(LocalEngine(run), run, job)
+        return CriticTrainee(local_critic(run, _critic(run)))
+    return PolicyTrainee(local_policy(run), run, job)
 
 
 def on_ranks(group: RankGroup, run: Run, job: Job) -> PolicyTrainee | CriticTrainee:
     """The job on the ranks of a group."""
-    if isinstance(run.trainer.engine, LocalEngineConfig):
-        workers = LocalWorkers(group.ranks, 1, "")
-        if job.trains_critic:
-            return CriticTrainee(LocalWorkersCriticEngine(group, run, _critic(run)))
-        return PolicyTrainee(LocalWorkersEngine(group, run, workers), run, job)
-    if job.trains_critic:
-        return CriticTrainee(RankedCriticEngine(group, run, _critic(run)))
     section = run.trainer.engine
+    described = describe_zero(section, "cpu") if isinstance(section, DeepSpeedEngineConfig) else ""
+    backend = TrainingBackend(run, group, described)
+    if job.trains_critic:
+        return CriticTrainee(backend.critic(_critic(run)))
+    engine = backend.policy()
     if isinstance(section, DeepSpeedEngineConfig):
-        engine = RankedPolicyEngine(group, run, describe_division(section, "cpu"))
         assert f"DeepSpeed ZeRO-{section.zero_stage}" in engine.description
-    else:
-        engine = RankedPolicyEngine(group, run)
     return PolicyTrainee(engine, run, job)
 
 
@@ -409,45 +402,34 @@ def _largest(gaps: Any) -> float:
     return float(torch.tensor([0.0, *gaps], dtype=torch.float64).max())
 
 
-@dataclass(frozen=True, slots=True)
-class CountHeld:
-    """Count the numbers that a rank holds between two passes: of a model's trained parameters and, with DeepSpeed, of
-    all parameters and of the optimizer's masters."""
-
-    model: str = POLICY
-
-    def run(self, worker: Rank) -> tuple[int, int, int]:
-        model = worker.model(self.model)
-        every = list(model.master.parameters())
-        if hasattr(every[0], "to_local"):
-            return sum(p.to_local().numel() for p in every if p.requires_grad), 0, 0
-        held = sum(getattr(p, "ds_tensor", p).numel() for p in every)
-        return 0, held, sum(part.numel() for part in model._state.master_parts)
+def count_held(rank: Rank, name: str) -> tuple[int, int, int]:
+    """The numbers that a rank holds between two passes: of a model's trained parameters and, with DeepSpeed, of all
+    parameters and of the optimizer's masters."""
+    model = rank.model(name)
+    every = list(model.master.parameters())
+    if hasattr(every[0], "to_local"):
+        return sum(p.to_local().numel() for p in every if p.requires_grad), 0, 0
+    held = sum(getattr(p, "ds_tensor", p).numel() for p in every)
+    return 0, held, sum(part.numel() for part in model._state.master_parts)
 
 
-@dataclass(frozen=True, slots=True)
-class CountUpdated:
-    """Count the elements of the optimizer's state on a rank."""
-
-    model: str
-
-    def run(self, worker: Rank) -> int:
-        """The number of elements of parameters with a state."""
-        optimizer = worker.model(self.model)._optimizer
-        return sum(parameter.numel() for parameter, state in optimizer.state.items() if state)
+def count_updated(rank: Rank, name: str) -> int:
+    """The number of elements of parameters with a state in the optimizer of a rank."""
+    optimizer = rank.model(name)._optimizer
+    return sum(parameter.numel() for parameter, state in optimizer.state.items() if state)
 
 
 def assert_divided(group: RankGroup, model: str, run: Run) -> None:
     """Each replica's ranks hold about equal parts of a model's trained parameters."""
     section = run.trainer.engine
     if isinstance(section, LocalEngineConfig):
-        updated = group.run(CountUpdated(model))
+        updated = group.run(count_updated, model)
         assert len(updated) == section.workers
         assert max(updated) < 0.8 * sum(updated) and all(updated)
         return
-    held = group.run(CountHeld(model))
+    held = group.run(count_held, model)
     assert len(held) == section.ranks > 1
-    parameters = list(group.worker.model(model).master.parameters())
+    parameters = list(group.first.model(model).master.parameters())
     if isinstance(section, DeepSpeedEngineConfig):
         sizes = {p: getattr(p, "ds_numel", p.numel()) for p in parameters}
         trained = sum(size for p, size in sizes.items() if p.requires_grad)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from strop.errors import StropError
 from strop.models.tiny import make_model
 from strop.training.ranks.group import RankGroup
-from strop.training.ranks.messages import Rank
+from strop.training.ranks.rank import Rank
 
 CORPUS = ("one and one is two",)
 
@@ -29,12 +28,8 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(path, CORPUS, vocab_size=280, hidden_size=64, layers=3, seed=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """A message without an operation."""
-
-    def run(self, worker: Rank) -> None:
-        """Do nothing."""
+def answer(rank: Rank) -> None:
+    """An operation without an effect."""
 
 
 class RankPool:
@@ -59,7 +54,7 @@ class RankPool:
 
     def _answers(self, group: RankGroup) -> bool:
         try:
-            group.run(Ping())
+            group.run(answer)
         except StropError:
             return False
         return True

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
-from strop.training.ranks import rank_worker
+from strop.training.ranks import process
 from strop.training.ranks import rendezvous as rendezvous_module
-from strop.training.ranks.messages import Rank, RankSpec
-from strop.training.ranks.rank_worker import run_rank_worker
+from strop.training.ranks.process import run_rank
+from strop.training.ranks.rank import Rank
+from strop.training.ranks.rendezvous import RankSpec
 from strop.workers.worker import Channel
 
 
@@ -48,13 +48,13 @@ def in_the_first_collective(channel: Channel) -> None:
             original(spec, listening)
             die()
 
-        setattr(rank_worker, "init_process_group", init_and_die)  # noqa: B010  (not exported)
+        setattr(process, "init_process_group", init_and_die)  # noqa: B010  (not exported)
     _run(spec, channel)
 
 
 def in_a_later_collective(channel: Channel) -> None:
-    """See `Collective`."""
-    run_rank_worker(channel)
+    """See `collective`."""
+    run_rank(channel)
 
 
 def never(channel: Channel) -> None:
@@ -73,47 +73,31 @@ def refused(channel: Channel) -> None:
     _run(spec, channel)
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+def collective(rank: Rank, dies: bool) -> float:
     """A sum over ranks, in which the last rank dies."""
-
-    dies: bool
-
-    def run(self, worker: Rank) -> float:
-        if self.dies and distributed.get_rank() == distributed.get_world_size() - 1:
-            die()
-        total = torch.ones(1)
-        distributed.all_reduce(total)
-        return float(total)
+    if dies and rank.rank == rank.ranks - 1:
+        die()
+    total = torch.ones(1)
+    distributed.all_reduce(total)
+    return float(total)
 
 
-@dataclass(frozen=True, slots=True)
-class Large:
-    """A message that no pipe holds, without an operation."""
-
-    content: bytes
-
-    def run(self, worker: Rank) -> None:
-        """Do nothing."""
+def receive(rank: Rank, content: bytes) -> None:
+    """An operation without an effect, whose argument may be larger than a pipe."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+def hang(rank: Rank, how: Literal["stopped", "in", "after"]) -> float:
     """A sum over ranks, in which the last rank hangs: `stopped`, in a process that runs, or after the sum."""
-
-    how: Literal["stopped", "in", "after"]
-
-    def run(self, worker: Rank) -> float:
-        is_last = distributed.get_rank() == distributed.get_world_size() - 1
-        if is_last and self.how == "stopped":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        if is_last and self.how == "in":
-            time.sleep(600)
-        total = torch.ones(1)
-        distributed.all_reduce(total)
-        if is_last and self.how == "after":
-            time.sleep(600)
-        return float(total)
+    is_last = rank.rank == rank.ranks - 1
+    if is_last and how == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if is_last and how == "in":
+        time.sleep(600)
+    total = torch.ones(1)
+    distributed.all_reduce(total)
+    if is_last and how == "after":
+        time.sleep(600)
+    return float(total)
 
 
 class _Received:
@@ -129,4 +113,4 @@ class _Received:
 
 
 def _run(spec: RankSpec, channel: Channel) -> None:
-    run_rank_worker(_Received(spec, channel))
+    run_rank(_Received(spec, channel))

@@ -20,23 +20,23 @@ from tests.training import dying_ranks
 
 def lose(main: str, ranks: int) -> None:
     """Start ranks with a main function of `dying_ranks`, and lose one in a collective operation at the latest."""
-    setattr(first_group, "run_rank_worker", getattr(dying_ranks, main))  # noqa: B010  (not exported)
+    setattr(first_group, "run_rank", getattr(dying_ranks, main))  # noqa: B010  (not exported)
     # As for Strop's own function; a function of another package gets a new interpreter.
-    setattr(worker, "_slow_imports", lambda _: ["strop.training.ranks.rank_worker"])  # noqa: B010
+    setattr(worker, "_slow_imports", lambda _: ["strop.training.ranks.process"])  # noqa: B010
     with closing(RankGroup(ranks, "cpu")) as group:
-        assert group.run(dying_ranks.Collective(False)) == [float(ranks)] * ranks
-        group.run(dying_ranks.Collective(True))
+        assert group.run(dying_ranks.collective, False) == [float(ranks)] * ranks
+        group.run(dying_ranks.collective, True)
 
 
 def wait_for_hanging(how: Any, ranks: int) -> None:
     """Wait for a rank that hangs in a collective operation, or outside of one."""
     with closing(RankGroup(ranks, "cpu", hang_timeout_seconds=6.0)) as group:
-        group.run(dying_ranks.Collective(False))
+        group.run(dying_ranks.collective, False)
         if how == "between":
             last: Any = group._remote[-1]._worker
             os.kill(last.pid, signal.SIGSTOP)
-            group.run_each([dying_ranks.Large(bytes(1 << 22))] * ranks)
-        group.run(dying_ranks.Hang(how))
+            group.run(dying_ranks.receive, bytes(1 << 22))
+        group.run(dying_ranks.hang, how)
 
 
 if __name__ == "__main__":

@@ -101,13 +101,13 @@ def test_workers_have_all_experiences_within_the_limit(
     sizes: list[list[int]], workers: int, limit: tuple[int, str]
 ) -> None:
     members, amount = groups(sizes), Amount(*limit)  # type: ignore[arg-type]
-    plan = plan_for_workers(members, amount, workers=workers, hidden_size=HIDDEN, share_prompts=True)
+    plan = plan_for_workers(members, amount, ranks=workers, hidden_size=HIDDEN, share_prompts=True)
     assert_whole(plan, members, amount)
 
 
 def test_groups_are_cut_where_workers_would_have_unequal_numbers_of_them() -> None:
     members = groups([[50, 50, 50, 50]] * 3)
-    plan = plan_for_workers(members, Amount(4096, "tokens"), workers=2, hidden_size=896, share_prompts=True)
+    plan = plan_for_workers(members, Amount(4096, "tokens"), ranks=2, hidden_size=896, share_prompts=True)
     costs = rank_costs(plan, members, ranks=2, hidden_size=896)
     assert max(costs) < 1.05 * min(costs)
 

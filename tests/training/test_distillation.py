@@ -20,7 +20,7 @@ from strop.config.units import Amount
 from strop.errors import ModelError
 from strop.models import chunked_head
 from strop.models.tiny import make_model
-from strop.training.backends.local import LocalEngine
+from strop.training.engine import PolicyEngine, local_policy
 from strop.types import Experience, TrainingBatch
 from tests.training.test_local_engine import experiences, gradient, make_policy, make_run
 
@@ -68,7 +68,7 @@ def whole_logprobs(folder: Path, one: Experience, temperature: float) -> Tensor:
     return (model(tokens).logits[0, :-1] / temperature).log_softmax(-1)
 
 
-def learn(engine: LocalEngine, run: Run) -> tuple[dict[str, float], Tensor]:
+def learn(engine: PolicyEngine, run: Run) -> tuple[dict[str, float], Tensor]:
     engine.policy.master.zero_grad()
     metrics = dict(engine.forward_backward(TrainingBatch(tasks()), LossSpec.of(run)))
     return metrics, gradient(engine.policy)
@@ -79,7 +79,7 @@ def test_loss_and_gradient_are_those_of_the_whole_logits_of_each_tasks_teacher(
 ) -> None:
     """Forward KL, with the teachers at temperature 1 and the policy at that of the rollouts."""
     run = run_of(folders, loss={"divergence": "forward_kl", "coef": 0.5}, temperature=1.0)
-    engine = LocalEngine(run)
+    engine = local_policy(run)
     metrics, found = learn(engine, run)
 
     policy = AutoModelForCausalLM.from_pretrained(folders["policy"])
@@ -102,13 +102,13 @@ def test_loss_and_gradient_are_those_of_the_whole_logits_of_each_tasks_teacher(
     monkeypatch.setattr(chunked_head, "CHUNK_ROWS", 3)
     trainer = run.trainer.model_copy(update={"microbatch": Amount(10_000, "tokens")})
     large = run.model_copy(update={"trainer": trainer})
-    chunked, other = learn(LocalEngine(large), large)
+    chunked, other = learn(local_policy(large), large)
     assert chunked == pytest.approx(metrics, rel=1e-4)
     assert (other - found).norm() < 1e-5 * found.norm()
 
 
 def test_log_probs_are_those_of_each_tasks_teacher(folders: dict[str, Path]) -> None:
-    engine = LocalEngine(run_of(folders, reward={}))
+    engine = local_policy(run_of(folders, reward={}))
     batch = tasks()
     for one, found in zip(batch, engine.token_values(batch, "teacher_logprobs"), strict=True):
         every = whole_logprobs(folders[one.source], one, one.temperature)
@@ -121,7 +121,7 @@ def test_teachers_are_no_part_of_the_state_and_get_no_gradient(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     run = run_of(folders, loss={})
-    engine, plain = LocalEngine(run), make_policy(make_run(folders["policy"]))
+    engine, plain = local_policy(run), make_policy(make_run(folders["policy"]))
     learn(engine, run)
     engine.snapshot().begin_write(tmp_path)()
     plain.load(tmp_path)
@@ -136,8 +136,8 @@ def test_a_teacher_is_no_reference(folders: dict[str, Path]) -> None:
     run = run_of(folders, model=LORA, loss={"divergence": "jsd"})
     algorithm = run.algorithm.model_dump() | {"kl_loss": {"estimator": "full", "coef": 1.0}}
     both = Run.model_validate(run.model_dump() | {"algorithm": algorithm})
-    alone, _ = learn(LocalEngine(run), run)
-    found, _ = learn(LocalEngine(both), both)
+    alone, _ = learn(local_policy(run), run)
+    found, _ = learn(local_policy(both), both)
     assert found["kl/ref"] == pytest.approx(0, abs=1e-6)
     assert found["distillation_loss"] == pytest.approx(alone["distillation_loss"], rel=1e-5)
     assert found["distillation_loss"] > 0.003
@@ -145,4 +145,4 @@ def test_a_teacher_is_no_reference(folders: dict[str, Path]) -> None:
 
 def test_a_teacher_that_cannot_be_loaded_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^algorithm\.distillation\.teachers\.1: .*there is no folder"):
-        LocalEngine(run_of(folders | {"code": tmp_path / "nowhere"}, loss={}))
+        local_policy(run_of(folders | {"code": tmp_path / "nowhere"}, loss={}))

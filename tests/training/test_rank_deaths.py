@@ -26,7 +26,7 @@ ROUNDS = range(kills(1, sources=len(MOMENTS) * 2))
 def start(*arguments: object) -> ChildProcess:
     """A process of a first rank, since one that has left others while they joined cannot join again."""
     words = map(str, arguments)
-    imports = ["strop.training.ranks.group", "strop.training.ranks.rank_worker"]
+    imports = ["strop.training.ranks.group", "strop.training.ranks.process"]
     return start_module(
         "tests.training.first_rank", *words, imports=imports, has_children=True, stdout=subprocess.PIPE
     )

@@ -30,12 +30,8 @@ from strop.models.packed_attention.model_ranks import SequenceGroup
 from strop.models.tiny import make_model
 from strop.models.vision.model_images import ModelImages
 from strop.training.parallel.tensor import divide_matrices
-from strop.training.ranks.messages import (
-    BuildPolicy,
-    ComputeTokenValues,
-    CriticForwardBackward,
-    PolicyForwardBackward,
-)
+from strop.training.ranks.process import RankCall
+from strop.training.ranks.rank import POLICY, Rank
 from strop.training.ranks.share import interleave, plan_rank_shares
 from strop.training.specs import PolicySpec
 from strop.types import GlobalCounts, MicroBatch
@@ -65,29 +61,29 @@ def test_a_rank_without_images_gets_a_placeholder() -> None:
     batch = batch_for(FAMILY_JOBS["images, frozen tower"], 0)
     plans = plan_micro_batches(batch.experiences, Amount(80, "tokens"), share_prompts=True)
     shares = plan_rank_shares(batch, plans, len(plans) + 1)
-    assert all(share.has_images for share in shares)
+    assert all(share.needs_placeholders for share in shares)
     assert shares[-1].plans == (None,)
     text_only = batch.select([i for i, e in enumerate(batch.experiences) if not e.media])
     plans = plan_micro_batches(text_only.experiences, Amount(80, "tokens"), share_prompts=True)
-    assert not any(share.has_images for share in plan_rank_shares(text_only, plans, 2))
+    assert not any(share.needs_placeholders for share in plan_rank_shares(text_only, plans, 2))
 
 
 def test_messages_carry_data_only() -> None:
-    """Messages to a rank contain no functions."""
+    """The calls that a rank gets name an operation of its own, and contain no other function."""
     run, _ = make_runs(Path("model"), Path("teacher"), JOBS["KL"], {})
     batch = batch_of()
     plans = plan_micro_batches(batch.experiences, LIMIT, share_prompts=True)
     share = plan_rank_shares(batch, plans, 2)[0]
     counts = GlobalCounts.of(batch.experiences)
-    for message in (
-        PolicyForwardBackward(share, LossSpec(run.algorithm, 64), counts),
-        CriticForwardBackward(share, ValueLoss(0.2), counts),
-        ComputeTokenValues(share, "logprobs"),
-        BuildPolicy(PolicySpec.of(run)),
+    for call in (
+        RankCall(Rank.forward_backward, (share, POLICY, LossSpec(run.algorithm, 64), counts), {}),
+        RankCall(Rank.critic_forward_backward, (share, ValueLoss(0.2), counts), {}),
+        RankCall(Rank.token_values, (share, POLICY, "logprobs"), {}),
+        RankCall(Rank.build_policy, (POLICY, PolicySpec.of(run)), {}),
     ):
-        opcodes = {argument for _, argument, _ in pickletools.genops(pickle.dumps(message))}
+        opcodes = {argument for _, argument, _ in pickletools.genops(pickle.dumps(call))}
         assert "partial" not in opcodes and "functools" not in opcodes
-        assert pickle.loads(pickle.dumps(message)) is not None
+        assert pickle.loads(pickle.dumps(call)).operation is call.operation
 
 
 def test_a_model_whose_files_have_other_names_is_not_read_by_shards(tmp_path: Path) -> None:

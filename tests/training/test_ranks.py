@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
@@ -24,9 +23,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from strop.errors import CheckpointError, TrainingError
 from strop.models.tiny import make_model
 from strop.protocols import TrainingEngine
-from strop.training.backends.local import LocalEngine
-from strop.training.backends.ranked import RankedPolicyEngine
-from strop.training.ranks.messages import Rank
+from strop.training.backend import TrainingBackend
+from strop.training.engine import local_policy
+from strop.training.ranks.rank import Rank
 from tests.run.zero_advantages import update_on_groups
 from tests.training.backends import (
     FAMILY_JOBS,
@@ -265,7 +264,7 @@ def test_ranks_skip_zero_advantages_as_one_process_computes_them(
     """Most updates have fewer micro-batches than ranks, and some only a sequence without a gradient."""
     job = JOBS["gradient"]
     run, single = make_runs(folder, teacher, Job(), LAYOUTS[layout])
-    full, ranked = LocalEngine(single), on_ranks(ranks(2), run, Job()).engine
+    full, ranked = local_policy(single), on_ranks(ranks(2), run, Job()).engine
     expected = update_on_groups(full, single, skip=False)
     found = update_on_groups(ranked, run, skip=True)
     assert found["skipped_sequences"] > 0
@@ -303,7 +302,7 @@ def test_a_model_read_by_shards_is_the_model_read_whole(
     """Its weights, its adapter's first weights, its buffers and its configuration."""
     path = make_model(tmp_path / "model", ["one and one"], vocab_size=280, hidden_size=32, tied=tied)
     run, single = make_runs(path, teacher, Job(model=model), LAYOUTS[layout])
-    sharded, whole = RankedPolicyEngine(ranks(2), run), LocalEngine(single)
+    sharded, whole = TrainingBackend(run, ranks(2), "").policy(), local_policy(single)
     assert "whole model" not in sharded.description
     assert export(sharded, tmp_path / "sharded", path) == export(whole, tmp_path / "whole", path)
     exported = load_file(tmp_path / "sharded" / "model.safetensors")
@@ -324,7 +323,7 @@ def test_each_rank_resumes_its_own_dropout_state(
     run, _ = make_runs(folder, teacher, job, LAYOUTS[layout])
 
     def start() -> PolicyTrainee:
-        return PolicyTrainee(RankedPolicyEngine(ranks(2), run), run, job)
+        return PolicyTrainee(TrainingBackend(run, ranks(2), "").policy(), run, job)
 
     first = start()
     first.learn(range(1))
@@ -336,13 +335,9 @@ def test_each_rank_resumes_its_own_dropout_state(
     assert again.learn(range(1, 2)) == expected
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """An operation that ends with an error of the training."""
-
-    def run(self, worker: Rank) -> None:
-        """Fail."""
-        raise TrainingError("the loss of a micro-batch is nan")
+def fail(rank: Rank) -> None:
+    """Fail with an error of the training."""
+    raise TrainingError("the loss of a micro-batch is nan")
 
 
 @pytest.mark.xdist_group("2 ranks, last")
@@ -353,8 +348,8 @@ def test_the_error_of_another_rank_is_raised_by_the_first(
     of the tests before, after which torch has its own functions again."""
     run, _ = make_runs(folder, teacher, Job(), LAYOUTS["2 shards"])
     group = ranks(2)
-    engine = RankedPolicyEngine(group, run)
-    with pytest.raises(TrainingError, match=r"^the loss of a micro-batch is nan$"), group.on_others(Fail()):
+    engine = TrainingBackend(run, group, "").policy()
+    with pytest.raises(TrainingError, match=r"^the loss of a micro-batch is nan$"), group.on_others(fail):
         dict(engine.policy.iter_weights())
     ranks.close()
     assert functional.linear is TORCH_LINEAR
@@ -366,6 +361,6 @@ def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(
 ) -> None:
     """Which ends the ranks."""
     whole, adapter = (make_runs(folder, teacher, JOBS[name], LAYOUTS["2 x 2"])[0] for name in ("KL", "LoRA"))
-    RankedPolicyEngine(ranks(4), whole).snapshot().begin_write(tmp_path)()
+    TrainingBackend(whole, ranks(4), "").policy().snapshot().begin_write(tmp_path)()
     with pytest.raises(CheckpointError, match="another model"):
-        RankedPolicyEngine(ranks(4), adapter).load(tmp_path)
+        TrainingBackend(adapter, ranks(4), "").policy().load(tmp_path)

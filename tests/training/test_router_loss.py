@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
 from strop.errors import ModelError
-from strop.training.backends.local import LocalEngine
-from strop.training.backends.ranked import RankedPolicyEngine
+from strop.training.backend import TrainingBackend
+from strop.training.engine import local_policy
 from strop.training.ranks.group import RankGroup
 from strop.types import TrainingBatch
 from tests.models.families import family_folder
@@ -50,7 +50,7 @@ def learn(engine: Any, run: Run) -> dict[str, float]:
 def test_the_loss_is_that_of_transformers_on_the_whole_update(experts: Path) -> None:
     """The sequences are computed one by one there, and in micro-batches with shared prompts here."""
     run = the_run(experts, {"balance_coef": 1.0, "balance_over": "model"})
-    engine = LocalEngine(run)
+    engine = local_policy(run)
     assert engine.supports_shared_prompts
     metrics = learn(engine, run)
     model = AutoModelForCausalLM.from_pretrained(experts, output_router_logits=True)
@@ -75,7 +75,7 @@ def test_micro_batches_change_nothing(experts: Path, over: str) -> None:
     found = []
     for size in ("60 tokens", "1 sequences", "10000 tokens"):
         run = the_run(experts, BOTH | {"balance_over": over}, size)
-        engine = LocalEngine(run)
+        engine = local_policy(run)
         found.append((learn(engine, run), gradient(engine.policy)))
     for metrics, gradients in found[1:]:
         assert metrics == pytest.approx(found[0][0], rel=1e-4, abs=1e-7)
@@ -88,7 +88,7 @@ def test_micro_batches_change_nothing(experts: Path, over: str) -> None:
 def test_two_ranks_learn_what_one_process_learns(pair: RankGroup, experts: Path, router_loss: Any) -> None:
     one = the_run(experts, router_loss)
     two = the_run(experts, router_loss, type="fsdp2")
-    alone, ranked = LocalEngine(one), RankedPolicyEngine(pair, two)
+    alone, ranked = local_policy(one), TrainingBackend(two, pair, "").policy()
     for _ in range(2):
         first, second = ({**learn(engine, one), "norm": engine.step()} for engine in (alone, ranked))
         assert second == pytest.approx(first, rel=1e-4, abs=1e-7)
@@ -97,4 +97,4 @@ def test_two_ranks_learn_what_one_process_learns(pair: RankGroup, experts: Path,
 
 def test_a_model_without_experts_is_refused(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"Qwen2ForCausalLM is none of them"):
-        LocalEngine(the_run(folder))
+        local_policy(the_run(folder))

@@ -15,8 +15,7 @@ from safetensors import safe_open
 from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
 from strop.protocols import TrainingEngine
-from strop.training.backends.local import LocalEngine
-from strop.training.backends.ranked import RankedCriticEngine, RankedPolicyEngine
+from strop.training.backend import TrainingBackend
 from strop.training.checkpoints.file_writer import (
     OPTIMIZER_SCALARS_FILE,
     OPTIMIZER_TENSORS_FILE,
@@ -24,6 +23,7 @@ from strop.training.checkpoints.file_writer import (
     shard_file_name,
 )
 from strop.training.checkpoints.tensors import ShardedTensors
+from strop.training.engine import local_policy
 from strop.workers.waiting import wait_until
 from tests.files import digest
 from tests.training.backends import LORA
@@ -50,7 +50,7 @@ def learn(engine: TrainingEngine, run: Run, seed: int) -> None:
 @pytest.mark.parametrize("model", [{}, LORA], ids=["full", "LoRA"])
 def test_each_rank_writes_its_own_rows(pair, folder, model, tmp_path):
     run = the_run(folder, model=model | {"path": str(folder)})
-    ranked = RankedPolicyEngine(pair, run)
+    ranked = TrainingBackend(run, pair, "").policy()
     learn(ranked, run, 0)
     written = ranked.snapshot().begin_write(tmp_path)()
     assert (
@@ -64,7 +64,7 @@ def test_each_rank_writes_its_own_rows(pair, folder, model, tmp_path):
             sizes.append(sum(tensor.numel() for tensor in rows.values()))
         assert sum(sizes) == sum(stored.shapes[name].numel() for name in stored.shapes)
         assert 0.4 < sizes[1] / sum(sizes) < 0.6
-    alone = LocalEngine(run)
+    alone = local_policy(run)
     alone.load(tmp_path)
     held = dict(alone.policy.master.named_parameters())
     stored = ShardedTensors(tmp_path, WEIGHTS_FILE)
@@ -80,7 +80,8 @@ def test_which_files_are_written_while_the_first_rank_is_blocked(pair, folder, w
     os.mkfifo(tmp_path / OPTIMIZER_SCALARS_FILE)
     os.link(tmp_path / OPTIMIZER_SCALARS_FILE, tmp_path / "pipe")
     write = (
-        RankedPolicyEngine(pair, the_run(folder, checkpoint={"save_concurrency": writers}))
+        TrainingBackend(the_run(folder, checkpoint={"save_concurrency": writers}), pair, "")
+        .policy()
         .snapshot()
         .begin_write(tmp_path)
     )
@@ -105,8 +106,8 @@ def others(folder: Path) -> set[str]:
 def test_an_asynchronous_save_holds_the_state_of_its_start(pair, folder, tmp_path):
     run = the_run(folder)
     with_critic = the_run(folder, algorithm="ppo")
-    ranked = RankedPolicyEngine(pair, run)
-    critic = RankedCriticEngine(pair, with_critic, with_critic.algorithm.critic)
+    ranked = TrainingBackend(run, pair, "").policy()
+    critic = TrainingBackend(with_critic, pair, "").critic(with_critic.algorithm.critic)
     learn(ranked, run, 0)
     folders = [tmp_path / name for name in ("now", "later", "critic")]
     for folder in folders:
@@ -125,7 +126,7 @@ def test_an_asynchronous_save_holds_the_state_of_its_start(pair, folder, tmp_pat
 
 def test_a_write_error_on_another_rank_is_reported_and_training_continues(pair, folder, tmp_path):
     run = the_run(folder)
-    ranked = RankedPolicyEngine(pair, run)
+    ranked = TrainingBackend(run, pair, "").policy()
     (tmp_path / SECOND).mkdir()
     with pytest.raises(OSError, match=r"directory.* \(on rank 1 of the trainer\)"):
         ranked.snapshot().begin_write(tmp_path)()

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from strop.algorithms.registry import LossSpec
 from strop.config.schema import Run
 from strop.config.schema.algorithm import SftConfig
-from strop.training.backends.local import LocalEngine
+from strop.training.engine import local_policy
 from strop.types import SamplingParams, TrainingBatch
 from strop.workflows.experiences import rollout_to_experiences
 
@@ -39,7 +39,7 @@ def test_gradient_equals_the_manual_one(world, user_file, unit):
             "trainer": {"engine": {"device": "cpu"}},
         }
     )
-    engine = LocalEngine(run)
+    engine = local_policy(run)
     targets = sum(len(turn.completion_ids) for turn in rollout.turns)
     engine.forward_backward(TrainingBatch(experiences), LossSpec(SftConfig(), 400))
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
 
 from torch import Tensor
 
-from strop.algorithms.registry import AnyLossSpec
 from strop.compat.tinker.losses import NamedLoss
 from strop.config.schema import Run
-from strop.config.schema.trainer import Fsdp2EngineConfig, LocalEngineConfig, TrainingEngineConfig
-from strop.data.packing import unpack
+from strop.config.schema.trainer import Fsdp2EngineConfig, LocalEngineConfig
 from strop.errors import TrainingError
-from strop.training.backends.local import LocalEngine
-from strop.training.backends.ranked import RankedEngine
-from strop.training.device import find_rank_device_type
+from strop.training.device import find_device, find_rank_device_type
+from strop.training.engine import ModelEngine
 from strop.training.optimized_model import sum_metrics
 from strop.training.ranks.group import RankGroup
-from strop.training.ranks.messages import BuildPolicy, JoinWriteAdapter, Rank
+from strop.training.ranks.rank import Rank, SingleRank
 from strop.training.ranks.share import IdleSafeLoss, RankShare, interleave
 from strop.training.specs import PolicySpec
 from strop.training.trained_models import PolicyModel
@@ -40,180 +36,75 @@ class AdamStep:
     max_grad_norm: float | None
     """Maximum gradient norm; None for no clipping."""
 
-    def apply(self, policy: PolicyModel) -> float:
-        """Update the policy; returns the norm before clipping. Raises TrainingError for one that is not finite."""
-        policy.set_lr(self.lr)
-        policy.set_weight_decay(self.weight_decay)
-        policy.set_adam(self.betas, self.eps, self.max_grad_norm)
-        return policy.step()
+
+class AdapterEngines:
+    """Opens the engines of a service, on ranks that all of its adapters share."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        """One rank is this process, in which all adapters use the same weights of the base model; on several each has
+        a shard of the model for every adapter. Raises PlacementError where this machine has fewer GPUs than ranks."""
+        self.section = LocalEngineConfig() if ranks == 1 else Fsdp2EngineConfig(ranks=ranks)
+        """Section `trainer.engine` of the runs."""
+        self._device = find_rank_device_type("auto", ranks, LOCAL)
+        self._ranks: SingleRank | RankGroup | None = None
+        self._numbers = itertools.count()
+        self._frozen: dict[str, Tensor] = {}
+
+    def open(self, run: Run) -> AdapterEngine:
+        """The engine of a new adapter. Starts the ranks, if there are none or an operation has failed on one.
+
+        Raises ModelError for a model that cannot be trained.
+        """
+        if self._ranks is not None and self._ranks.has_failed:
+            self.close()
+        if self._ranks is None:
+            if isinstance(self.section, LocalEngineConfig):
+                self._ranks = SingleRank(find_device("auto"))
+            else:
+                self._ranks = RankGroup.of(self.section, self._device, LOCAL)
+        engine = AdapterEngine(self._ranks, run, f"adapter-{next(self._numbers)}")
+        if isinstance(self._ranks, SingleRank):
+            self._share_base(engine.policy)
+        return engine
+
+    def close(self) -> None:
+        """End the ranks."""
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+
+    def _share_base(self, policy: PolicyModel) -> None:
+        """Let an adapter use the frozen weights of the first one."""
+        for module in {policy.master, policy.model}:
+            for name, parameter in module.named_parameters():
+                if not parameter.requires_grad:
+                    parameter.data = self._frozen.setdefault(f"{name} {parameter.dtype}", parameter.data)
 
 
-class AdapterEngine(Protocol):
+class AdapterEngine(ModelEngine):
     """Training engine of one adapter. A TrainingError for numbers that are not finite drops the gradient."""
+
+    def __init__(self, ranks: SingleRank | RankGroup, run: Run, name: str) -> None:
+        """`name` is the adapter's on the ranks. Raises ModelError for a model that cannot be trained."""
+        spec = replace(PolicySpec.of(run), needs_reference=False)
+        ranks.run(Rank.build_policy, name, spec)
+        super().__init__(ranks, name, spec)
+        self.collective = isinstance(ranks, RankGroup)
+        self.policy: PolicyModel = ranks.first.model(name)
+        """The model with the adapter, or the first rank's shard of it."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether the processes that held the adapter have ended, so that a new engine starts from the last state."""
-        ...
+        """Whether the ranks have ended, or will, so that a new engine starts from the last state."""
+        return self._ranks.has_failed
 
     def compute(
         self, batch: TrainingBatch, loss: NamedLoss, *, backward: bool
     ) -> tuple[float, list[FloatArray]]:
         """The loss, and the log-probs of each experience's targets; adds the gradient if `backward`."""
-        ...
-
-    def update(self, step: AdamStep) -> float:
-        """Update the adapter; returns the norm of the gradient before clipping."""
-        ...
-
-    def write_state(self, folder: Path) -> None:
-        """Write the adapter and its optimizer's state."""
-        ...
-
-    def load_state(self, folder: Path) -> None:
-        """Restore a state. Raises CheckpointError for that of another adapter."""
-        ...
-
-    def reset_optimizer(self) -> None:
-        """Start again with new moments."""
-        ...
-
-    def write_adapter(self, folder: Path) -> None:
-        """Write the adapter in PEFT's format."""
-        ...
-
-    def close(self) -> None:
-        """Free the memory."""
-        ...
-
-
-class AdapterEngines(Protocol):
-    """Opens the engines of a service."""
-
-    @property
-    def section(self) -> TrainingEngineConfig:
-        """Section `trainer.engine` of the runs."""
-        ...
-
-    def open(self, run: Run) -> AdapterEngine:
-        """The engine of a new adapter. Raises ModelError for a model that cannot be trained."""
-        ...
-
-    def close(self) -> None:
-        """End all processes."""
-        ...
-
-
-class LocalAdapterEngines:
-    """Engines in this process, which share the weights of the base model."""
-
-    section: TrainingEngineConfig = LocalEngineConfig()
-
-    def __init__(self) -> None:
-        self._frozen: dict[str, Tensor] = {}
-
-    def open(self, run: Run) -> LocalAdapterEngine:
-        """See `AdapterEngines`."""
-        engine = LocalEngine(run, replace(PolicySpec.of(run), needs_reference=False))
-        for module in {engine.policy.master, engine.policy.model}:
-            for name, parameter in module.named_parameters():
-                if not parameter.requires_grad:
-                    parameter.data = self._frozen.setdefault(f"{name} {parameter.dtype}", parameter.data)
-        return LocalAdapterEngine(engine)
-
-    def close(self) -> None:
-        """Nothing runs."""
-
-
-class LocalAdapterEngine:
-    """An adapter in this process."""
-
-    is_lost = False
-
-    def __init__(self, engine: LocalEngine) -> None:
-        self._engine = engine
-        self.policy = engine.policy
-
-    def compute(
-        self, batch: TrainingBatch, loss: NamedLoss, *, backward: bool
-    ) -> tuple[float, list[FloatArray]]:
-        """See `AdapterEngine`."""
-        run = self._engine.forward_backward if backward else self._engine.evaluate_loss
-        metrics = run(batch, cast(AnyLossSpec, loss))
-        micro_batches, values = zip(*loss.logprobs, strict=True)
-        return float(metrics["loss"]), unpack(micro_batches, values, batch.experiences)
-
-    def update(self, step: AdamStep) -> float:
-        """See `AdapterEngine`."""
-        return step.apply(self.policy)
-
-    def write_state(self, folder: Path) -> None:
-        """See `AdapterEngine`."""
-        self._engine.snapshot().begin_write(folder)()
-
-    def load_state(self, folder: Path) -> None:
-        """See `AdapterEngine`."""
-        self._engine.load(folder)
-
-    def reset_optimizer(self) -> None:
-        """See `AdapterEngine`."""
-        self.policy.reset_optimizer()
-
-    def write_adapter(self, folder: Path) -> None:
-        """See `AdapterEngine`."""
-        self._engine.write_adapter(folder)
-
-    def close(self) -> None:
-        """Its memory is that of the object."""
-
-
-class RankedAdapterEngines:
-    """Engines on FSDP2 ranks, each of which holds a shard of the model for every adapter."""
-
-    def __init__(self, ranks: int) -> None:
-        """Raises PlacementError where this machine has fewer GPUs than ranks."""
-        self.section: TrainingEngineConfig = Fsdp2EngineConfig(ranks=ranks)
-        self._device = find_rank_device_type("auto", ranks, LOCAL)
-        self._group: RankGroup | None = None
-        self._numbers = itertools.count()
-
-    def open(self, run: Run) -> RankedAdapterEngine:
-        """See `AdapterEngines`. Starts the ranks, if there are none or an operation has failed on one."""
-        assert isinstance(self.section, Fsdp2EngineConfig)
-        if self._group is not None and self._group.has_failed:
-            self.close()
-        if self._group is None:
-            self._group = RankGroup.of(self.section, self._device, LOCAL)
-        return RankedAdapterEngine(self._group, run, f"adapter-{next(self._numbers)}")
-
-    def close(self) -> None:
-        """End the ranks."""
-        if self._group is not None:
-            self._group.has_failed = True
-            self._group.close()
-            self._group = None
-
-
-class RankedAdapterEngine(RankedEngine):
-    """An adapter on ranks, under a name of its own."""
-
-    def __init__(self, group: RankGroup, run: Run, name: str) -> None:
-        spec = replace(PolicySpec.of(run), needs_reference=False)
-        group.run(BuildPolicy(spec, name))
-        super().__init__(group, name, spec)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the ranks have ended, or will."""
-        return self._group.has_failed
-
-    def compute(
-        self, batch: TrainingBatch, loss: NamedLoss, *, backward: bool
-    ) -> tuple[float, list[FloatArray]]:
-        """See `AdapterEngine`."""
         counts = GlobalCounts.of(batch.experiences)
-        shares = self._shares(batch, self._plan(batch.experiences))
-        passes = self._run_shares([LossPass(self._model, share, loss, counts, backward) for share in shares])
+        plan = self._plan(batch.experiences)
+        passes = self._run_shares(batch, plan, compute_loss, self._name, loss, counts, backward)
         self._require([each.error for each in passes])
         found: dict[int, FloatArray] = {}
         for each in passes:
@@ -222,37 +113,29 @@ class RankedAdapterEngine(RankedEngine):
         return float(metrics["loss"]), [found[number] for number in range(len(batch.experiences))]
 
     def update(self, step: AdamStep) -> float:
-        """See `AdapterEngine`."""
-        found = self._group.run(Update(self._model, step))[0]
+        """Update the adapter; returns the norm of the gradient before clipping."""
+        found = self._ranks.run(update, self._name, step)[0]
         self._require([found if isinstance(found, str) else None])
         return float(found)
 
-    def write_state(self, folder: Path) -> None:
-        """See `AdapterEngine`."""
-        self.snapshot().begin_write(folder)()
-
-    def load_state(self, folder: Path) -> None:
-        """See `AdapterEngine`."""
-        self.load(folder)
-
     def reset_optimizer(self) -> None:
-        """See `AdapterEngine`."""
-        self._group.run(CallModel(self._model, "reset_optimizer"))
+        """Start again with new moments."""
+        self._ranks.run(reset_optimizer, self._name)
 
     def write_adapter(self, folder: Path) -> None:
-        """See `AdapterEngine`."""
-        with self._group.on_others(JoinWriteAdapter(self._model)):
-            self._group.worker.model(self._model).write_adapter(folder)
+        """Write the adapter in PEFT's format."""
+        with self._ranks.on_others(Rank.join_write_adapter, self._name):
+            self.policy.write_adapter(folder)
 
     def close(self) -> None:
-        """See `AdapterEngine`."""
+        """Free the memory."""
         if not self.is_lost:
-            self._group.run(Remove(self._model))
+            self._ranks.run(Rank.remove, self._name)
 
     def _require(self, errors: Sequence[str | None]) -> None:
         for error in errors:
             if error is not None:
-                self._group.run(CallModel(self._model, "drop_gradient"))
+                self._ranks.run(drop_gradient, self._name)
                 raise TrainingError(error)
 
 
@@ -267,63 +150,42 @@ class PassResult:
     """Message of the error for a loss that is not finite, which does not end the rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossPass:
+def compute_loss(
+    rank: Rank, share: RankShare, name: str, loss: NamedLoss, counts: GlobalCounts, backward: bool
+) -> PassResult:
     """Compute a loss over the rank's share, and add its gradient."""
-
-    model: str
-    share: RankShare
-    loss: NamedLoss
-    counts: GlobalCounts
-    backward: bool
-
-    def run(self, worker: Rank) -> PassResult:
-        policy: PolicyModel = worker.model(self.model)
-        micro_batches = self.share.micro_batches(policy.device, policy.images)
-        loss = replace(self.loss, logprobs=[])
-        try:
-            if self.backward:
-                loss_fn = IdleSafeLoss(loss.build())
-                metrics = [policy.forward_backward(micro_batches, loss_fn, self.counts, entropy=False)]
-            else:
-                metrics = [*policy.evaluate_loss(micro_batches, loss.build(), self.counts)]
-        except TrainingError as error:
-            return PassResult((), {}, str(error))
-        built, values = zip(*loss.logprobs, strict=True) if loss.logprobs else ((), ())
-        return PassResult([dict(each) for each in metrics], self.share.unpack(built, values))
+    policy: PolicyModel = rank.model(name)
+    micro_batches = share.micro_batches(policy.device, policy.images)
+    loss = replace(loss, logprobs=[])
+    try:
+        if backward:
+            loss_fn = IdleSafeLoss(loss.build())
+            metrics = [policy.forward_backward(micro_batches, loss_fn, counts, entropy=False)]
+        else:
+            metrics = [*policy.evaluate_loss(micro_batches, loss.build(), counts)]
+    except TrainingError as error:
+        return PassResult((), {}, str(error))
+    built, values = zip(*loss.logprobs, strict=True) if loss.logprobs else ((), ())
+    return PassResult([dict(each) for each in metrics], share.unpack(built, values))
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """Update an adapter; the result is the norm, or the message of the error for one that is not finite."""
-
-    model: str
-    step: AdamStep
-
-    def run(self, worker: Rank) -> float | str:
-        try:
-            return self.step.apply(worker.model(self.model))
-        except TrainingError as error:
-            return str(error)
+def update(rank: Rank, name: str, step: AdamStep) -> float | str:
+    """Update an adapter; the norm before clipping, or the message of the error for one that is not finite."""
+    policy: PolicyModel = rank.model(name)
+    policy.set_lr(step.lr)
+    policy.set_weight_decay(step.weight_decay)
+    policy.set_adam(step.betas, step.eps, step.max_grad_norm)
+    try:
+        return policy.step()
+    except TrainingError as error:
+        return str(error)
 
 
-@dataclass(frozen=True, slots=True)
-class CallModel:
-    """Call a method without arguments."""
-
-    model: str
-    method: str
-
-    def run(self, worker: Rank) -> None:
-        call: Callable[[], Any] = getattr(worker.model(self.model), self.method)
-        call()
+def reset_optimizer(rank: Rank, name: str) -> None:
+    """Forget the moments of an adapter."""
+    rank.model(name).reset_optimizer()
 
 
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """Free an adapter with its model."""
-
-    model: str
-
-    def run(self, worker: Rank) -> None:
-        worker.remove(self.model)
+def drop_gradient(rank: Rank, name: str) -> None:
+    """Forget the gradient of an adapter."""
+    rank.model(name).drop_gradient()

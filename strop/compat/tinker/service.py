@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from strop.compat.tinker.adapter_engine import AdapterEngines, LocalAdapterEngines, RankedAdapterEngines
+from strop.compat.tinker.adapter_engine import AdapterEngines
 from strop.compat.tinker.routes import TinkerRoutes
 from strop.compat.tinker.sampling import AdapterSamplers
 from strop.compat.tinker.store import ServiceFiles
@@ -35,7 +35,7 @@ def open_tinker(base: ServedBase, *, folder: Path, name: str, ranks: int = 1) ->
             raise ConfigError(f"--tinker {folder}: another service uses this folder; write another") from None
         samplers = AdapterSamplers(base.weights, base.tokenizer, context_tokens)
         opened.callback(samplers.close)
-        engines: AdapterEngines = LocalAdapterEngines() if ranks == 1 else RankedAdapterEngines(ranks)
+        engines = AdapterEngines(ranks)
         opened.callback(engines.close)
         trainer = Trainer(
             files, lambda info: TrainedAdapter(base.model, info.lora, context_tokens, vocab_size, engines)

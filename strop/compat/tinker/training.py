@@ -101,11 +101,11 @@ class TrainedAdapter:
     def write_state(self, folder: Path) -> None:
         """Write the adapter and its optimizer's state, from which `load_state` continues exactly."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.engine.write_state(folder)
+        self.engine.snapshot().begin_write(folder)()
 
     def load_state(self, folder: Path) -> None:
         """Restore what `write_state` wrote. Raises CheckpointError for the state of another adapter."""
-        self.engine.load_state(folder)
+        self.engine.load(folder)
         self.has_gradient = False
 
     def reset_optimizer(self) -> None:

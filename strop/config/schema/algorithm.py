@@ -432,13 +432,8 @@ class PrimeConfig(GroupBaselineConfig):
         return self.oversampling
 
     def run_faults(self, run: Run) -> Iterator[str]:
-        """Faults of the second model and of the choice of groups."""
+        """Faults of the choice of groups."""
         yield from super().run_faults(run)
-        if run.trainer.engine.type != "local":
-            yield (
-                f"trainer.engine.type is {run.trainer.engine.type}, but algorithm prime trains a second language "
-                "model, which only one process can; write trainer.engine: local"
-            )
         if self.oversampling is None or isinstance(run.synchronizer, MemorySyncConfig):
             return
         if run.synchronizer.style.type != "fixed":

@@ -36,7 +36,7 @@ from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_policy_tokens
 from strop.runs.folder import RunFolder
 from strop.runs.held_out_scores import HeldOutScores
-from strop.training.backends.registry import open_training_engines
+from strop.training.backend import open_training_engines
 from strop.types import Experience, FloatArray, GlobalCounts, RolloutGroup, TrainingBatch
 from strop.workers.signals import StopSignal
 

@@ -40,7 +40,7 @@ from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.formatting import format_duration, format_number
-from strop.training.backends.registry import open_training_engines
+from strop.training.backend import open_training_engines
 from strop.training.checkpoints import checkpoint
 from strop.training.checkpoints import checkpoint as checkpoints
 from strop.workers.files import atomic_write

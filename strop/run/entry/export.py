@@ -20,7 +20,7 @@ from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.folder import RunFolder
 from strop.runs.model_card import model_card
 from strop.runs.reader import read_run
-from strop.training.backends.registry import open_training_engines
+from strop.training.backend import open_training_engines
 from strop.training.checkpoints import checkpoint as checkpoints
 from strop.workers.hub_requests import limit_hub_requests
 

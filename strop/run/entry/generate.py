@@ -35,7 +35,7 @@ from strop.run.rollout.inference_engines import (
 from strop.run.rollout.rollout_services import UNSCORED, sampling_params
 from strop.run.tokenizer import load_model_tokens, load_policy_tokens, load_run_tokenizer
 from strop.seeds import derive_seed
-from strop.training.backends.registry import open_training_engines
+from strop.training.backend import open_training_engines
 from strop.training.checkpoints import checkpoint as checkpoints
 from strop.training.device import find_device
 from strop.types import SampleRequest, Task

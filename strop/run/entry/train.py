@@ -87,7 +87,7 @@ from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.training_examples import write_training_examples
 from strop.sync.factory import SYNC_FOLDER, open_weight_sender
 from strop.sync.publish import Publisher, WeightSource
-from strop.training.backends.registry import open_training_engines
+from strop.training.backend import open_training_engines
 from strop.training.device import find_device
 from strop.workers.cleanup import closing
 from strop.workers.signals import StopSignal

@@ -18,14 +18,15 @@ from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
 from strop.config.schema.run import Run
 from strop.errors import RewardError
-from strop.protocols import CriticEngine, EngineSnapshot, TrainingEngine
+from strop.protocols import EngineSnapshot, TrainingEngine
 from strop.run.check.refusals import is_probability, no_probability
 from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience
 from strop.run.optimize.logprobs import check_same_vocabulary
 from strop.run.optimize.minibatches import plan_minibatches, shuffle_seed
 from strop.run.optimize.policy_optimizer import learning_rate, mean_metrics
 from strop.run.state.horizon import Horizon
-from strop.training.backends.registry import TrainingBackend
+from strop.training.backend import TrainingBackend
+from strop.training.engine import CriticEngine
 from strop.types import Experience, FloatArray, TrainingBatch
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ from strop.run.rollout.rollout_services import (
 from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_run_tokenizer
 from strop.sync.publish import AdapterLoad, InPlaceLoad, LocalSynchronizer, TensorLoad
-from strop.training.backends.registry import TrainingBackend
+from strop.training.backend import TrainingBackend
 from strop.training.device import find_device
 from strop.workers.ray_runtime import is_on_ray
 from strop.workers.signals import StopSignal

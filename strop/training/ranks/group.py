@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+import secrets
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn, assert_never
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate, Literal, NoReturn, assert_never
 
 import torch
 from torch import distributed
 from torch.distributed.distributed_c10d import _abort_process_group
 
+from strop.config.schema.record import SaveConcurrency
 from strop.config.schema.trainer import DeepSpeedEngineConfig, Fsdp2EngineConfig, RankNetworkConfig
 from strop.errors import (
     NodeLostError,
@@ -26,11 +30,12 @@ from strop.errors import (
 )
 from strop.models.dtensor import forget_meshes
 from strop.protocols import FileChecksum
+from strop.training.checkpoints.file_writer import write_order, writes_in_parallel
 from strop.training.parallel.zero import close_deepspeed
-from strop.training.ranks.messages import RankFailure, RankMessage, RankResult, RankSpec, SaveCheckpoint
-from strop.training.ranks.rank_worker import RankWorker, run_rank_worker
-from strop.training.ranks.rendezvous import open_rendezvous
-from strop.training.ranks.sharded_save import gather_written_files
+from strop.training.ranks.process import RankCall, RankFailure, RankResult, join_ranks, run_rank
+from strop.training.ranks.rank import A, P, Rank, T
+from strop.training.ranks.rendezvous import RankSpec, open_rendezvous
+from strop.training.ranks.sharded_save import ShardedSave, gather_written_files
 from strop.workers.start import (
     LOCAL,
     AgentPlacement,
@@ -69,7 +74,7 @@ def _device_indices(placement: RankPlacement, ranks: int) -> list[int]:
 
 
 class RankGroup:
-    """Starts the ranks and sends messages to them; every rank runs its message at the same time.
+    """Starts the ranks and calls operations on them; every rank runs the same one at the same time.
 
     A rank that dies or hangs is noticed at any time, also while the others wait for it. It raises RankLostError.
     """
@@ -107,7 +112,7 @@ class RankGroup:
         self.ranks = ranks
         """Number of ranks, with the first one."""
         self.has_failed = False
-        """Whether an operation has failed on a rank, after which the ranks take no further message."""
+        """Whether the ranks take no further operation, because one has failed or they are closed."""
         self._remote: list[RemoteRank] = []
         self._watch: RankWatch | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="strop-ranks-")
@@ -129,55 +134,69 @@ class RankGroup:
                     for rank, index in enumerate(_device_indices(placement, ranks))
                 ]
                 with self._on_others(specs[1:]) as nodes:
-                    self.worker = call_with_checks(
-                        lambda: RankWorker(specs[0], rendezvous.listening),
+                    self.first = call_with_checks(
+                        lambda: join_ranks(specs[0], rendezvous.listening),
                         lambda: _check_replies(self._remote),
                     )
+                    """The first rank, in this process."""
         except BaseException:
             self.close()
             raise
         if device == "cuda":
-            torch.cuda.set_device(self.worker.device)  # which applies to one thread
-        self.device = self.worker.device
-        self.nodes: tuple[str, ...] = (self.worker.node, *nodes)
+            torch.cuda.set_device(self.first.device)  # which applies to one thread
+        self.device = self.first.device
+        self.nodes: tuple[str, ...] = (self.first.node, *nodes)
         """Node of each rank."""
 
-    def run(self, message: RankMessage) -> list[Any]:
-        """Run a message on every rank; the results by rank."""
-        return self.run_each([message] * self.ranks)
-
-    def run_each(self, messages: Sequence[RankMessage]) -> list[Any]:
-        """Run a message of its own on every rank; the results by rank.
+    def run(self, operation: Callable[Concatenate[Rank, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Run an operation on every rank with the same arguments; the results by rank.
 
         If a rank raises an error, that error is raised, rather than the failure that it causes in others.
         """
-        with self._on_others(messages[1:]) as results:
-            own = messages[0].run(self.worker)
-        return [own, *results]
+        call = RankCall(operation, args, kwargs)
+        return self._run([call] * self.ranks)
+
+    def run_each(
+        self,
+        operation: Callable[Concatenate[Rank, A, P], T],
+        own: Sequence[A],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[T]:
+        """As `run`, with a first argument for each rank of its own."""
+        return self._run([RankCall(operation, (each, *args), kwargs) for each in own])
 
     @contextmanager
-    def on_others(self, message: RankMessage) -> Iterator[None]:
-        """While the other ranks run a message, the first rank runs the body of the context."""
-        with self._on_others([message] * len(self._remote)):
+    def on_others(
+        self, operation: Callable[Concatenate[Rank, P], object], *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[None]:
+        """While the other ranks run an operation, the first rank runs the body of the context."""
+        with self._on_others([RankCall(operation, args, kwargs)] * len(self._remote)):
             yield
 
-    def begin_save(self, save: SaveCheckpoint) -> Callable[[], Mapping[str, FileChecksum]]:
+    def snapshot(self, name: str, concurrency: SaveConcurrency) -> ShardedSnapshot:
+        """The state of a model, for a checkpoint; `concurrency` says which ranks and threads write at a time."""
+        return ShardedSnapshot(self, name, concurrency)
+
+    def begin_save(self, save: ShardedSave) -> Callable[[], Mapping[str, FileChecksum]]:
         """Start to write a checkpoint on all ranks.
 
         The returned function finishes the write, in any thread, and returns the written files. It raises
         TrainingError for a failed rank, and OSError where a disk refused a file.
         """
-        with self._on_others([save] * len(self._remote)):
-            write_own = self.worker.begin_save(save)
+        with self.on_others(Rank.save, save):
+            write_own = self.first.begin_save(save)
 
         def write() -> Mapping[str, FileChecksum]:
             write_own()
-            return gather_written_files(save, self.worker.store, self._check)
+            assert self.first.store is not None
+            return gather_written_files(save, self.first.store, self._check)
 
         return write
 
     def close(self) -> None:
         """Kill the other ranks; their state is discarded."""
+        self.has_failed = True
         if self._watch is not None:
             self._watch.close()
         for rank in self._remote:
@@ -201,6 +220,11 @@ class RankGroup:
         for rank in started:
             rank.result()
 
+    def _run(self, calls: Sequence[RankCall]) -> list[Any]:
+        with self._on_others(calls[1:]) as results:
+            own = calls[0](self.first)
+        return [own, *results]
+
     @contextmanager
     def _on_others(self, messages: Sequence[object]) -> Iterator[list[Any]]:
         results: list[Any] = []
@@ -221,6 +245,29 @@ class RankGroup:
         self.has_failed = False
 
 
+@dataclass(frozen=True, slots=True)
+class ShardedSnapshot:
+    """The current state of a model on the ranks; no rank ever holds another's shard."""
+
+    group: RankGroup
+    model: str
+    """Name of the model on the ranks."""
+    save_concurrency: SaveConcurrency
+    """Which ranks and threads write at the same time."""
+
+    def begin_write(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, FileChecksum]]:
+        """See `strop.protocols.EngineSnapshot`."""
+        save = ShardedSave(
+            save_id=secrets.token_hex(8),
+            folder=folder.absolute(),
+            model=self.model,
+            copy_tensors=copied,
+            parallel_files=writes_in_parallel(self.save_concurrency),
+            write_order=write_order(self.save_concurrency, self.group.nodes),
+        )
+        return self.group.begin_save(save)
+
+
 class RemoteRank:
     """A rank in another process, which sends one reply to each message."""
 
@@ -229,7 +276,7 @@ class RemoteRank:
         self.hang_timeout_seconds = hang_timeout_seconds
         """Longest silence of the process, and longest time for which the other ranks wait for this one."""
         self._name = f"Rank {rank} of the trainer"
-        self._worker = start_worker(f"rank-{rank}", run_rank_worker, placement)
+        self._worker = start_worker(f"rank-{rank}", run_rank, placement)
         self._hang: RankLostError | None = None
         self.node_loss: NodeLostError | None = None
         """The loss of its node, if that ended it."""

@@ -6,9 +6,9 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import assert_never
+from typing import Literal, assert_never
 from urllib.parse import urlsplit
 
 import torch
@@ -17,7 +17,6 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store, _set_pg_timeout, _world
 
 from strop.config.schema.trainer import RankNetworkConfig
-from strop.training.ranks.messages import RankSpec
 from strop.workers.network import (
     LOOPBACK,
     interface_address,
@@ -29,6 +28,27 @@ from strop.workers.start import AgentPlacement, LocalPlacement, RankPlacement, R
 
 _GLOO_INTERFACE_ENV = "GLOO_SOCKET_IFNAME"
 _NCCL_INTERFACE_ENV = "NCCL_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpec:
+    """Settings of one rank."""
+
+    rank: int
+    ranks: int
+    """Number of ranks."""
+    device: Literal["cpu", "cuda"]
+    """`cuda` is one GPU for each rank."""
+    device_index: int
+    """Index of the GPU among those that the process sees, for `cuda`."""
+    init_method: str
+    """Rendezvous of the ranks: URL of a file that does not exist yet, or of an address on the first rank's node."""
+    collective_timeout_seconds: float
+    """Maximum time that the rank waits for the others in a collective operation."""
+    network: RankNetworkConfig = field(default_factory=RankNetworkConfig)
+    """Network between the ranks."""
+    threads: int | None = None
+    """Number of threads of torch; None for torch's own choice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
+from pathlib import Path
 
 from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import Store
@@ -27,11 +28,28 @@ from strop.training.checkpoints.file_writer import (
     write_files,
 )
 from strop.training.checkpoints.tensors import LocalSnapshot
-from strop.training.ranks.messages import SaveCheckpoint
 
 SAVE_TIMEOUT_SECONDS = 3600.0
 """Maximum time that a rank waits for another rank's shard of a checkpoint."""
 _POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedSave:
+    """A save of one model, of which each rank writes its shard."""
+
+    save_id: str
+    """Id of this save in the ranks' key-value store."""
+    folder: Path
+    """Folder that all ranks write to."""
+    model: str
+    """Name of the model on the ranks."""
+    copy_tensors: bool
+    """Whether the state is copied first, because training continues during the write."""
+    parallel_files: bool
+    """Whether one rank writes its files in parallel."""
+    write_order: tuple[frozenset[int], ...]
+    """Ranks that write at the same time, in the order of their turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +63,7 @@ class _SaveStatus:
     """Traceback of any other error."""
 
 
-def shard_writers(save: SaveCheckpoint, snapshot: LocalSnapshot, replica_ranks: int) -> FileWriters:
+def shard_writers(save: ShardedSave, snapshot: LocalSnapshot, replica_ranks: int) -> FileWriters:
     """Writers of this rank's files, for the current state; the first `replica_ranks` ranks are one replica.
 
     Raises CheckpointError if this rank does not see the folder.
@@ -58,7 +76,7 @@ def shard_writers(save: SaveCheckpoint, snapshot: LocalSnapshot, replica_ranks: 
     return _shard_of(snapshot, replica_ranks).file_writers(copied=save.copy_tensors)
 
 
-def write_shard(save: SaveCheckpoint, files: FileWriters, store: Store) -> None:
+def write_shard(save: ShardedSave, files: FileWriters, store: Store) -> None:
     """Wait for this rank's turn, write, and report the result or the error."""
     rank = distributed.get_rank()
     try:
@@ -71,7 +89,7 @@ def write_shard(save: SaveCheckpoint, files: FileWriters, store: Store) -> None:
 
 
 def gather_written_files(
-    save: SaveCheckpoint, store: Store, check: Callable[[], None]
+    save: ShardedSave, store: Store, check: Callable[[], None]
 ) -> dict[str, FileChecksum]:
     """All ranks' files, once they are written; `check` raises if a rank has ended.
 
@@ -119,7 +137,7 @@ def _is_written_here(tensor: Tensor, rank: int) -> bool:
     )
 
 
-def _wait_for_turn(save: SaveCheckpoint, store: Store, rank: int) -> None:
+def _wait_for_turn(save: ShardedSave, store: Store, rank: int) -> None:
     """The first rank starts the first turn, since it may have to write another model before."""
     if rank == 0:
         store.set(_key(save, "begun"), "")
@@ -130,12 +148,12 @@ def _wait_for_turn(save: SaveCheckpoint, store: Store, rank: int) -> None:
             _wait(save, store, other)
 
 
-def _key(save: SaveCheckpoint, event: int | str) -> str:
+def _key(save: ShardedSave, event: int | str) -> str:
     return f"save-{save.save_id}-{event}"
 
 
 def _wait(
-    save: SaveCheckpoint, store: Store, event: int | str, check: Callable[[], None] = lambda: None
+    save: ShardedSave, store: Store, event: int | str, check: Callable[[], None] = lambda: None
 ) -> None:
     deadline = time.monotonic() + SAVE_TIMEOUT_SECONDS
     while not store.check([_key(save, event)]):

@@ -54,15 +54,18 @@ class RankShare:
     """Number of each experience in the full batch."""
     plans: tuple[MicroBatchPlan | None, ...]
     """Micro-batches, with experiences numbered as in `batch`; None for an idle one."""
-    has_images: bool = False
-    """Whether any experience of the full batch has an image, so that every rank runs its vision tower."""
+    needs_placeholders: bool = False
+    """Whether every rank runs its vision tower for each micro-batch, because an experience of the full batch has an
+    image and a forward pass is an operation of all ranks."""
 
     def micro_batches(self, device: torch.device, images: ModelImages) -> Iterator[MicroBatch]:
         """The rank's micro-batches, built one at a time; they number experiences as in the full batch."""
-        processor = images.processor if self.has_images else None
+        own = self.batch.experiences
+        processor = images.processor if self.needs_placeholders else images.processor_for(own)
         for plan in self.plans:
             built = self._build(plan, device, processor)
-            if processor is not None and built.images is None:
+            if self.needs_placeholders and built.images is None:
+                assert processor is not None
                 built = replace(built, images=_placeholder(built, processor))
             yield built
 
@@ -88,19 +91,24 @@ def plan_rank_shares(
     `collective` is whether a forward pass is an operation of all ranks, so that idle ones take part.
     """
     if not collective:
-        return [_share(batch, [p for p in plans[rank::ranks] if p is not None]) for rank in range(ranks)]
+        return [
+            _share(batch, [p for p in plans[rank::ranks] if p is not None], False) for rank in range(ranks)
+        ]
     padded = [*plans, *[None] * (-len(plans) % ranks)]
-    return [_share(batch, padded[rank::ranks]) for rank in range(ranks)]
+    needs_placeholders = has_images(batch.experiences)
+    return [_share(batch, padded[rank::ranks], needs_placeholders) for rank in range(ranks)]
 
 
-def _share(batch: TrainingBatch, plans: Sequence[MicroBatchPlan | None]) -> RankShare:
+def _share(
+    batch: TrainingBatch, plans: Sequence[MicroBatchPlan | None], needs_placeholders: bool
+) -> RankShare:
     numbers = planned_experiences(plan for plan in plans if plan is not None)
     local = {number: i for i, number in enumerate(numbers)}
     return RankShare(
         batch=batch.select(numbers),
         numbers=tuple(numbers),
         plans=tuple(None if plan is None else renumber(plan, local) for plan in plans),
-        has_images=has_images(batch.experiences),
+        needs_placeholders=needs_placeholders,
     )
 
 
@@ -203,7 +211,7 @@ def plan_for_workers(
     experiences: Sequence[Experience],
     limit: Amount,
     *,
-    workers: int,
+    ranks: int,
     hidden_size: int,
     share_prompts: bool,
 ) -> RankPlan:
@@ -211,16 +219,15 @@ def plan_for_workers(
 
     Of several sizes, by which groups are cut too, the one with the least predicted cost of the busiest worker is taken.
     """
-    total = sum(
-        _size(plan, experiences, limit)
-        for plan in plan_micro_batches(experiences, limit, share_prompts=share_prompts)
-    )
-    parts = (1, 2, 4) if workers > 1 else ()
-    sizes = {math.ceil(total * margin / (workers * part)) for margin in _MARGINS for part in parts}
+    largest = plan_micro_batches(experiences, limit, share_prompts=share_prompts)
+    if ranks == 1:
+        return list(largest)
+    total = sum(_size(plan, experiences, limit) for plan in largest)
+    sizes = {math.ceil(total * margin / (ranks * part)) for margin in _MARGINS for part in (1, 2, 4)}
     dealt = []
     for count in sorted({limit.count, *(min(size, limit.count) for size in sizes if size)}):
         plan = plan_micro_batches(experiences, Amount(count, limit.unit), share_prompts=share_prompts)
-        dealt.append(_deal_to_idlest(plan, experiences, workers, hidden_size))
+        dealt.append(_deal_to_idlest(plan, experiences, ranks, hidden_size))
     return min(dealt, key=lambda each: each[:2])[2]
 
 

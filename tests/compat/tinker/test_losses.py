@@ -14,7 +14,7 @@ from tinker.types import AdamParams, LoraConfig
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from strop.compat.tinker.adapter_engine import LocalAdapterEngines
+from strop.compat.tinker.adapter_engine import AdapterEngines
 from strop.compat.tinker.losses import NamedLoss
 from strop.compat.tinker.training import TrainedAdapter
 from strop.compat.tinker.wire import LossDatum, LossRequest
@@ -84,7 +84,7 @@ def datum(sampled: np.ndarray, *, padded: bool) -> LossDatum:
 @pytest.fixture(scope="module")
 def adapter(model: Path) -> TrainedAdapter:
     found = TrainedAdapter(
-        ModelConfig(path=str(model)), LoraConfig(rank=4, seed=1), 64, 300, LocalAdapterEngines()
+        ModelConfig(path=str(model)), LoraConfig(rank=4, seed=1), 64, 300, AdapterEngines()
     )
     for _ in range(2):  # both factors have values then
         found.compute(request("cross_entropy", {}, datum(np.zeros(3), padded=False)))

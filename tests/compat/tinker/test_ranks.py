@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from tinker.types import AdamParams, LoraConfig
 
-from strop.compat.tinker.adapter_engine import AdapterEngines, LocalAdapterEngines, RankedAdapterEngines
+from strop.compat.tinker.adapter_engine import AdapterEngines
 from strop.compat.tinker.training import TrainedAdapter
 from strop.compat.tinker.training_runs import TrainingRun
 from strop.compat.tinker.wire import LossDatum, LossRequest
 from strop.config.schema.model import ModelConfig
 from strop.errors import TrainingError
 from strop.runs.metrics_file import read_metrics
+from strop.training.ranks.group import RankGroup
 from tests.compat.tinker.test_training_runs import REQUESTS, created, run
 
 ADAM = AdamParams(learning_rate=0.05)
@@ -25,8 +26,8 @@ LENGTHS = (3, 9, 5)
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[RankedAdapterEngines]:
-    engines = RankedAdapterEngines(2)
+def ranks() -> Iterator[AdapterEngines]:
+    engines = AdapterEngines(2)
     yield engines
     engines.close()
 
@@ -60,11 +61,9 @@ REQUESTED = [
 ]
 
 
-def test_ranks_compute_what_one_process_computes(
-    model: Path, ranks: RankedAdapterEngines, tmp_path: Path
-) -> None:
+def test_ranks_compute_what_one_process_computes(model: Path, ranks: AdapterEngines, tmp_path: Path) -> None:
     """With three sequences for two ranks; a state of the ranks goes on in one process."""
-    alone, divided = adapter(model, LocalAdapterEngines()), adapter(model, ranks)
+    alone, divided = adapter(model, AdapterEngines()), adapter(model, ranks)
     for asked in REQUESTED:
         (expected, one), (found, other) = (each.compute(asked) for each in (alone, divided))
         assert other["loss:sum"] == pytest.approx(one["loss:sum"], rel=1e-5)
@@ -82,7 +81,7 @@ def test_ranks_compute_what_one_process_computes(
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
-def test_two_adapters_are_trained_on_the_same_ranks(model: Path, ranks: RankedAdapterEngines) -> None:
+def test_two_adapters_are_trained_on_the_same_ranks(model: Path, ranks: AdapterEngines) -> None:
     one, other = (adapter(model, ranks) for _ in range(2))
     for _ in range(2):
         one.compute(request())
@@ -93,7 +92,7 @@ def test_two_adapters_are_trained_on_the_same_ranks(model: Path, ranks: RankedAd
     assert one.compute(request(forward_only=True))[1]["loss:sum"] == pytest.approx(first)
 
 
-def test_a_loss_that_is_not_finite_leaves_the_ranks(model: Path, ranks: RankedAdapterEngines) -> None:
+def test_a_loss_that_is_not_finite_leaves_the_ranks(model: Path, ranks: AdapterEngines) -> None:
     trained = adapter(model, ranks)
     before = trained.compute(request(forward_only=True))[1]["loss:sum"]
     with pytest.raises(TrainingError, match=r"inf|nan"):
@@ -104,9 +103,7 @@ def test_a_loss_that_is_not_finite_leaves_the_ranks(model: Path, ranks: RankedAd
     assert trained.compute(request(forward_only=True))[1]["loss:sum"] < before
 
 
-def test_a_run_goes_on_after_a_rank_was_killed(
-    model: Path, ranks: RankedAdapterEngines, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_after_a_rank_was_killed(model: Path, ranks: AdapterEngines, tmp_path: Path) -> None:
     """The client sees nothing: the ranks start again, and compute what is in no state yet."""
     found = []
     for killed in (False, True):
@@ -116,11 +113,11 @@ def test_a_run_goes_on_after_a_rank_was_killed(
         training = TrainingRun(files, service, lambda info: adapter(model, ranks))
         run(training, 1, 5)
         if killed:
-            group = ranks._group
-            assert group is not None
+            group = ranks._ranks
+            assert isinstance(group, RankGroup)
             [rank] = group._remote
             os.kill(rank._worker.pid, signal.SIGKILL)
         found.append([each.body for each in run(training, 5, len(REQUESTS) + 1)])
         assert [row["step"] for row in read_metrics(files.folder / "metrics.jsonl")] == [1, 2, 3]
         training.close("finished")
-    assert found[0] == found[1] and ranks._group is not group
+    assert found[0] == found[1] and ranks._ranks is not group

@@ -11,7 +11,7 @@ import pytest
 from tinker.proto import tinker_public_pb2 as proto
 from tinker.types import LoraConfig
 
-from strop.compat.tinker.adapter_engine import LocalAdapterEngines
+from strop.compat.tinker.adapter_engine import AdapterEngines
 from strop.compat.tinker.store import CheckpointInfo, CheckpointPath, ServiceFiles, TrainingRunInfo
 from strop.compat.tinker.training import TrainedAdapter
 from strop.compat.tinker.training_runs import Result, TrainingRun
@@ -64,7 +64,7 @@ def opened(service: ServiceFiles, model: Path) -> TrainingRun:
     return TrainingRun(
         files,
         service,
-        lambda info: TrainedAdapter(ModelConfig(path=str(model)), info.lora, 64, 300, LocalAdapterEngines()),
+        lambda info: TrainedAdapter(ModelConfig(path=str(model)), info.lora, 64, 300, AdapterEngines()),
     )
 
 
@@ -142,7 +142,7 @@ def test_a_run_that_could_not_be_opened_is_opened_by_a_later_request(
     training = opened(service, model)
     assert b"there is no checkpoint" in training.execute(1, *REQUESTS[0]).body
     source = TrainedAdapter(
-        ModelConfig(path=str(model)), LoraConfig(rank=2, seed=1), 64, 300, LocalAdapterEngines()
+        ModelConfig(path=str(model)), LoraConfig(rank=2, seed=1), 64, 300, AdapterEngines()
     )
     source.write_state(training.files.begin_checkpoint(start, overwrite=False))
     info = CheckpointInfo(time=datetime.now(UTC), lora=LoraConfig(rank=2), base_model="tiny")

@@ -1,1 +1,0 @@
-"""Backends of the training engine, one module each; `registry` selects one by `trainer.engine.type`."""
