@@ -101,6 +101,12 @@ def dpo(foreign: ForeignValues) -> Mapping[str, Any]:
             "loss_weights",
             f"there are {len(weights)} loss_weights for {len(names)} losses; write one for each.",
         )
+    if foreign["rpo_alpha"]:
+        if "sft" in names:
+            raise foreign.error_for(
+                "rpo_alpha", "rpo_alpha and the loss sft are one term; leave out rpo_alpha."
+            )
+        names, weights = [*names, "sft"], [*weights, foreign["rpo_alpha"]]
     unsmoothed = [name for name in names if name in _UNSMOOTHED]
     if foreign["label_smoothing"] and unsmoothed:
         raise foreign.error_for(
@@ -144,6 +150,13 @@ def _discopop_is_absent(foreign: ForeignValues) -> str | None:
 _row = partial(mapped, read=dpo)
 _DPO_LOSS = (
     _row("beta", 0.1, "algorithm.beta"),
+    _row(
+        "rpo_alpha",
+        None,
+        "algorithm.loss",
+        value_type=nullable(NUMBER),
+        note="of earlier versions: the weight of the loss sft in addition to the others",
+    ),
     _row("loss_type", ["sigmoid"], "algorithm.loss", value_type=STRING_OR_LIST),
     _row("loss_weights", None, "algorithm.loss", value_type=nullable(_WEIGHTS)),
     _row("label_smoothing", 0.0, "algorithm.label_smoothing"),
@@ -159,6 +172,11 @@ _DPO_LOSS = (
     _row("sync_ref_model", False, "algorithm.reference_sync"),
     _row(_ALPHA, 0.6, "algorithm.reference_sync.policy_weight", inactive=unless("sync_ref_model", True)),
     _row(_TAU, 512, "algorithm.reference_sync.every_updates", inactive=unless("sync_ref_model", True)),
+    refused(
+        "reference_free",
+        False,
+        "of earlier versions; losses without a reference are those of CPOConfig; leave it False",
+    ),
     refused(
         "use_weighting", False, "Strop weighs no pairs by the policy's probabilities (WPO); leave it False"
     ),
