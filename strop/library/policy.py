@@ -183,7 +183,7 @@ class Policy:
             temperature: divisor of the logits; 0 is greedy.
             top_p: cumulative probability of the most likely tokens that are kept.
             top_k: number of most likely tokens that are kept; 0 keeps all.
-            stop: text that ends a response, or several; it is not part of the response.
+            stop: text that ends a response, which is the end of its text, or several.
             seed: seed of these rollouts; by default another one in each call, derived from the policy's.
             workflow: function `(task, chat)` that turns a task into a rollout of several turns; by default one
                 response.
