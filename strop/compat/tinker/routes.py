@@ -8,6 +8,7 @@ import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -18,6 +19,7 @@ from tinker.types import (
     CreateModelRequest,
     CreateSamplingSessionRequest,
     CreateSessionRequest,
+    CreateSessionResponse,
     FutureRetrieveRequest,
     GetInfoRequest,
     JoinSamplingSessionRequest,
@@ -180,7 +182,8 @@ class TinkerRoutes:
         )
         self._files.write("sessions", session.session_id, session)
         self._trainer.heard_from(session.session_id)
-        return Result.json({"type": "create_session", "session_id": session.session_id})
+        warning = _version_warning(asked.sdk_version)
+        return _model_result(CreateSessionResponse(session_id=session.session_id, warning_message=warning))
 
     async def _heartbeat(self, request: web.Request, body: bytes) -> Result:
         session = self._files.require_session(
@@ -390,6 +393,17 @@ def _promise(request_id: str, model_id: str) -> Result:
 
 def _model_result(model: BaseModel) -> Result:
     return Result("json", model.model_dump_json().encode())
+
+
+def _version_warning(theirs: str) -> str | None:
+    """What a client of another minor version of the SDK is told."""
+    own = version("tinker")
+    if theirs.split(".")[:2] == own.split(".")[:2]:
+        return None
+    return (
+        f"This service speaks the protocol of tinker {own}, and the client is tinker {theirs[:40]}; requests with "
+        f"fields that differ are refused by name. pip install tinker=={own} has all of them."
+    )
 
 
 def _require_adam(optimizer: object) -> None:

@@ -23,6 +23,7 @@ from tinker import types
 
 from strop.compat.tinker.service import open_tinker
 from strop.compat.tinker.store import RunFiles
+from strop.compat.tinker.training import TrainedAdapter
 from strop.errors import ConfigError
 from strop.run.entry.chat import find_chat_source
 from strop.run.entry.serve import ServiceOptions, open_service
@@ -451,6 +452,43 @@ def test_a_wrong_key_and_another_model_are_refused(service: str, client: Open) -
         stranger.create_sampling_client(base_model="tiny").result()
     with pytest.raises(tinker.UnprocessableEntityError, match="has the model 'tiny'"):
         client().create_lora_training_client("Qwen/Qwen3-8B", rank=4).result()
+
+
+def test_a_client_of_another_version_is_warned(
+    client: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client().get_server_capabilities()
+    assert "speaks the protocol" not in caplog.text
+    monkeypatch.setattr("tinker.lib.internal_client_holder.tinker_sdk_version", "0.20.1")
+    old = client().create_lora_training_client("tiny", rank=4).result()
+    assert "the client is tinker 0.20.1" in caplog.text and loss_of(old) > 0
+
+
+def test_two_clients_save_under_one_name(client: Open) -> None:
+    service = client()
+    clients = [service.create_lora_training_client("tiny", rank=4, seed=1).result() for _ in range(2)]
+    train(clients[0], 2)
+    paths = [each.save_state("same").result().path for each in clients]
+    losses = [loss_of(service.create_training_client_from_state(path).result()) for path in paths]
+    assert losses == [loss_of(each) for each in clients] and losses[0] < losses[1]
+
+
+def test_a_full_disk_while_saving_leaves_the_run(
+    service: str, client: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = client().create_lora_training_client("tiny", rank=4).result()
+    train(trained, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainedAdapter, "write_state", no_space)
+        with pytest.raises(tinker.RequestFailedError, match="No space left"):
+            trained.save_state("kept").result()
+    rest = tinker.RestClient(base_url=service, api_key=KEY)
+    assert not rest.list_checkpoints(trained.model_id).result().checkpoints
+    body = {"model_id": trained.model_id, "seq_id": 4, "path": "kept"}
+    answer = httpx.post(f"{service}/api/v1/save_weights", json=body, headers={"X-API-Key": KEY})
+    future = {"request_id": answer.json()["request_id"]}
+    done = httpx.post(f"{service}/api/v1/retrieve_future", json=future, headers={"X-API-Key": KEY})
+    assert done.json()["path"].endswith("/weights/kept")
 
 
 def test_a_full_disk_is_said_and_the_request_can_come_again(
