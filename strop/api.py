@@ -21,7 +21,7 @@ from strop.config.load.loader import LoadedRun, load_run, load_values
 from strop.config.redact import set_environment
 from strop.config.save import escape_interpolations
 from strop.errors import ConfigError, Interrupted
-from strop.library.callables import Rewards, list_functions
+from strop.library.callables import Rewards, check_callbacks, list_functions
 from strop.library.data import Rows
 from strop.library.inputs import Inputs, require_functions
 from strop.library.notebook import LiveLine, in_notebook, may_watch
@@ -134,15 +134,27 @@ def train(
         StropError: the run cannot continue.
     """
     inputs = Inputs(data, eval, model, tokenizer, reward, workflow, tools, advantages, loss)
+    loaded, rewards = _prepared(run, inputs, callbacks, change)
+    if in_notebook() and may_watch(loaded):
+        callbacks = (*callbacks, LiveLine())
+    return _train(loaded, rewards, callbacks, StopSignal())
+
+
+def _prepared(
+    run: LoadedRun | RunDefinition | str | Path | Mapping[str, Any],
+    inputs: Inputs,
+    callbacks: Sequence[Any],
+    change: Sequence[str],
+) -> tuple[LoadedRun, tuple[PythonReward, ...]]:
+    """The loaded run with the arguments of `train`, and its rewards; records the changes of a stopped run."""
+    check_callbacks(callbacks)
     loaded, rewards = _with_inputs(run, inputs)
     if change:
         from strop.run.state.identity import change_configuration
 
         for stage in loaded.runs:
             print(change_configuration(stage.run, change, _all_rewards(stage, rewards)), flush=True)
-    if in_notebook() and may_watch(loaded):
-        callbacks = (*callbacks, LiveLine())
-    return _train(loaded, rewards, callbacks, StopSignal())
+    return loaded, rewards
 
 
 def _with_inputs(
@@ -200,13 +212,14 @@ def start(
     advantages: Callable[..., Any] | str | None = None,
     loss: Callable[..., Any] | str | None = None,
     callbacks: Sequence[Callback | Any] = (),
+    change: Sequence[str] = (),
 ) -> RunHandle:
     """Start `train` in a background thread; the handle stops the run and waits for its result.
 
     The arguments are those of `train`, and so are the errors of a run that is not accepted.
     """
     inputs = Inputs(data, eval, model, tokenizer, reward, workflow, tools, advantages, loss)
-    loaded, rewards = _with_inputs(run, inputs)
+    loaded, rewards = _prepared(run, inputs, callbacks, change)
     return RunHandle(loaded, rewards, callbacks)
 
 

@@ -22,6 +22,7 @@ from strop.config.schema.run import ClusterConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.errors import ConfigError
 from strop.library.callables import split_rewards
+from strop.printable import did_you_mean
 from strop.python_rewards import PythonReward
 from strop.workers.files import atomic_write
 
@@ -119,8 +120,14 @@ class RunDefinition(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            faults = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-            raise ConfigError(*(f"strop.Run: {fault}." for fault in dict.fromkeys(faults))) from None
+            fields = type(self).model_fields
+            faults = (
+                f"there is no field {each['loc'][0]!r}{did_you_mean(str(each['loc'][0]), fields) or '.'}"
+                if each["type"] == "extra_forbidden" and len(each["loc"]) == 1
+                else f"{'.'.join(map(str, each['loc']))}: {each['msg']}."
+                for each in error.errors()
+            )
+            raise ConfigError(*(f"strop.Run: {fault}" for fault in dict.fromkeys(faults))) from None
 
     @property
     def reward_functions(self) -> RewardFunctions | None:

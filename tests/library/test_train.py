@@ -217,6 +217,13 @@ BAD_ARGUMENTS = {
     "loss of grpo": ({"loss": digits}, strop.ConfigError, "algorithm.type: grpo"),
     "tokenizer": ({"tokenizer": object()}, strop.ConfigError, "belongs to a loaded model"),
     "reward": ({"reward": "gsm8k"}, strop.RewardError, "reward is a str"),
+    "callbacks": (
+        {"callbacks": [object()]},
+        strop.ConfigError,
+        r"without a method of strop\.Callback: on_start",
+    ),
+    "no list of callbacks": ({"callbacks": "on_step"}, strop.ConfigError, "Write a list"),
+    "class": ({"callbacks": [strop.Callback]}, strop.ConfigError, r"Write an object: Callback\(\)"),
     "eval": ({"eval": {}}, strop.DataError, "eval is an empty dict"),
 }
 
@@ -252,6 +259,8 @@ def test_a_run_is_saved_as_a_run_file_if_everything_has_a_path(tmp_path, folder)
 def test_a_wrong_value_of_a_run_is_a_config_error():
     with pytest.raises(strop.ConfigError, match="seed"):
         strop.Run(seed="x")
+    with pytest.raises(strop.ConfigError, match="no field 'modell'; did you mean 'model'"):
+        strop.Run(modell=strop.Model(path="model"))
 
 
 def test_open_run_reads_the_folder(trained, tmp_path):
