@@ -396,7 +396,7 @@ def _model_result(model: BaseModel) -> Result:
 
 
 def _version_warning(theirs: str) -> str | None:
-    """What a client of another minor version of the SDK is told."""
+    """Message to a client of another minor version of the SDK; None for the same."""
     own = version("tinker")
     if theirs.split(".")[:2] == own.split(".")[:2]:
         return None
