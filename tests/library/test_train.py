@@ -259,8 +259,8 @@ def test_a_run_is_saved_as_a_run_file_if_everything_has_a_path(tmp_path, folder)
 def test_a_wrong_value_of_a_run_is_a_config_error():
     with pytest.raises(strop.ConfigError, match="seed"):
         strop.Run(seed="x")
-    with pytest.raises(strop.ConfigError, match="no field 'modell'; did you mean 'model'"):
-        strop.Run(modell=strop.Model(path="model"))
+    with pytest.raises(strop.ConfigError, match="no field 'modelx'; did you mean 'model'"):
+        strop.Run(modelx=strop.Model(path="model"))
 
 
 def test_open_run_reads_the_folder(trained, tmp_path):
