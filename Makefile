@@ -48,8 +48,9 @@ juicer: .venv/dev .venv-datajuicer/ready  ## tests on Data-Juicer, whose service
 verifiers: .venv-verifiers/ready  ## tests on verifiers, whose requirements exclude those of strop[mcp]
 	.venv-verifiers/bin/python -m pytest tests/workflows/test_verifiers.py $(ARGS)
 
-environments: .venv-environments/ready  ## tests on OpenEnv, verifiers 0.4, smolagents, lm-eval and inspect-ai
+environments: .venv-environments/ready  ## tests on OpenEnv, verifiers 0.4, smolagents, lm-eval, inspect-ai and Trackio
 	.venv-environments/bin/python -m pytest tests/cli/test_harness.py tests/workflows/test_openenv.py tests/workflows/test_agent.py tests/workflows/test_verifiers_episodes.py $(ARGS)
+	.venv-environments/bin/python -m pytest tests/run/test_tracking.py -k trackio $(ARGS)
 
 quantization: .venv-bitsandbytes/ready  ## tests on bitsandbytes and torchao, which PEFT would import in every process of the others
 	.venv-bitsandbytes/bin/python -m pytest tests/models/test_quantization.py tests/training/test_optimizers.py $(ARGS)

@@ -1,8 +1,10 @@
-"""Tracking services, for real: W&B offline, MLflow in a local database, SwanLab offline."""
+"""Tracking services, for real: W&B offline, MLflow and Trackio in local databases, SwanLab offline."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,36 @@ def test_a_resumed_run_continues_the_runs_of_the_services(values: Values) -> Non
     assert len(sessions) == 2
     for session in sessions:
         assert b"reward/mean" in (session / f"run-{ids['swanlab']}.swanlab").read_bytes()
+
+
+def test_a_resumed_run_continues_the_run_of_trackio(
+    values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the environment of `make environments`: trackio excludes the version of pillow in constraints.txt."""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio", reason="comes with strop[trackio]")
+    run = values(record={"monitors": ["trackio"], "eval_answers": 2, "report": False})
+    folder = train(run, "trainer.duration=2 steps").folder
+    ids = json.loads((folder / "tracking.json").read_text())
+    train(run)
+    assert json.loads((folder / "tracking.json").read_text()) == ids
+    project = run.get("project", "strop")
+    query = "SELECT step, metrics FROM metrics WHERE run_name = ?"
+    with closing(sqlite3.connect(tmp_path / "trackio" / f"{project}.db")) as database:
+        rows = database.execute(query, [ids["trackio"]]).fetchall()
+    logged = [(step, name) for step, metrics in rows for name in json.loads(metrics)]
+    assert sorted(step for step, name in logged if name == "reward/mean") == [1, 2, 3, 4]
+    assert (4, "eval/held-out/samples") in logged
+
+
+def test_a_trackio_server_without_a_token_is_one_paragraph(
+    values: Values, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trackio", reason="comes with strop[trackio]")
+    monkeypatch.delenv("TRACKIO_WRITE_TOKEN", raising=False)
+    record = {"monitors": ["trackio"], "trackio": {"server_url": "http://127.0.0.1:9"}}
+    with pytest.raises(MonitorError, match=r"^trackio could not start the run: .*Check record\.trackio"):
+        train(values(record=record))
 
 
 def test_a_server_that_does_not_answer_is_one_paragraph(

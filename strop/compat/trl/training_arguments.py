@@ -201,7 +201,7 @@ _INTERVAL_ROWS = (
 )
 
 
-_MONITORS = ("tensorboard", "wandb", "mlflow", "swanlab")
+_MONITORS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
 
 
 @written_by(lambda run: {"output_dir": str(run.folder_path)})
@@ -266,7 +266,7 @@ _WITHOUT_EFFECT: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
     (
-        "Strop has no Trackio monitor",
+        "the monitor trackio writes on this machine; record.trackio.space_id of a run file names a Space",
         dict.fromkeys(("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")),
     ),
     (

@@ -38,7 +38,7 @@ _MONITORS = get_args(MonitorName)
 """Monitors of the run file."""
 _LOCAL_MONITORS = ("console", "tensorboard")
 """Monitors that need no further package and no service: those of a run that does not set the key."""
-_OTHER_MONITORS = ("vemlp_wandb", "clearml", "trackio", "file", "rl_logging_board", "json_eval")
+_OTHER_MONITORS = ("vemlp_wandb", "clearml", "file", "rl_logging_board", "json_eval")
 """verl's further monitors, which a run without them does not need: they only show metrics."""
 MONITOR_NAMES = ValueType(
     STRING_OR_LIST.description, lambda value: value == [] or STRING_OR_LIST.accepts(value)

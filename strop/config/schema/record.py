@@ -11,7 +11,7 @@ from pydantic import Field
 from strop.config.schema.base import Section
 from strop.config.units import Interval
 
-TRACKING_SERVICES = ("wandb", "mlflow", "swanlab")
+TRACKING_SERVICES = ("wandb", "mlflow", "swanlab", "trackio")
 """Monitors that have a section of options, and a package and an extra of their name."""
 
 
@@ -55,7 +55,23 @@ class SwanlabConfig(Section):
     `SWANLAB_MODE`, else `online`."""
 
 
-MonitorName = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab"]
+class TrackioConfig(Section):
+    """Trackio. Without a place of the two below, its database is on this machine, in `TRACKIO_DIR`."""
+
+    group: str | None = None
+    """Group of the run in the project; none if null."""
+    space_id: str | None = None
+    """Hugging Face Space that receives the run, such as `user/name`, with the login of `hf auth login`; null for none."""
+    server_url: str | None = None
+    """URL of a Trackio server of your own, whose token is in `TRACKIO_WRITE_TOKEN`; null for none."""
+
+    def faults(self) -> Iterator[str]:
+        """Two places for one run."""
+        if self.space_id and self.server_url:
+            yield "space_id and server_url are two places for the run; remove one of them"
+
+
+MonitorName = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
 """Receiver of metrics, in addition to `metrics.jsonl`."""
 
 
@@ -103,6 +119,8 @@ class RecordConfig(Section):
     """Options of the monitor `mlflow`."""
     swanlab: SwanlabConfig = SwanlabConfig()
     """Options of the monitor `swanlab`."""
+    trackio: TrackioConfig = TrackioConfig()
+    """Options of the monitor `trackio`."""
     rollouts_every: Interval = Field(default=None)
     """Interval of steps whose rollouts are all written as Parquet; `never` for none but those of
     `first_and_last_rollouts`."""

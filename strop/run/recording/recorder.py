@@ -35,7 +35,13 @@ from strop.errors import Interrupted, SandboxError
 from strop.printable import counted
 from strop.run.recording.console import ConsoleMonitor
 from strop.run.recording.monitor import Monitor, SessionInfo
-from strop.run.recording.trackers import MlflowMonitor, SwanlabMonitor, TensorBoardMonitor, WandbMonitor
+from strop.run.recording.trackers import (
+    MlflowMonitor,
+    SwanlabMonitor,
+    TensorBoardMonitor,
+    TrackioMonitor,
+    WandbMonitor,
+)
 from strop.run.state.horizon import Horizon
 from strop.run.state.resume import StartPoint
 from strop.runs.folder import RunFolder, reporting_write_errors
@@ -69,6 +75,7 @@ MONITORS: dict[str, Callable[[], Monitor]] = {
     "wandb": WandbMonitor,
     "mlflow": MlflowMonitor,
     "swanlab": SwanlabMonitor,
+    "trackio": TrackioMonitor,
 }
 """Monitor classes by name; each name is also a value of the schema's `record.monitors`."""
 

@@ -1,8 +1,9 @@
-"""Monitors of TensorBoard and of tracking services, Weights & Biases, SwanLab and MLflow: run ids, configuration,
-samples."""
+"""Monitors of TensorBoard and of tracking services, Weights & Biases, SwanLab, Trackio and MLflow: run ids,
+configuration, samples."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -225,6 +227,66 @@ class SwanlabMonitor:
         """End the SwanLab run with the outcome as its state."""
         if self._run is not None:
             self._run.finish(state=_STATES[outcome], error=message if outcome == "failed" else None)
+            self._run = None
+
+
+class TrackioMonitor:
+    """Logs to one Trackio run per Strop run, whose name has an id; a resumed run continues it."""
+
+    def __init__(self) -> None:
+        self._run: Any = None
+        self._sample_count = 0
+
+    def start(self, session: SessionInfo) -> None:
+        """Start or resume the Trackio run. Raises `MissingExtraError`, and `MonitorError` if Trackio refuses."""
+        require_package("trackio")
+        import trackio
+        from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+        run, options = session.run, session.run.record.trackio
+        name = load_run_id(session.folder, "trackio") or f"{run.name}-{new_run_id()[:6]}"
+        try:
+            with redirect_stdout(io.StringIO()):
+                self._run = trackio.init(
+                    project=run.project,
+                    name=name,
+                    group=options.group,
+                    space_id=options.space_id,
+                    server_url=options.server_url,
+                    config=saved_values(run),
+                    resume="allow",
+                    embed=False,
+                    auto_log_gpu=False,
+                    auto_log_cpu=False,
+                )
+        except (ValueError, OSError, HfHubHTTPError, LocalTokenNotFoundError) as error:
+            raise MonitorError(
+                f"trackio could not start the run: {redact_text(str(error))}. Check record.trackio; without space_id "
+                "and server_url the run stays on this machine."
+            ) from error
+        save_run_id(session.folder, "trackio", name)
+        self._sample_count = run.record.eval_answers
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log one row; `step` is a name of Trackio's own."""
+        self._run.log({name: value for name, value in metrics.items() if name != "step"}, step=step)
+
+    def samples(self, name: str, step: int, groups: Sequence[RolloutGroup]) -> None:
+        """Log the responses to `record.eval_answers` tasks as a Markdown table."""
+        if self._sample_count:
+            import trackio
+
+            table = samples_markdown(groups, self._sample_count)
+            self._run.log({f"eval/{name}/samples": trackio.Markdown(table)}, step=step)
+
+    def message(self, line: str) -> None:
+        """Do nothing: Trackio has no log of messages."""
+
+    def finish(self, outcome: SessionOutcome, message: str | None) -> None:
+        """End the Trackio run, which sends what is left."""
+        if self._run is not None:
+            with redirect_stdout(io.StringIO()):
+                self._run.finish()
             self._run = None
 
 
