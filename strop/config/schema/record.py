@@ -61,7 +61,7 @@ class TrackioConfig(Section):
     group: str | None = None
     """Group of the run in the project; none if null."""
     space_id: str | None = None
-    """Hugging Face Space that receives the run, such as `user/name`, with the login of `hf auth login`; null for none."""
+    """Hugging Face Space that receives the run, such as `user/name`, by the login of `hf`; null for none."""
     server_url: str | None = None
     """URL of a Trackio server of your own, whose token is in `TRACKIO_WRITE_TOKEN`; null for none."""
 
