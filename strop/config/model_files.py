@@ -223,6 +223,18 @@ def quantization_fault(section: ModelConfig) -> str | None:
     return None
 
 
+def language_model_fault(path: str) -> str | None:
+    """The fault of a language model whose folder has a classifier; None for a name on the Hub."""
+    named = read_model_file(path, "config.json").get("architectures")
+    kinds = [kind for kind in named or () if str(kind).endswith("Classification")]
+    if not kinds:
+        return None
+    return (
+        f"{path} is a classifier ({kinds[0]}), such as a reward model, which has no language-model head. Write the "
+        "folder of a language model, such as that which the classifier was trained from."
+    )
+
+
 def labels_fault(folder: Path, path: str) -> str | None:
     """The fault of a reward model that has another number of labels than one."""
     named = _read_object(folder / "config.json").get("id2label")

@@ -15,7 +15,13 @@ from strop.config.checks.topology import fixed_weights_fault
 from strop.config.load.config_tree import Source
 from strop.config.load.loader import LoadedRun
 from strop.config.machine import described_machine
-from strop.config.model_files import labels_fault, model_file_faults, quantization_fault, quantization_library
+from strop.config.model_files import (
+    labels_fault,
+    language_model_fault,
+    model_file_faults,
+    quantization_fault,
+    quantization_library,
+)
 from strop.config.paths import data_file_name, existing_path, gguf_file, is_local
 from strop.config.peft_adapter import adapter_in_model_folder, adapter_options
 from strop.config.schema import Run
@@ -60,7 +66,7 @@ def missing_files(loaded: LoadedRun, written_before: Collection[Path] = ()) -> l
     model_faults = partial(_model_faults, written_before=written_before)
     faults = [
         *model_faults(run.model.path, "model.path", sources, tokenizer=run.model.tokenizer),
-        *_quantization(run.model, sources),
+        *_policy(run, sources),
         *_adapter(run.model.lora),
         *(
             fault
@@ -122,10 +128,12 @@ def second_model(run: Run) -> tuple[str, ModelConfig] | None:
     return next(((f"algorithm.{name}", model) for name, model in own.items() if model is not None), None)
 
 
-def _quantization(model: ModelConfig, sources: Mapping[str, Source]) -> list[str]:
-    """The fault of a trained model with quantized weights."""
-    fault = quantization_fault(model)
-    return [] if fault is None else [f"{_at('model.path', sources)}: {fault}"]
+def _policy(run: Run, sources: Mapping[str, Source]) -> list[str]:
+    """The faults of a trained model with quantized weights, and of a language model that is a classifier."""
+    faults = [quantization_fault(run.model)]
+    if run.algorithm.reward_model is None:
+        faults.append(language_model_fault(run.model.path))
+    return [f"{_at('model.path', sources)}: {fault}" for fault in faults if fault is not None]
 
 
 def _adapter(lora: LoraConfig | None) -> list[str]:

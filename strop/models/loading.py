@@ -24,6 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 from strop.config.model_files import (
     check_model_files,
     encoder_decoder_fault,
+    language_model_fault,
     pickled_weights_fault,
     quantization_fault,
     wrong_labels,
@@ -76,6 +77,8 @@ def load_model(
     Strop cannot compute.
     """
     config = load_config(section)
+    if (fault := language_model_fault(section.path)) is not None:
+        raise ModelError(f"model.path: {fault}")
     model = _read(language_model_class(config), section, config, device=device, trainable=trainable)
     check_logits(model)
     return _prepare_for_training(model, section, trainable=trainable)

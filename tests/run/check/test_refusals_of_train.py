@@ -41,6 +41,7 @@ ROLLOUTS: list[tuple[dict[str, Any], str]] = [
     ({"model__path": "{own}/unfinished"}, r"model\.path: .* lacks a\.safetensors, 1 of the 1 files with weights"),
     ({"model__path": "{own}/encoder"}, r"model\.path: .* is an encoder-decoder model \(t5\)"),
     ({"model__path": "{own}/quantized"}, r"model\.path: .* has quantized weights \(gptq\), and of those"),
+    ({"model__path": "{own}/classifier"}, r"model\.path: .* is a classifier \(Qwen2ForSequenceClassification\)"),
     ({"model__imports": ["{own}/none.py"]}, r"model\.imports: there is no file"),
     ({"model__imports": ["no_such_module"]}, "model.imports 'no_such_module': there is no module 'no_such_module'"),
     ({"algorithm": {"type": "ppo", "critic": {"model": {"path": "{own}/other"}}}},
@@ -107,7 +108,7 @@ def own(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(folder / "half.jsonl", [both, {"prompt": "a", "worse": "c"}, *[both] * 8])
     write_rows(folder / "equal.jsonl", [{**both, "worse": "b"}, *[both] * 8])
     make_model(folder / "other", ["abcd"], vocab_size=290, hidden_size=16)
-    for name in ("pickled", "cut", "unfinished", "encoder", "quantized"):
+    for name in ("pickled", "cut", "unfinished", "encoder", "quantized", "classifier"):
         shutil.copytree(tiny / "model", folder / name)
     weights = "model.safetensors"
     (folder / "pickled" / weights).rename(folder / "pickled" / "pytorch_model.bin")
@@ -117,6 +118,9 @@ def own(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "unfinished" / f"{weights}.index.json").write_text(json.dumps(index))
     quantized = {"model_type": "qwen2", "quantization_config": {"quant_method": "gptq"}}
     (folder / "quantized" / "config.json").write_text(json.dumps(quantized))
+    config = json.loads((folder / "classifier" / "config.json").read_text())
+    classifier = config | {"architectures": ["Qwen2ForSequenceClassification"]}
+    (folder / "classifier" / "config.json").write_text(json.dumps(classifier))
     (folder / "encoder" / "config.json").write_text('{"model_type": "t5", "is_encoder_decoder": true}')
     return folder
 
