@@ -14,12 +14,11 @@ import yaml
 
 import strop
 from strop.errors import RunFolderError
-from strop.run.distributed.torchrun import shared_settings
+from strop.run.distributed.peers import registered_peer, shared_settings
 from strop.run.entry.explore import explore
 from strop.run.entry.train import train
 from strop.run.rollout.tasks import load_tasks
 from strop.run.tokenizer import load_run_tokenizer
-from strop.sync.compatibility import registered_peer
 from strop.sync.folder_store import FolderVersionStore
 from tests.buffer.postgres import running_server
 from tests.files import digest

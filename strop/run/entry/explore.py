@@ -19,8 +19,8 @@ from strop.inference.interruptible_sampler import InterruptibleSampler
 from strop.protocols import Buffer, InferenceEngine
 from strop.python_rewards import PythonRewards
 from strop.rewards.scorable_tasks import require_scorable_tasks
+from strop.run.distributed.peers import describe_rendezvous, rendezvous
 from strop.run.distributed.placement import local_address
-from strop.run.distributed.torchrun import describe_rendezvous, rendezvous
 from strop.run.drivers.explorer_loop import (
     ContinuousExplorer,
     ExplorerProgress,

@@ -35,8 +35,8 @@ from strop.protocols import EngineSnapshot, TrainingEngine
 from strop.python_rewards import PythonRewards
 from strop.rewards.scorable_tasks import require_scorable_tasks
 from strop.run.check.refusals import require_eval_data, require_tasks_taken
+from strop.run.distributed.peers import describe_rendezvous, rendezvous
 from strop.run.distributed.placement import local_address, open_rank_placement
-from strop.run.distributed.torchrun import describe_rendezvous, rendezvous
 from strop.run.drivers.batch_source import (
     BatchSource,
     OfflineSource,
