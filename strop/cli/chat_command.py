@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Annotated
 import typer
 
 from strop.cli.output import echo
+from strop.errors import ConfigError
+from strop.workers.json_text import parse_json
 
 _NEW, _QUIT = "/new", "/quit"
 
@@ -32,6 +35,12 @@ def chat(
         typer.Option(help="Maximum tokens of an answer; by default the run's.", min=1, show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.", min=0)] = 1,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Read messages and print answers as JSON strings, one a line, for programs."
+        ),
+    ] = False,
 ) -> None:
     """Talk with a model or with the model of a run; each message is answered after those before it."""
     from strop.run.entry.chat import find_chat_source, open_chat
@@ -40,6 +49,10 @@ def chat(
     source = find_chat_source(model, before=before)
     sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens or source.max_tokens)
     with open_chat(source, sampling, seed) as conversation:
+        if as_json:
+            for line in sys.stdin:
+                echo(json.dumps(conversation.ask(_message(line))))
+            return
         if ask is None:
             echo(f"{source.model.path}. {_NEW} starts a new conversation, {_QUIT} ends.")
         for message in _typed() if ask is None else ask:
@@ -50,6 +63,17 @@ def chat(
             if ask is not None:
                 echo(f"> {message}")
             echo(conversation.ask(message))
+
+
+def _message(line: str) -> str:
+    """The message of a line. Raises `ConfigError` for a line that is no JSON string."""
+    try:
+        message = parse_json(line)
+    except ValueError:
+        message = None
+    if not isinstance(message, str):
+        raise ConfigError(f'--json: {line.strip()[:80]!r} is no JSON string; write "a message" in quotes.')
+    return message
 
 
 def _typed() -> Iterator[str]:

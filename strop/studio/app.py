@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from strop.errors import StropError, message_with_notes
 from strop.studio.access import AccessMiddleware, base_path
-from strop.studio.pages import comparison, compose, rating, rollouts, run_actions, run_list, run_view
+from strop.studio.pages import chat, comparison, compose, rating, rollouts, run_actions, run_list, run_view
 from strop.studio.rendering import html, static_file, url
 from strop.studio.run_cache import RunCache
 from strop.studio.settings import StudioSettings
@@ -31,6 +31,7 @@ def make_app(settings: StudioSettings, admitted: Callable[[Scope], None] = lambd
             *run_list.ROUTES,
             *run_view.ROUTES,
             *run_actions.ROUTES,
+            *chat.ROUTES,
             *rollouts.ROUTES,
             *comparison.ROUTES,
             *compose.ROUTES,

@@ -209,6 +209,7 @@ SCREENS = (
     "/run/rollouts?run=sums/first&tokens=logprob",
     "/run/rollouts?run=sums/first&view=groups",
     "/run/group?run=sums/first&set=training&step=3&group=t0",
+    "/run/chat?run=sums/first",
     "/run/configuration?run=sums/first",
     "/run/logs?run=sums/first",
     "/compare?run=sums/first&run=sums/second",

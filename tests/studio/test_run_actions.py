@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from strop.models.tiny import make_model
 from strop.studio.pages import run_actions, run_view
 from strop.studio.run_notes import RunNotes, read_notes
 
@@ -102,3 +104,19 @@ def test_a_run_that_a_person_stopped_shows_no_error(client: TestClient, run: Pat
 def test_the_style_sheet_is_not_escaped(client: TestClient) -> None:
     style = client.get("/static/studio.css").text
     assert "&#34;" not in style and ".u-legend" in style
+
+
+@pytest.mark.slow
+def test_a_conversation_with_the_model_of_a_run(client: TestClient, run: Path) -> None:
+    def say(**values: Any) -> Any:
+        return client.post("/run/say", json={"run": "sums/first", "message": "1+1="} | values)
+
+    assert "strop chat runs/sums/first --json" in say(is_new=True).json()["question"]
+    refused = say(is_new=True, confirmed=True)
+    assert refused.status_code == 400 and "model" in refused.json()["error"]
+    make_model(run / "model", ["1+1=2"], vocab_size=300, hidden_size=16)
+    first, second = say(is_new=True, confirmed=True).json()["answer"], say().json()["answer"]
+    assert isinstance(first, str) and isinstance(second, str)
+    assert client.post("/run/end-chat", json={}).status_code == 200
+    ended = say()
+    assert ended.status_code == 400 and "has ended" in ended.json()["error"]

@@ -113,7 +113,6 @@ def common_values(request: Request, path: Path, tab: str) -> dict[str, Any]:
         "name": name,
         "state": state_of(request, path),
         "notes": read_notes(path),
-        "folder": shlex.quote(str(path)),
     }
 
 
