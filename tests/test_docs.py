@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -141,3 +142,11 @@ def test_every_page_of_the_docs_is_listed() -> None:
     unlisted = {p.name for p in PAGES if p.parent.name != "parity"} - set(re.findall(r"[\w.-]+\.md", listed))
     site_only = {"index.md", "contributing.md", "changelog.md"}
     assert unlisted <= {"README.md", "CHANGELOG.md"} | site_only
+
+
+def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = {re.sub(r"\[.*\]", "", each).replace("torch>", "pytorch>") for each in project["dependencies"]}
+    recipe = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text(encoding="utf-8"))
+    run = {each.replace(" ", "") for each in recipe["requirements"]["run"]}
+    assert wanted == run - {"aiohttp", "python>=${{python_min}}"}
