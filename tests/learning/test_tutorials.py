@@ -84,22 +84,6 @@ def test_own_data_and_reward(
     assert measured[-1] >= max(0.75, measured[0] + 0.15) or steps < 100, measured
 
 
-def test_many_processes_and_asynchronous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first to the last step, the mean reward was seen to rise by 0.28 in one process and in two ranks, and by
-    0.25 in explorer and trainer at the same time."""
-    follow("ranks#two-training-processes", tmp_path, monkeypatch, {})
-    runs = tmp_path / "runs" / "tutorial"
-    one, two = (column(runs / name, "reward/mean") for name in ("one-process", "two-ranks"))
-    assert one[-1] > one[0] + 0.15
-    assert one == pytest.approx(two, abs=1e-4)
-
-    follow("modes#sampling-and-training-at-the-same-time", tmp_path, monkeypatch, {})
-    assert column(runs / "concurrent", "staleness/max") == [0] + 14 * [1]
-    rewards = column(runs / "concurrent" / "explorer", "reward/mean")
-    assert len(rewards) == 15
-    assert rewards[-1] > rewards[0] + 0.12
-
-
 @pytest.mark.parametrize(
     ("section", "run", "rise", "converted"),
     [
