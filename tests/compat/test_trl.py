@@ -205,6 +205,13 @@ def test_the_loss_of_routers_has_the_models_coefficient(
     assert section is None or section.balance_over == "model"
 
 
+@pytest.mark.parametrize("named", [[], None, "none", ["none"]])
+def test_a_report_to_nothing_is_the_console(named: Any) -> None:
+    values = {"model_name_or_path": "m", "dataset_name": "train.jsonl", "report_to": named}
+    Path("sft.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    assert read_trl_arguments("sft", ["--config", "sft.yaml"], here=True).run.record.monitors == ("console",)
+
+
 # -- FSDP ---------------------------------------------------------------------------------------------------
 
 FOUR = ("--num_processes", "4", "--num_generations", "4")

@@ -19,6 +19,7 @@ from strop.compat.ledger.key_mapping import (
     ForeignValues,
     KeyMapping,
     ReadFunction,
+    ValueType,
     fused_kernels,
     mapped,
     no_effect,
@@ -232,6 +233,9 @@ def monitors(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"record.monitors": ["console", *(name for name in names if name != "none")]}
 
 
+_NAMES = ValueType(
+    "a string, a list of strings, or null", lambda value: value in (None, []) or STRING_OR_LIST.accepts(value)
+)
 _NAME_ROWS = (
     mapped("output_dir", None, "folder", read=folder, value_type=nullable(STRING)),
     mapped("run_name", None, "name", converts=null_means("run"), value_type=nullable(STRING)),
@@ -241,7 +245,7 @@ _NAME_ROWS = (
         "none",
         "record.monitors",
         read=monitors,
-        value_type=nullable(STRING_OR_LIST),
+        value_type=_NAMES,
         note="in addition to the console",
     ),
     mapped("seed", 42, "seed"),
