@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -106,6 +107,7 @@ def test_from_another_tool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str, run: str, rise: float, converted: str
 ) -> None:
     """The mean reward was seen to rise by 0.25 (TRL) and 0.2 (verl, Trinity-RFT)."""
+    shutil.copytree(ROOT / "examples" / "vowels" / section.partition("#")[0], tmp_path, dirs_exist_ok=True)
     follow(f"coming-from/{section}", tmp_path, monkeypatch, {})
     rewards = column(tmp_path / run, "reward/mean")
     assert len(rewards) == 15
