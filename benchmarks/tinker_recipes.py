@@ -32,6 +32,8 @@ NAME = "Qwen/Qwen3-4B-Instruct-2507"
 """A name for which the cookbook has a renderer of the form `<|im_start|>role`."""
 KEY = "tml-recipes"
 _RECIPES = "tinker_cookbook.recipes"
+_SL_LOOP = "SL_LOOP"
+"""In arguments: the last checkpoint of `sl_loop`, which has to run before."""
 _LARGEST = 4
 """Largest number of a sum."""
 _BATCH = 32
@@ -50,7 +52,7 @@ _PLAIN_EXAMPLE = [{"role": "user", "content": "What is 4 + 5?"}, {"role": "assis
 """Beginning of a conversation of `math_rl`."""
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n"
+    "<|im_start|>assistant{{ '\n' }}"
 )
 """The cookbook's renderer `qwen3_instruct`."""
 
@@ -81,14 +83,14 @@ RECIPES: Mapping[str, Recipe] = {
         "train_mean_nll",
     ),
     "rl_loop": Recipe(
-        "rl_loop", ("batch_size=4", "group_size=4", "max_tokens=48", "learning_rate=2e-4"), "reward/total"
+        "rl_loop", ("batch_size=8", "group_size=8", "max_tokens=48", "learning_rate=5e-4"), "reward/total"
     ),
     "rl_basic": Recipe(
         "rl_basic",
         (
             f"dataset_builder={_RECIPES}.math_rl.math_env:Gsm8kDatasetBuilder",
-            *(f"dataset_builder.{each}" for each in (*_RENDERED, "batch_size=4", "group_size=4")),
-            *("max_tokens=48", "learning_rate=2e-4", "eval_every=0", "save_every=0"),
+            *(f"dataset_builder.{each}" for each in (*_RENDERED, "batch_size=8", "group_size=8")),
+            *("max_tokens=48", "learning_rate=5e-4", "eval_every=0", "save_every=0"),
         ),
         "env/all/reward/total",
     ),
@@ -104,14 +106,15 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "dpo": Recipe(
         "preference.dpo.train",
-        ("dataset=hhh", "batch_size=8", "max_length=256", "learning_rate=1e-4"),
+        ("dataset=hhh", "batch_size=8", "max_length=256", "learning_rate=5e-4"),
         "dpo_loss",
     ),
     "distillation": Recipe(
         "distillation.on_policy_distillation",
         (
             *(f"teacher_model={NAME}", "groups_per_batch=4", "group_size=2", "max_tokens=32", "lora_rank=32"),
-            *("learning_rate=1e-4", "eval_every=0", "save_every=0"),
+            *("learning_rate=5e-4", "eval_every=0", "save_every=0"),
+            *(f"teacher_checkpoint={_SL_LOOP}",),
         ),
         "teacher_kl",
     ),
@@ -154,8 +157,9 @@ def run(name: str, python: Path, folder: Path, environment: Mapping[str, str], s
     """Run one recipe; returns the metric of its first and last steps, and the median time of a step."""
     recipe, log = RECIPES[name], folder / f"log-{name}"
     command = [str(python), "-m", f"{_RECIPES}.{recipe.program}", f"model_name={NAME}", f"log_path={log}"]
+    arguments = [each.replace(_SL_LOOP, _last_sampler(folder / "log-sl_loop")) for each in recipe.arguments]
     done = subprocess.run(
-        [*command, *recipe.arguments, f"max_steps={steps}"],
+        [*command, *arguments, f"max_steps={steps}"],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -175,6 +179,13 @@ def run(name: str, python: Path, folder: Path, environment: Mapping[str, str], s
         "values": [round(value, 4) for value in values],
         "seconds": round(statistics.median(seconds), 1) if seconds else None,
     }
+
+
+def _last_sampler(log: Path) -> str:
+    """Path of the last sampler weights of a recipe; empty before it has run."""
+    file = log / "checkpoints.jsonl"
+    rows = _rows(file) if file.exists() else []
+    return next((row["sampler_path"] for row in reversed(rows) if row.get("sampler_path")), "")
 
 
 @contextmanager
@@ -278,7 +289,7 @@ def write_datasets(folder: Path, data: Path, *, tiny: bool) -> None:
         }
         for row in _rows(next((data / "human_like").glob("*.jsonl")))
     ]
-    _write(folder / "Anthropic/hh-rlhf", {"train": pairs, "test": pairs})
+    _write(folder / "Anthropic/hh-rlhf", {"train": pairs * 50, "test": pairs})
     _write(
         folder / "Salesforce/wikitext",
         {"train": [{"text": row["answer"]} for row in problems["train"]]},

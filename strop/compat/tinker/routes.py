@@ -51,6 +51,8 @@ _POLL_SECONDS = 20.0
 """Time after which a client has to ask again for a result; its own limit is 45 s."""
 _KEPT_RESULTS = 4096
 """Number of results of samples that are kept until the client reads them."""
+_MAX_RANK = 1024
+"""Maximum rank of an adapter."""
 _NOT_HERE = (
     "this server has one owner, so that there are no accounts, projects, billing, audit or sharing, and no traces; "
     "custom losses run in the client"
@@ -237,7 +239,11 @@ class TinkerRoutes:
         *,
         optimizer: bool,
     ) -> Result:
+        if not 1 <= lora.rank <= _MAX_RANK:
+            raise DataError(f"lora_config.rank is {lora.rank}; write 1 to {_MAX_RANK}")
         seed = secrets.randbits(31) if lora.seed is None else lora.seed
+        if seed < 0:
+            raise DataError(f"lora_config.seed is {seed}; write 0 or more")
         info = TrainingRunInfo(
             model_id=f"{session_id}:train:{number}",
             session_id=session_id,

@@ -32,6 +32,15 @@ _ALPHA = 32
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _MICROBATCH_TOKENS = 16384
+_ADAM_RANGES = {
+    "learning_rate": math.inf,
+    "weight_decay": math.inf,
+    "eps": math.inf,
+    "grad_clip_norm": math.inf,
+    "beta1": 1.0,
+    "beta2": 1.0,
+}
+"""Exclusive upper limit of each setting of an update; the lower one is 0."""
 
 
 class TrainedAdapter:
@@ -87,7 +96,15 @@ class TrainedAdapter:
         return found, {"loss:sum": total}
 
     def step(self, params: AdamParams) -> dict[str, float]:
-        """Update the adapter with the gradient so far. Raises TrainingError for a norm that is not finite."""
+        """Update the adapter with the gradient so far.
+
+        Raises DataError for settings that are out of range, and TrainingError for a norm that is not finite.
+        """
+        for name, upper in _ADAM_RANGES.items():
+            value = getattr(params, name)
+            if not 0 <= value < upper:
+                below = "" if upper == math.inf else f" and less than {upper:g}"
+                raise DataError(f"adam_params.{name} is {value}; write 0 or more{below}")
         step = AdamStep(
             lr=params.learning_rate,
             weight_decay=params.weight_decay,

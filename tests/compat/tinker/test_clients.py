@@ -407,6 +407,15 @@ def test_all_checkpoints_are_listed(client: Open, service: str) -> None:
     [
         (lambda c, s: c.forward_backward([sft()], "no_such_loss"), "there is no loss"),
         (lambda c, s: c.forward_backward([sft([21, 999])], "cross_entropy"), "outside the vocabulary"),
+        (
+            lambda c, s: c.optim_step(types.AdamParams(learning_rate=-0.1)),
+            "learning_rate is -0.1; write 0 or more",
+        ),
+        (lambda c, s: c.optim_step(types.AdamParams(grad_clip_norm=-1.0)), "grad_clip_norm is -1"),
+        (
+            lambda c, s: c.optim_step(types.AdamParams(beta1=1.0)),
+            "beta1 is 1.0; write 0 or more and less than 1",
+        ),
         (lambda c, s: c.save_state("../up"), "the name"),
         (lambda c, s: c.load_state("tinker://x/weights/none"), "no checkpoint"),
         (lambda c, s: s.sample(prompt([1] * 5000), 1, types.SamplingParams()), "the context"),
@@ -452,6 +461,9 @@ def test_a_wrong_key_and_another_model_are_refused(service: str, client: Open) -
         stranger.create_sampling_client(base_model="tiny").result()
     with pytest.raises(tinker.UnprocessableEntityError, match="has the model 'tiny'"):
         client().create_lora_training_client("Qwen/Qwen3-8B", rank=4).result()
+    for wrong in ({"rank": 0}, {"rank": 100_000}, {"seed": -1}):
+        with pytest.raises(tinker.UnprocessableEntityError, match=r"lora_config\.(rank|seed) is"):
+            client().create_lora_training_client("tiny", **wrong).result()
 
 
 def test_a_client_of_another_version_is_warned(
