@@ -26,6 +26,7 @@ autodoc_default_options = {"members": True}
 autodoc_typehints_format = "short"
 html_theme = "furo"
 html_title = f"Strop {version}"
+html_show_search_summary = False  # would be fetched, which a browser does not do from file://
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#00695c", "color-brand-content": "#00796b"},
     "dark_css_variables": {"color-brand-primary": "#4db6ac", "color-brand-content": "#80cbc4"},

@@ -198,7 +198,7 @@ function filterFields() {
     const line = section.querySelector(":scope > .possible");
     if (line) {
       line.hidden = !fields.length;
-      line.textContent = `Not set: ${fields.slice(0, 12).map(([key, note]) => note ? `${key} (${note})` : key).join(", ")}${fields.length > 12 ? ", ..." : ""}`;
+      line.textContent = `Not set: ${fields.slice(0, 6).map(([key, note]) => note ? `${key} (${note})` : key).join(", ")}${fields.length > 6 ? ", ..." : ""}`;
     }
     const found = !onlyWritten && (fits(section.dataset.find) || fields.length > 0);
     count += found;
