@@ -145,9 +145,9 @@ class Policy:
         self._sampler = self._opened.enter_context(
             open_colocated_engine(self._run, self._engine, self.tokenizer)
         )
-        self._publish = local_synchronizer(
+        self._synchronizer = local_synchronizer(
             self._run, self._engine, self._sampler, self.tokenizer, self._loop
-        ).publish
+        )
         ends = load_model_tokens(section, self.tokenizer).end_ids
         self._encoder = TurnEncoder(self.tokenizer, template, eos_ids=ends)
         endpoint = EndpointServer()
@@ -159,7 +159,7 @@ class Policy:
         """Number of `forward_backward` calls since the last step."""
         self.version = 0
         """Number of steps so far; each rollout records that of the weights which sampled it."""
-        self._publish(0)
+        self._synchronizer.publish(0)
 
     def sample(
         self,
@@ -268,14 +268,9 @@ class Policy:
                 raise TrainingError("step has no gradient to apply. Call forward_backward first.")
             if lr is not None:
                 self._engine.set_lr(lr)
-            self._sampler.pause()
-            try:
+            with self._changed_weights():
                 norm = self._engine.step()
                 self.version += 1
-                self._publish(self.version)
-            finally:
-                self._pending = 0
-                self._sampler.resume()
         return norm
 
     async def step_async(self, lr: float | None = None) -> float:
@@ -356,14 +351,8 @@ class Policy:
 
     def load_state(self, folder: str | Path) -> None:
         """Restore what `save_state` wrote. Raises CheckpointError for the state of another model."""
-        with self._lock, self._using():
-            self._sampler.pause()
-            try:
-                self._engine.load(Path(folder))
-                self._publish(self.version)
-            finally:
-                self._pending = 0
-                self._sampler.resume()
+        with self._lock, self._using(), self._changed_weights():
+            self._engine.load(Path(folder))
 
     def close(self) -> None:
         """Free the engines. A second call does nothing; any other method raises ModelError after it."""
@@ -377,6 +366,18 @@ class Policy:
 
     def __repr__(self) -> str:
         return f"strop.Policy({self._run.model.path!r}, version={self.version})"
+
+    @contextmanager
+    def _changed_weights(self) -> Iterator[None]:
+        """Hold the sampler while the weights change, and load them; the check of the load samples."""
+        self._sampler.pause()
+        try:
+            yield
+            self._synchronizer.load(self.version)
+        finally:
+            self._pending = 0
+            self._sampler.resume()
+        self._synchronizer.check_load(self.version)
 
     @contextmanager
     def _using(self) -> Iterator[None]:

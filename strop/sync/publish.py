@@ -108,13 +108,13 @@ class LocalSynchronizer:
             load: loads the trainer's current weights into the sampler, as the version that it is called with.
             check_load: called with the version after each load; returns metrics and may raise.
         """
-        self._load = load
-        self._check_load = check_load
+        self.load = load
+        self.check_load = check_load
 
     def publish(self, version: int) -> Mapping[str, float]:
         """Load the trainer's current weights into the sampler, as this version; returns the metrics of the load."""
-        self._load(version)
-        return self._check_load(version)
+        self.load(version)
+        return self.check_load(version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import strop
+from strop.types import SampleRequest
 
 PROMPTS = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(4)]
 
@@ -144,6 +145,23 @@ def test_a_step_reaches_the_sampler_and_a_saved_model(folder, tmp_path, batch):
         policy.save(tmp_path / "model")
     with strop.Policy(tmp_path / "model") as saved:
         np.testing.assert_allclose(saved.logprobs(batch)[0], after[0], atol=1e-5)
+
+
+def test_the_check_of_a_load_may_sample(folder, batch):
+    """As that of engines which convert the weights does, at a step and at the load of a state."""
+    with strop.Policy(folder) as policy:
+        request = SampleRequest("probe", np.array([5, 6], np.int32), strop.SamplingParams(max_tokens=2), 1)
+        checked = []
+
+        def check(version):
+            checked.append(policy._loop.submit(policy._sampler.sample([request])).result(timeout=60))
+            return {}
+
+        policy._synchronizer.check_load = check
+        policy.forward_backward(batch)
+        policy.step(lr=1e-3)
+        policy.load_state(policy.save_state(folder.parent / "checked"))
+        assert len(checked) == 2
 
 
 def test_state_continues_exactly(folder, tmp_path, batch):
