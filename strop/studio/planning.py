@@ -28,6 +28,11 @@ class ShownPlan:
     fit: MemoryFit | None
     """Predicted memory next to the machine's; None where that is not known."""
 
+    @property
+    def by_purpose(self) -> list[tuple[str, ...]]:
+        """The memory with one row per purpose, and one column per process."""
+        return list(zip(*self.memory, strict=True))
+
 
 def plan_for(loaded: LoadedRun) -> ShownPlan:
     """The plan of a run on this machine, or on the nodes that it requires."""

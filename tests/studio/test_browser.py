@@ -204,6 +204,7 @@ SCREENS = (
     "/runs",
     "/compose",
     "/compose?mode=expert",
+    "/compose?file=plan.yaml",
     "/run?run=sums/first",
     "/run/rollouts?run=sums/first",
     "/run/rollouts?run=sums/first&tokens=logprob",
@@ -226,12 +227,18 @@ def test_every_screen_is_accessible_and_fits_a_phone(page: Page, studio: tuple[s
     axe = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
     if not (studio[1] / "runs/sums/second").exists():
         record_runs(studio[1] / "runs/sums")
+        (studio[1] / "plan.yaml").write_text(
+            "model: {path: m}\ndata: {train: {path: train.jsonl}}\nreward: exact\n"
+        )
     console, found = page.context.new_cdp_session(page), {}
     for width in (1280, 420):
         page.set_viewport_size({"width": width, "height": 900})
         for path in SCREENS:
             page.goto(re.sub(r"(:\d+/[^/]+)/.*", rf"\1{path}", page.url))
             page.wait_for_load_state("networkidle")
+            if path.endswith("plan.yaml"):
+                page.get_by_role("tab", name="Plan").click()
+                expect(page.get_by_text("Memory on")).to_be_visible()
             console.send(
                 "Runtime.evaluate", {"expression": axe}
             )  # the pages allow no script of another origin
