@@ -146,6 +146,21 @@ def test_an_adapter_trains_samples_and_is_merged(
     assert of_merged == pytest.approx(expected, abs=1e-4 if dtype == "float32" else 0.1)
 
 
+@pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
+def test_an_adapter_learns_as_on_the_dequantized_weights(
+    folder: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    quantized = make_policy(make_run(folder, {"lora": LORA, "quantization": options}))
+    quantized.export(tmp_path)
+    losses = []
+    for policy in (quantized, make_policy(make_run(tmp_path, {"lora": LORA}))):
+        losses.append([])
+        for _ in range(4):
+            losses[-1].append(accumulate(policy, micro_batches(policy))["loss"])
+            policy.step()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 @pytest.mark.parametrize("options", [FORMATS["nf4, double"], FORMATS["int8"]], ids=["nf4", "int8"])
 def test_a_quantized_folder_is_read_as_it_is(folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     asked = (
