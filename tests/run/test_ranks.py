@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.cases import nightly
+
 from .conftest import Values
 from .results import WEIGHTS, rows_of, train
 from .test_ppo import ppo
@@ -45,19 +47,19 @@ def test_a_run_gives_the_same_metrics_on_one_two_and_three_ranks_and_resumes_on_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "engine", [WORKERS, on(2), {"type": "deepspeed", "ranks": 2}], ids=lambda e: e["type"]
+    "engine", [WORKERS, on(2), *nightly({"type": "deepspeed", "ranks": 2})], ids=lambda each: each["type"]
 )
 def test_a_process_reward_model_is_trained_beside_the_policy(values: Values, engine: dict[str, Any]) -> None:
     """A second language model on the same ranks, and the run resumes."""
     algorithm = {"type": "prime", "rollouts_per_task": 4, "process_reward": {"optimizer": {"lr": 1e-3}}}
-    alone = train(values(name="alone", algorithm=algorithm, trainer__duration="3 steps")).folder
+    alone = train(values(name="alone", algorithm=algorithm, trainer__duration="2 steps")).folder
     parts = {
         "name": "parts",
         "algorithm": algorithm,
         "checkpoint": {"every": "1 steps"},
         "trainer__engine": engine,
     }
-    for steps in (2, 3):
+    for steps in (1, 2):
         folder = train(values(**parts, trainer__duration=f"{steps} steps")).folder
     close(rows_of(folder), rows_of(alone))
     assert rows_of(folder)[-1]["process_reward/grad_norm"] > 0
