@@ -28,6 +28,7 @@ NEEDED = (
     "strop/examples/quickstart/run.yaml",
     "strop/examples/notebook/first_run.ipynb",
     "strop/studio/static/studio.css",
+    "strop/studio/static/codemirror.min.js",
     "strop/report/templates/report.html.j2",
 )
 COMMANDS = (
