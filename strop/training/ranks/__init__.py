@@ -1,1 +1,1 @@
-"""Rank processes of a sharded training engine: start, messages, batches per rank, checkpoints."""
+"""Ranks of a training engine: their operations, their processes, their shares of a batch, and sharded checkpoints."""
