@@ -7,23 +7,7 @@ turns into training sequences.
 
 from __future__ import annotations
 
-import warnings
-
 from strop.workflows.chat import Chat, SyncChat
 from strop.workflows.result import ContextLengthExceeded, WorkflowResult
 
 __all__ = ["Chat", "ContextLengthExceeded", "SyncChat", "WorkflowResult"]
-
-_DEPRECATED = {"Outcome": WorkflowResult, "OutOfRoom": ContextLengthExceeded}
-
-
-def __getattr__(name: str) -> type:
-    if name not in _DEPRECATED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _DEPRECATED[name]
-    warnings.warn(
-        f"strop.workflows.{name} is deprecated; use strop.workflows.{new.__name__}.",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return new

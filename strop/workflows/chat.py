@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import warnings
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, contextmanager
@@ -78,12 +77,6 @@ class Chat:
     def remaining_tokens(self) -> int:
         """Number of tokens left of `rollout.max_sequence_tokens`."""
         return self._session.remaining_tokens(self._conversation)
-
-    @property
-    def room(self) -> int:
-        """Deprecated name of `remaining_tokens`."""
-        _warn_of_room()
-        return self.remaining_tokens
 
     @property
     def turn(self) -> Turn | None:
@@ -272,11 +265,6 @@ class EventLoopBridge:
             future.cancel()
 
 
-def _warn_of_room() -> None:
-    message = "Chat.room is deprecated; use Chat.remaining_tokens."
-    warnings.warn(message, DeprecationWarning, stacklevel=3)
-
-
 def _blocking(
     method: Callable[Concatenate[Chat, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SyncChat, P], T]:
@@ -301,7 +289,6 @@ class SyncChat:
     messages = property(lambda self: self._chat.messages, doc=Chat.messages.__doc__)
     tools = property(lambda self: self._chat.tools, doc=Chat.tools.__doc__)
     remaining_tokens = property(lambda self: self._chat.remaining_tokens, doc=Chat.remaining_tokens.__doc__)
-    room = property(lambda self: self._chat.room, doc=Chat.room.__doc__)
     turn = property(lambda self: self._chat.turn, doc=Chat.turn.__doc__)
     turns = property(lambda self: self._chat.turns, doc=Chat.turns.__doc__)
     response = property(lambda self: self._chat.response, doc=Chat.response.__doc__)

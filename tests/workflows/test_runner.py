@@ -117,15 +117,6 @@ async def asks_and_shrugs(task, chat):
         return (await chat.reply()).count("e")
     except Exception:
         return 0.0
-
-async def old_names(task, chat):
-    from strop.workflows import Outcome, OutOfRoom
-
-    try:
-        await chat.reply()
-    except OutOfRoom:
-        return 0.0
-    return Outcome(reward=float(chat.room))
 """
 TWO = SamplingParams(max_tokens=8)
 
@@ -260,12 +251,3 @@ class Gone:
 def test_lost_engine_raises_whatever_the_workflow_catches(run, name):
     with pytest.raises(EngineLostError, match="by signal 9"):
         run(Gone(), name, retries=2)
-
-
-def test_deprecated_names_work(world, run):
-    with pytest.warns(DeprecationWarning) as caught:
-        rollout = run(world.says("four"), "old_names")
-    assert rollout.error is None and rollout.reward > 0
-    messages = {str(warning.message) for warning in caught}
-    assert "Chat.room is deprecated; use Chat.remaining_tokens." in messages
-    assert "strop.workflows.Outcome is deprecated; use strop.workflows.WorkflowResult." in messages
