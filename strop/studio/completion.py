@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import yaml
@@ -14,8 +14,8 @@ from strop.config.load.config_tree import KeyPath
 from strop.studio.fields import FormField, FormSection, all_fields
 
 _PROBE = "strop_completion_probe"
-_WORD = re.compile(r"[\w./-]*$")
-_VALUE = re.compile(r"(?:^|[\s{,])[\w.-]+:[ \t]+$")
+_KEY = re.compile(r"[\w.-]+:")
+_BEFORE_KEY = re.compile(r"[\s{,]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,17 @@ class Place:
     """The text without this word, which may be no YAML with it."""
 
 
+def _is_of_word(character: str) -> bool:
+    return character.isalnum() or character in "_./-"
+
+
 def place_at(before: str, after: str) -> Place | None:
     """The place between two texts; None where the first is no YAML, and inside of quotes and comments."""
-    found = _WORD.search(before)
-    word = found.group() if found else ""
+    word = "".join(takewhile(_is_of_word, reversed(before)))[::-1]
     before = before.removesuffix(word)
-    is_value = _VALUE.search(before.rpartition("\n")[2]) is not None
+    line = before.rpartition("\n")[2]
+    written = line.rstrip(" \t")
+    is_value = written != line and _KEY.fullmatch(_BEFORE_KEY.split(written)[-1]) is not None
     try:
         tokens = list(yaml.scan(f"{before}{_PROBE}{'' if is_value else ': '}"))
     except yaml.YAMLError:

@@ -25,7 +25,7 @@ WORKFLOWS = """
 import asyncio
 import numpy as np
 from strop.types import Turn
-from strop.workflows import Outcome
+from strop.workflows import WorkflowResult
 
 async def raises(task, chat):
     await chat.reply()
@@ -41,11 +41,11 @@ async def wrong_lengths(task, chat):
     await chat.reply()
     ids = np.array([1, 2, 3], np.int32)
     two, three = np.zeros(2, np.float32), np.zeros(3, np.float32)
-    return Outcome(reward=1.0, turns=[Turn(ids, ids, two, three, "stop", 0)])
+    return WorkflowResult(reward=1.0, turns=[Turn(ids, ids, two, three, "stop", 0)])
 
 async def wrong_rewards(task, chat):
     await chat.reply()
-    return Outcome(turn_rewards=[0.0, 1.0])
+    return WorkflowResult(turn_rewards=[0.0, 1.0])
 """
 
 

@@ -472,7 +472,7 @@ def test_every_field_has_a_type_that_parsers_read(parser: str) -> None:
     assert value_of(loaded, "algorithm.rollouts_per_task") == 4
 
 
-OF_EARLIER_VERSIONS = ("max_prompt_length", "warmup_ratio")
+OF_EARLIER_VERSIONS = ("max_prompt_length", "reference_free", "rpo_alpha", "warmup_ratio")
 """Fields that TRL 1.16 and its transformers do not have any more, and that Strop still reads."""
 
 

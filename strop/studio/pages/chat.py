@@ -39,13 +39,14 @@ class _Conversation:
         )
 
     def ask(self, message: str) -> str:
-        """The answer of the model. Raises `RunFolderError` if the process has ended."""
+        """The answer of the model. Raises `RunFolderError` if the process has ended, or answers with no JSON."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
             return str(parse_json(self._process.stdout.readline()))
         except (OSError, ValueError):
+            self._process.terminate()  # which has ended, unless something else has written on its standard output
             self._process.wait()
             self._errors.seek(0)
             said = self._errors.read(_ERROR_BYTES).decode("utf-8", "replace").strip()
