@@ -21,7 +21,7 @@ from strop.config.load.loader import LoadedRun, load_run, load_values
 from strop.config.redact import set_environment
 from strop.config.save import escape_interpolations
 from strop.errors import ConfigError, Interrupted
-from strop.library.callables import Rewards, check_callbacks, list_functions
+from strop.library.callables import Rewards, list_functions
 from strop.library.data import Rows
 from strop.library.inputs import Inputs, require_functions
 from strop.library.notebook import LiveLine, in_notebook, may_watch
@@ -147,6 +147,8 @@ def _prepared(
     change: Sequence[str],
 ) -> tuple[LoadedRun, tuple[PythonReward, ...]]:
     """The loaded run with the arguments of `train`, and its rewards; records the changes of a stopped run."""
+    from strop.run.drivers.callbacks import check_callbacks
+
     check_callbacks(callbacks)
     loaded, rewards = _with_inputs(run, inputs)
     if change:

@@ -17,7 +17,6 @@ from strop.errors import ConfigError, RewardError
 from strop.python_rewards import PythonReward
 
 RewardFunction = Callable[..., Any]
-_CALLBACK_METHODS = ("on_start", "on_rollouts", "on_evaluate", "on_step", "on_save")
 Rewards = RewardFunction | PythonReward | Sequence[RewardFunction | PythonReward]
 """One reward function, or several, each perhaps as a `strop.Reward` with its name and weight."""
 
@@ -84,22 +83,6 @@ def split_rewards(rewards: Rewards | None) -> tuple[list[dict[str, Any]], tuple[
             name = {} if reward.name is None else {"name": reward.name}
             entries.append({"function": path, "weight": reward.weight, **name})
     return entries, tuple(others)
-
-
-def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raise ConfigError for what is no sequence of objects with methods of `Callback`."""
-    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
-        raise ConfigError(
-            f"callbacks is of type {type(callbacks).__name__}. Write a list: callbacks=[callback]."
-        )
-    for each in callbacks:
-        if not any(callable(getattr(each, name, None)) for name in _CALLBACK_METHODS):
-            raise ConfigError(
-                f"callbacks has an object of type {type(each).__name__} without a method of strop.Callback: "
-                f"{', '.join(_CALLBACK_METHODS)}."
-            )
-        if isinstance(each, type):
-            raise ConfigError(f"callbacks has the class {each.__name__}. Write an object: {each.__name__}().")
 
 
 def require_one_process(run: Run) -> None:

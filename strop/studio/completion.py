@@ -31,13 +31,9 @@ class Place:
     """The text without this word, which may be no YAML with it."""
 
 
-def _is_of_word(character: str) -> bool:
-    return character.isalnum() or character in "_./-"
-
-
 def place_at(before: str, after: str) -> Place | None:
     """The place between two texts; None where the first is no YAML, and inside of quotes and comments."""
-    word = "".join(takewhile(_is_of_word, reversed(before)))[::-1]
+    word = "".join(takewhile(lambda one: one.isalnum() or one in "_./-", reversed(before)))[::-1]
     before = before.removesuffix(word)
     line = before.rpartition("\n")[2]
     written = line.rstrip(" \t")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,7 +32,6 @@ class TrainingBackend:
     def __init__(self, run: Run, ranks: SingleRank | RankGroup, description: str) -> None:
         """`description` says how a model is divided over the ranks."""
         self._run, self._ranks, self._description = run, ranks, description
-        self._is_sharded = not isinstance(run.trainer.engine, LocalEngineConfig)
 
     def policy(self) -> TrainingEngine:
         """The policy's engine, with a reference model and teachers where the algorithm needs them."""
@@ -44,13 +43,11 @@ class TrainingBackend:
 
     def critic(self, section: CriticConfig) -> CriticEngine:
         """The critic's engine."""
-        return CriticEngine(self._ranks, CriticSpec.of(self._run, section), collective=self._is_sharded)
+        return CriticEngine(self._ranks, CriticSpec.of(self._run, section))
 
     def _language_model(self, name: str, spec: PolicySpec) -> PolicyEngine:
-        if self._is_sharded:
-            ranks = cast("RankGroup", self._ranks)
-            return ShardedPolicyEngine(ranks, spec, self._description, name=name)
-        return PolicyEngine(self._ranks, spec, self._description, name=name)
+        kind = PolicyEngine if isinstance(spec.engine, LocalEngineConfig) else ShardedPolicyEngine
+        return kind(self._ranks, spec, self._description, name=name)
 
 
 @contextmanager

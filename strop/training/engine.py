@@ -50,13 +50,12 @@ T = TypeVar("T")
 class ModelEngine:
     """Base of the engines of a policy and of a critic."""
 
-    collective = False
-    """Whether a forward pass is an operation of all ranks."""
-
     def __init__(self, ranks: SingleRank | RankGroup, name: str, spec: PolicySpec | CriticSpec) -> None:
         """`name` is the model's on the ranks, where it is already."""
         self._ranks, self._name = ranks, name
         self._dims = ParallelDims.of(spec.engine)
+        self._is_collective = not isinstance(spec.engine, LocalEngineConfig)
+        """Whether the model is divided, so that a forward pass is an operation of all ranks."""
         self._microbatch = spec.microbatch
         self._save_concurrency = spec.checkpoint.save_concurrency
         model: PolicyModel | CriticModel = ranks.first.model(name)
@@ -91,13 +90,13 @@ class ModelEngine:
     ) -> list[T]:
         """Run an operation on each rank's share of a batch; the results by data-parallel rank, of which all ranks get
         the same share."""
-        shares = plan_rank_shares(batch, plan, self._dims.dp, collective=self.collective)
+        shares = plan_rank_shares(batch, plan, self._dims.dp, collective=self._is_collective)
         own = [shares[self._dims.data_rank(rank)] for rank in range(self._dims.ranks)]
         results = self._ranks.run_each(operation, own, *args, **kwargs)
         return [results[rank] for rank in self._dims.leaders()]
 
     def _plan(self, experiences: Sequence[Experience]) -> RankPlan:
-        plan = plan_for_ranks if self.collective else plan_for_workers
+        plan = plan_for_ranks if self._is_collective else plan_for_workers
         return plan(
             experiences,
             self._microbatch,
@@ -211,11 +210,10 @@ class PolicyEngine(ModelEngine):
 class ShardedPolicyEngine(PolicyEngine):
     """Trains a language model or classifier that is divided over the ranks, which take part in all that reads it."""
 
-    collective = True
-
-    def __init__(self, ranks: RankGroup, spec: PolicySpec, description: str, *, name: str = POLICY) -> None:
+    def __init__(
+        self, ranks: SingleRank | RankGroup, spec: PolicySpec, description: str, *, name: str = POLICY
+    ) -> None:
         super().__init__(ranks, spec, description, name=name)
-        self._group = ranks
         self._dtype: torch.dtype = getattr(torch, spec.model.compute_dtype or spec.model.dtype)
 
     def sync_reference(self, policy_weight: float) -> None:
@@ -251,18 +249,16 @@ class ShardedPolicyEngine(PolicyEngine):
             self.policy.write_adapter(folder)
 
     def _with_others(self, operation: Callable[[Rank, str], Any]) -> AbstractContextManager[None]:
-        return self._group.on_others(operation, self._name)
+        return self._ranks.on_others(operation, self._name)
 
 
 class CriticEngine(ModelEngine):
     """Trains a value model: the counterpart of a policy's engine for a critic."""
 
-    def __init__(self, ranks: SingleRank | RankGroup, spec: CriticSpec, *, collective: bool = False) -> None:
-        """Builds the model on the ranks; `collective` where it is divided over them. Raises ModelError for one that
-        cannot be trained."""
+    def __init__(self, ranks: SingleRank | RankGroup, spec: CriticSpec) -> None:
+        """Builds the model on the ranks. Raises ModelError for one that cannot be trained."""
         ranks.run(Rank.build_critic, spec)
         super().__init__(ranks, CRITIC, spec)
-        self.collective = collective
         self.critic: CriticModel = ranks.first.model(CRITIC)
         """The model, or the first rank's shard of it."""
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from strop.compat.tinker.losses import NamedLoss
 from strop.config.schema import Run
 from strop.config.schema.trainer import Fsdp2EngineConfig, LocalEngineConfig
 from strop.errors import TrainingError
-from strop.training.device import find_device, find_rank_device_type
+from strop.training.device import find_rank_device_type
 from strop.training.engine import ModelEngine
 from strop.training.optimized_model import sum_metrics
 from strop.training.ranks.group import RankGroup
@@ -59,7 +60,7 @@ class AdapterEngines:
             self.close()
         if self._ranks is None:
             if isinstance(self.section, LocalEngineConfig):
-                self._ranks = SingleRank(find_device("auto"))
+                self._ranks = SingleRank(torch.device(self._device))
             else:
                 self._ranks = RankGroup.of(self.section, self._device, LOCAL)
         engine = AdapterEngine(self._ranks, run, f"adapter-{next(self._numbers)}")
@@ -89,7 +90,6 @@ class AdapterEngine(ModelEngine):
         spec = replace(PolicySpec.of(run), needs_reference=False)
         ranks.run(Rank.build_policy, name, spec)
         super().__init__(ranks, name, spec)
-        self.collective = isinstance(ranks, RankGroup)
         self.policy: PolicyModel = ranks.first.model(name)
         """The model with the adapter, or the first rank's shard of it."""
 

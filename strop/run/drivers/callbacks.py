@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.errors import CallbackError, Interrupted
+from strop.errors import CallbackError, ConfigError, Interrupted
 from strop.types import RolloutGroup
 from strop.workers.signals import StopSignal
 
@@ -47,6 +47,23 @@ class Callback:
 
     def on_save(self, path: Path) -> None:
         """Called once a checkpoint is complete, with its folder."""
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Raise ConfigError for what is no sequence of objects with methods of `Callback`."""
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+        raise ConfigError(
+            f"callbacks is of type {type(callbacks).__name__}. Write a list: callbacks=[callback]."
+        )
+    methods = [name for name in vars(Callback) if name.startswith("on_")]
+    for each in callbacks:
+        if not any(callable(getattr(each, name, None)) for name in methods):
+            raise ConfigError(
+                f"callbacks has an object of type {type(each).__name__} without a method of strop.Callback: "
+                f"{', '.join(methods)}."
+            )
+        if isinstance(each, type):
+            raise ConfigError(f"callbacks has the class {each.__name__}. Write an object: {each.__name__}().")
 
 
 class CallbackList:
