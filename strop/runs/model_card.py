@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCardData
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
 from strop.config.paths import is_local
 from strop.config.redact import safe_text
@@ -16,13 +18,14 @@ from strop.runs.reader import RunData
 from strop.runs.verdict import verdict
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_LICENSE = ("license", "license_name", "license_link")
 _MAX_ROWS = 12
 """Rows of the table of curves at most."""
 _CURVES = ("reward/mean", "sft_loss", "pairs/accuracy", "response_tokens/mean")
 
 
 def model_card(data: RunData) -> str:
-    """The card: base model, data, algorithm, result, curves, and versions."""
+    """The card: base model and its license, data, algorithm, result, curves, and versions."""
     run = data.configuration()
     algorithm = str(run.get("algorithm", {}).get("type", "grpo"))
     base = str(run.get("model", {}).get("path", ""))
@@ -38,6 +41,7 @@ def model_card(data: RunData) -> str:
         tags=["strop", algorithm],
         model_name=name if results else None,
         eval_results=results or None,
+        **_license(base, bool(is_on_hub)),
     )
     lines = [
         "---",
@@ -54,6 +58,18 @@ def model_card(data: RunData) -> str:
         *_versions(data),
     ]
     return safe_text("\n".join(lines).rstrip() + "\n")
+
+
+def _license(base: str, is_on_hub: bool) -> dict[str, Any]:
+    """The license in the card of the base model, if this machine has that card."""
+    file = try_to_load_from_cache(base, "README.md") if is_on_hub else Path(base) / "README.md"
+    if not isinstance(file, (str, Path)) or not Path(file).is_file():
+        return {}
+    try:
+        card = ModelCard.load(file, ignore_metadata_errors=True).data.to_dict()
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        return {}
+    return {key: card[key] for key in _LICENSE if isinstance(card.get(key), str)}
 
 
 def _facts(data: RunData, run: dict[str, Any]) -> Iterator[str]:

@@ -43,6 +43,30 @@ def test_the_card_says_what_was_trained_how_and_with_which_result(tmp_path: Path
     assert "base_model: owner/base" in model_card(read_run(tmp_path)), "a base model of the Hub"
 
 
+@pytest.mark.parametrize(
+    ("card", "license"),
+    [
+        ("---\nlicense: apache-2.0\n---\n# base\n", {"license": "apache-2.0"}),
+        (
+            "---\nlicense: other\nlicense_name: own\nlicense_link: LICENSE\n---\n",
+            {"license": "other", "license_name": "own", "license_link": "LICENSE"},
+        ),
+        ("# no header\n", {}),
+        ("---\nlicense: [a, b]\n---\n", {}),
+        ("---\n- a list\n---\n", {}),
+        ("---\nlicense: {a\n---\n", {}),
+    ],
+)
+def test_the_card_has_the_license_of_the_base_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: str, license: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    Path("model/README.md").write_text(card)
+    header, _ = card_of(tmp_path / "run")
+    assert {key: value for key, value in header.items() if key.startswith("license")} == license
+
+
 class FakeHub:
     """Stands for `HfApi`: repositories are folders in memory."""
 
