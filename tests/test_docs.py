@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import textwrap
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, cast, get_args
 
 import pytest
 import typer
 import yaml
+from omegaconf import OmegaConf
 
 import strop
 from strop.cli.main import app
@@ -31,20 +33,42 @@ PAGES = sorted(
 _CODE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _YAML = re.compile(r"^```yaml\n(.*?)^```|^cat > \w+\.yaml <<'END'\n(.*?)^END", re.DOTALL | re.MULTILINE)
-_COMMAND = re.compile(r"^(?: {4}|)strop ((?:.*\\\n)*.*)$", re.MULTILINE)
-_FREE = ("component",)
-"""Its inputs look like options."""
+_INDENTED = re.compile(r"^    [a-z]\w*:(?: [{\[].*)?\n(?:^ {4,}.*\n)*", re.MULTILINE)
+_KEY = re.compile(r" *([\w.]+):")
+_COMMAND = re.compile(r"^(?: {4}|)(?:\$ |\S*/|)strop ((?:.*\\\n)*.*)$|`strop ([a-z][^`]*)`", re.MULTILINE)
+_FREE = ("component", "trl", "merge")
+"""Commands and groups of commands whose keys look like options."""
 
 
 def _is_whole(text: str) -> bool:
-    """Else it is a part of a run file, to look at."""
+    """Else it is a part of a run file."""
     return all(re.search(rf"^{section}:", text, re.MULTILINE) for section in ("model", "data"))
+
+
+def _variants(lines: list[str]) -> list[list[str]]:
+    """The texts that a block shows in one, where a key that stands again is an alternative."""
+    lines = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    indent = min((len(line) - len(line.lstrip()) for line in lines), default=0)
+    entries: list[list[str]] = []
+    for line in lines:
+        if line[indent] != " ":
+            entries.append([])
+        entries[-1].append(line)
+    alternatives: dict[str, list[list[str]]] = {}
+    for number, (head, *rest) in enumerate(entries):
+        key = _KEY.match(head)
+        variants = [[head, *each] for each in (_variants(rest) if rest else [[]])]
+        alternatives.setdefault(key[1] if key else str(number), []).extend(variants)
+    return [
+        [line for each in alternatives.values() for line in each[min(number, len(each) - 1)]]
+        for number in range(max(map(len, alternatives.values()), default=0))
+    ]
 
 
 TEXTS = GENERATED | {page: page.read_text(encoding="utf-8") for page in PAGES if page not in GENERATED}
 FILES = [(page, fenced or here) for page, text in TEXTS.items() for fenced, here in _YAML.findall(text)]
 RUN_FILES = [(page, text) for page, text in FILES if _is_whole(text)]
-COMMANDS = [(page, line) for page, text in TEXTS.items() for line in _COMMAND.findall(text)]
+COMMANDS = [(page, line or named) for page, text in TEXTS.items() for line, named in _COMMAND.findall(text)]
 
 
 @pytest.mark.parametrize(("page", "text"), RUN_FILES, ids=lambda it: getattr(it, "name", ""))
@@ -52,17 +76,66 @@ def test_every_run_file_in_the_pages_loads(page: Path, text: str) -> None:
     load_values(yaml.safe_load(text.replace("e-", ".0e-")), origin=str(page.relative_to(ROOT)))
 
 
+IS_PART_OF = {"teachers": "algorithm.distillation", "rejection": "algorithm", "elastic": "trainer"}
+"""Section of a block that shows the key of a section alone."""
+AROUND = {
+    "teachers:\n  - {path: math": [
+        "algorithm.type=distillation",
+        "algorithm.distillation.reward.coef=1",
+        "data.train.source=kind",
+    ],
+    "packing:": ["data.train.text=text"],
+    "elastic:": ["trainer.engine.type=fsdp2", "trainer.engine.ranks=8"],
+    "reuse_cooldown_seconds": ["synchronizer.style=bounded"],
+    "mode: bench": ["data.eval=[{path: held_out.jsonl}]"],
+    "stream:": ["trainer.duration=10 steps"],
+    "model: helper": ["rollout.auxiliary_models=[{name: helper, path: helper}]"],
+    **{f"# {each}": [f"algorithm.type={each}"] for each in ("sft", "dpo", "kto")},
+}
+"""Values of the run file around a block, which the text of its page names and the block does not."""
+FILES_OF_TOOLS = ("tools", "interaction")
+"""First keys of verl's files of tools, which tests/workflows/test_docs.py reads."""
+PARTS = [
+    (page, "\n".join(variant))
+    for page, text in TEXTS.items()
+    for block in [
+        *(block for found, block in FILES if found == page and not _is_whole(block)),
+        *(textwrap.dedent(block) for block in _INDENTED.findall(_CODE.sub("", text))),
+    ]
+    if not block.startswith(FILES_OF_TOOLS)
+    for variant in _variants(block.splitlines())
+]
+
+
+@pytest.mark.parametrize(("page", "text"), PARTS, ids=lambda it: getattr(it, "name", ""))
+def test_every_part_of_a_run_file_in_the_pages_is_valid(
+    page: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each alternative, in a run file that is otherwise valid."""
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    values = yaml.safe_load(text)
+    for section in reversed(IS_PART_OF.get(next(iter(values)), "").split(".")):
+        values = {section: values} if section else values
+    around = ["model.path=model", *(each for part, keys in AROUND.items() if part in text for each in keys)]
+    if not re.search(r"^  train:$", text, re.MULTILINE):
+        around.append("data.train.path=tasks.jsonl")
+    whole = OmegaConf.merge(OmegaConf.from_dotlist(around), values)
+    load_values(cast(dict[str, Any], OmegaConf.to_container(whole)), origin=str(page.relative_to(ROOT)))
+
+
 @pytest.mark.parametrize(
     ("page", "line"), COMMANDS, ids=lambda it: it[:30] if isinstance(it, str) else it.name
 )
 def test_every_command_in_the_pages_is_one(page: Path, line: str) -> None:
-    words = line.replace("\\\n", " ").partition("#")[0].partition(" -- ")[0].split()
-    command = typer.main.get_command(app)
+    first = re.sub(r"\\\|[\w\\|]+", "", line)  # of `verl ppo\\|sft`
+    words = first.replace("\\\n", " ").partition("#")[0].partition(" -- ")[0].split()
+    command, names = typer.main.get_command(app), []
     while words and words[0] in (inside := getattr(command, "commands", {})):
-        command = inside[words.pop(0)]
-    assert not hasattr(command, "commands"), f"strop has no command {' '.join(words[:1])!r}"
+        names.append(words.pop(0))
+        command = inside[names[-1]]
+    assert not words or not hasattr(command, "commands"), f"strop has no command {words[0]!r}"
     known = {name for parameter in command.params for name in parameter.opts}
-    if command.name not in _FREE:
+    if not {*names} & {*_FREE}:
         used = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert used <= {*known, "--help"}
 

@@ -8,10 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 import strop
-from strop.config.schema import Run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "workflows"
@@ -80,13 +78,3 @@ def test_the_tool_class_and_the_simulated_user_of_the_page(tool_world, user_file
 
 def configuration_files():
     return [text for text in blocks("yaml") if text.startswith(("tools:", "interaction:"))]
-
-
-def test_the_run_files_of_the_page_are_understood():
-    for text in blocks("yaml")[1:]:
-        if text in configuration_files():
-            continue
-        section = yaml.safe_load(text)
-        if "judges" in section.get("reward", {}) and "rollout" not in section:
-            section["rollout"] = {"auxiliary_models": [{"name": "helper", "path": "helper"}]}
-        Run.model_validate({"model": {"path": "m"}, "data": {"train": {"path": "t"}}, **section})
