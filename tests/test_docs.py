@@ -217,9 +217,15 @@ def test_every_page_of_the_docs_is_listed() -> None:
     assert unlisted <= {"README.md", "CHANGELOG.md"} | site_only
 
 
-def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+def test_the_conda_recipe_agrees_with_the_package() -> None:
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = package["project"]
     wanted = {re.sub(r"\[.*\]", "", each).replace("torch>", "pytorch>") for each in project["dependencies"]}
     recipe = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text(encoding="utf-8"))
     run = {each.replace(" ", "") for each in recipe["requirements"]["run"]}
     assert wanted == run - {"aiohttp", "python>=${{python_min}}"}
+    host = {*recipe["requirements"]["host"]} - {"python ${{ python_min }}.*", "pip"}
+    assert host == {*package["build-system"]["requires"]}
+    ((name, start),) = project["scripts"].items()
+    assert recipe["build"]["python"]["entry_points"] == [f"{name} = {start}"]
+    assert (recipe["about"]["license"], recipe["package"]["name"]) == (project["license"], project["name"])
