@@ -30,13 +30,16 @@ class ComputeCopy:
     """A copy of a model in another dtype. Frozen parameters that already have that dtype are shared."""
 
     def __init__(self, master: nn.Module, dtype: torch.dtype) -> None:
-        shared = {id(p): p for p in master.parameters() if not p.requires_grad and p.dtype == dtype}
-        self.model = copy.deepcopy(master, shared)
-        for parameter in self.model.parameters():
-            if parameter.dtype != dtype:
-                parameter.data = parameter.data.to(dtype)
-        masters, copies = trainable_parameters(master), trainable_parameters(self.model)
-        self._pairs = [(masters[name], copies[name]) for name in masters]
+        copies: dict[int, nn.Parameter] = {}
+        for parameter in master.parameters():
+            if parameter.dtype != dtype:  # at once: a copy in the old type would be as large again
+                converted = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+                copies[id(parameter)] = converted
+            elif not parameter.requires_grad:
+                copies[id(parameter)] = parameter
+        self.model = copy.deepcopy(master, copies)
+        masters, computing = trainable_parameters(master), trainable_parameters(self.model)
+        self._pairs = [(masters[name], computing[name]) for name in masters]
 
     def collect_gradients(self) -> None:
         """Add the copy's gradients to the master's, and clear them."""
