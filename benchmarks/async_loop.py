@@ -22,7 +22,7 @@ from strop.config.schema.buffer import FixedStyleConfig, OnRequestStyleConfig
 from strop.sync.staleness_policy import publishes_after, requests_weights, training_step_for, version_window
 
 WEIGHTS_POLL_SECONDS = 0.05
-"""Interval at which a waiting explorer looks for a version: `strop.sync.publish._POLL_SECONDS`."""
+"""Interval at which a waiting explorer looks for a version: `strop.sync.subscribe._POLL_SECONDS`."""
 TRAINER_POLL_SECONDS = 1.0
 """Interval at which a trainer that waits for groups serves requests: `strop.workers.waiting.MAX_SLEEP_SECONDS`."""
 

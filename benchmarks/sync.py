@@ -26,7 +26,7 @@ from strop.models.loading import load_model
 from strop.models.lora import merged_weights
 from strop.models.tiny import make_model
 from strop.sync.factory import CrossProcessSync, open_weight_receiver, open_weight_sender
-from strop.sync.publish import Publisher
+from strop.sync.publish import RemotePublisher
 from strop.sync.staleness_policy import VersionWindow
 from strop.sync.subscribe import Subscriber
 
@@ -125,11 +125,11 @@ def publish(folder: Path, transport: str) -> None:
     """Run the trainer: publish a version for each number that arrives on standard input."""
     engine, section = Engine(folder), TRANSPORTS[transport]
     sender = open_weight_sender(section, folder, host="127.0.0.1", device=CPU, checkpoint=None)
-    publisher = Publisher(engine, section.style, sender)  # type: ignore[arg-type]  # has only the methods that are called
-    publisher.announce_start()
+    publisher = RemotePublisher(engine, section.style, sender, last_step=LAST_STEP)  # type: ignore[arg-type]
+    publisher.start(0, 0)
     for line in sys.stdin:
         began = time.perf_counter()
-        publisher.after_step(int(line), LAST_STEP)
+        publisher.publish(int(line))
         print(time.perf_counter() - began, flush=True)
     sender.delete(sender.versions())
     sender.close()

@@ -46,7 +46,7 @@ def warm_up(loaded: LoadedRun, to: Path) -> None:
             policy.engine.set_lr(LEARNING_RATE * min(1.0, update / WARMUP_UPDATES))
             loss = train_on(policy, batch, loaded)
             if update % UPDATES_BETWEEN_LOOKS == 0:
-                policy.synchronizer.publish(update)
+                policy.publisher.publish(update)
                 measured = evaluate(run, policy.explorer, tasks, step=update)
                 accuracy = measured.metrics["eval/held-out/reward"]
                 shown = f"update {update}  loss {loss:.2f}  held-out accuracy {accuracy:.2f}"

@@ -104,7 +104,7 @@ class Policy:
             ConfigError: an argument has a value that is not accepted.
         """
         from strop.models.loading import load_config, load_tokenizer
-        from strop.run.rollout.inference_engines import local_synchronizer, open_colocated_engine
+        from strop.run.rollout.inference_engines import colocated_publisher, open_colocated_engine
         from strop.run.tokenizer import load_model_tokens, with_run_template
         from strop.training.engine import local_policy
         from strop.training.specs import PolicySpec
@@ -145,7 +145,7 @@ class Policy:
         self._sampler = self._opened.enter_context(
             open_colocated_engine(self._run, self._engine, self.tokenizer)
         )
-        self._synchronizer = local_synchronizer(
+        self._publisher = colocated_publisher(
             self._run, self._engine, self._sampler, self.tokenizer, self._loop
         )
         ends = load_model_tokens(section, self.tokenizer).end_ids
@@ -159,7 +159,7 @@ class Policy:
         """Number of `forward_backward` calls since the last step."""
         self.version = 0
         """Number of steps so far; each rollout records that of the weights which sampled it."""
-        self._synchronizer.publish(0)
+        self._publisher.publish(0)
 
     def sample(
         self,
@@ -373,11 +373,11 @@ class Policy:
         self._sampler.pause()
         try:
             yield
-            self._synchronizer.load(self.version)
+            self._publisher.load(self.version)
         finally:
             self._pending = 0
             self._sampler.resume()
-        self._synchronizer.check_load(self.version)
+        self._publisher.check_load(self.version)
 
     @contextmanager
     def _using(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 Steps are counted from 1, and the weights after step n are version n; version 0 is the initial model. The
 explorer samples step s while the trainer is at step s or an earlier one, so the newest possible version is
 s - 1. Rollouts start after `warmup_steps` steps of training on demonstrations (0 without a warm-up): the
-version after the warm-up is the first that samples rollouts, and the policy counts from there.
+version after the warm-up is the first that samples rollouts, and the style counts from there.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class VersionWindow:
         return max(fitting, default=None)
 
 
-def version_window(policy: StyleConfig, step: int, warmup_steps: int = 0) -> VersionWindow:
+def version_window(style: StyleConfig, step: int, warmup_steps: int = 0) -> VersionWindow:
     """The versions that may sample a step. Version 0 is the initial model, which needs no trainer."""
-    match policy:
+    match style:
         case FixedStyleConfig():
-            every, lead = int(policy.every.count), int(policy.max_lead.count)
+            every, lead = int(style.every.count), int(style.max_lead.count)
             version = warmup_steps + max(0, step - warmup_steps - 1 - lead) // every * every
             return VersionWindow(version, version)
         case BoundedStyleConfig():
-            return VersionWindow(max(warmup_steps, step - 1 - int(policy.max_staleness.count)))
+            return VersionWindow(max(warmup_steps, step - 1 - int(style.max_staleness.count)))
         case LatestStyleConfig() | OnRequestStyleConfig():
             return VersionWindow(warmup_steps)
         case _:
-            assert_never(policy)
+            assert_never(style)
 
 
 def training_step_for(
@@ -61,29 +61,29 @@ def training_step_for(
     return warmup_steps + max(0, groups_written + shortfall) // groups_per_step + 1
 
 
-def requests_weights(policy: StyleConfig, step: int, warmup_steps: int = 0) -> bool:
+def requests_weights(style: StyleConfig, step: int, warmup_steps: int = 0) -> bool:
     """Whether the explorer requests the trainer's newest weights before it samples a step."""
     done = step - 1 - warmup_steps
-    return isinstance(policy, OnRequestStyleConfig) and done > 0 and done % int(policy.every.count) == 0
+    return isinstance(style, OnRequestStyleConfig) and done > 0 and done % int(style.every.count) == 0
 
 
-def publishes_after(policy: StyleConfig, step: int, last_step: int, warmup_steps: int = 0) -> bool:
+def publishes_after(style: StyleConfig, step: int, last_step: int, warmup_steps: int = 0) -> bool:
     """Whether the trainer publishes its weights after a step without a request."""
     if step in (warmup_steps, last_step):
         return True
     return (
         step > warmup_steps
-        and not isinstance(policy, OnRequestStyleConfig)
-        and (step - warmup_steps) % int(policy.every.count) == 0
+        and not isinstance(style, OnRequestStyleConfig)
+        and (step - warmup_steps) % int(style.every.count) == 0
     )
 
 
-def retained_versions(policy: StyleConfig, versions: Collection[int], oldest_needed: int) -> list[int]:
+def retained_versions(style: StyleConfig, versions: Collection[int], oldest_needed: int) -> list[int]:
     """The published versions that the explorer may still need.
 
     Under `fixed` these are all from `oldest_needed` on; under the other policies `oldest_needed`, in case its
     step is sampled again, and the newest.
     """
-    if isinstance(policy, FixedStyleConfig):
+    if isinstance(style, FixedStyleConfig):
         return [version for version in versions if version >= oldest_needed]
     return [version for version in versions if version in (oldest_needed, max(versions))]

@@ -58,7 +58,7 @@ class Subscriber:
     def __init__(
         self,
         sampler: WeightLoader,
-        policy: StyleConfig,
+        style: StyleConfig,
         receiver: WeightReceiver,
         *,
         timeout_seconds: float,
@@ -68,7 +68,7 @@ class Subscriber:
         """The sampler holds the initial model, version 0. `check` is called during waits, and may raise.
         Rollouts start after `warmup_steps` steps."""
         self._sampler = sampler
-        self._policy = policy
+        self._style = style
         self._receiver = receiver
         self._timeout_seconds = timeout_seconds
         self._check = check
@@ -80,9 +80,9 @@ class Subscriber:
 
     def before_step(self, step: int) -> int:
         """Load the version that samples a step; returns it."""
-        if requests_weights(self._policy, step, self._warmup_steps):
+        if requests_weights(self._style, step, self._warmup_steps):
             self._request_weights(step, self._check)
-        return self.load_newest(version_window(self._policy, step, self._warmup_steps))
+        return self.load_newest(version_window(self._style, step, self._warmup_steps))
 
     def before_batch(
         self, step: int, groups_ahead: Callable[[], int], groups_per_step: int, *, check: StopCheck
@@ -92,7 +92,7 @@ class Subscriber:
 
         `check` is called during the wait, and may change what `groups_ahead` returns.
         """
-        if requests_weights(self._policy, step, self._warmup_steps):
+        if requests_weights(self._style, step, self._warmup_steps):
             self._request_weights(step, check)
         return self._load_newest(lambda: self._window_after(groups_ahead(), groups_per_step), check)
 
@@ -103,12 +103,12 @@ class Subscriber:
     def _window_after(self, groups_ahead: int, groups_per_step: int) -> VersionWindow:
         shortfall = self._receiver.get_signal(GROUP_SHORTFALL)
         step = training_step_for(groups_ahead, shortfall, groups_per_step, self._warmup_steps)
-        return version_window(self._policy, step, self._warmup_steps)
+        return version_window(self._style, step, self._warmup_steps)
 
     def after_step(self, step: int) -> None:
         """Record that a step will not be sampled again: under `fixed` the trainer may delete versions."""
-        if isinstance(self._policy, FixedStyleConfig):
-            window = version_window(self._policy, step + 1, self._warmup_steps)
+        if isinstance(self._style, FixedStyleConfig):
+            window = version_window(self._style, step + 1, self._warmup_steps)
             self._receiver.set_signal(OLDEST_NEEDED, window.lowest)
 
     def trainer_has_finished(self, last_step: int) -> bool:

@@ -157,7 +157,7 @@ def test_the_check_of_a_load_may_sample(folder, batch):
             checked.append(policy._loop.submit(policy._sampler.sample([request])).result(timeout=60))
             return {}
 
-        policy._synchronizer.check_load = check
+        policy._publisher.check_load = check
         policy.forward_backward(batch)
         policy.step(lr=1e-3)
         policy.load_state(policy.save_state(folder.parent / "checked"))

@@ -27,7 +27,7 @@ from strop.models.tiny import make_model
 from strop.sync.collective.receiver import CollectiveReceiver
 from strop.sync.collective.sender import TRAINER_ADDRESS_FILE, CollectiveSender, VersionStore, WeightServer
 from strop.sync.folder_store import FolderVersionStore
-from strop.sync.publish import Publisher
+from strop.sync.publish import RemotePublisher
 from strop.sync.staleness_policy import VersionWindow
 from strop.sync.subscribe import Subscriber
 from strop.sync.transport import GROUP_SHORTFALL, OLDEST_NEEDED, REQUESTED, PublishedVersion, VersionGone
@@ -124,46 +124,50 @@ def test_a_restarted_trainer_has_the_versions_of_its_checkpoint(tmp_path):
     style = FixedStyleConfig(max_lead="2 steps")
     with sender_and_receiver(tmp_path) as (sender, receiver):
         trainer = Trainer()
-        publisher = Publisher(trainer, style, sender)
+        publisher = RemotePublisher(trainer, style, sender, last_step=9)
         for step in (1, 2, 3):
             trainer.weight.fill_(step)
-            publisher.after_step(step, 9)
+            publisher.publish(step)
         receiver.set_signal(OLDEST_NEEDED, 1)
         snapshot = publisher.snapshot()
         assert snapshot is not None
         trainer.weight.fill_(4)
-        publisher.after_step(4, 9)
+        publisher.publish(4)
         (tmp_path / "saved").mkdir()
         snapshot.begin_write(tmp_path / "saved", copied=True)()
     with sender_and_receiver(tmp_path, tmp_path / "saved") as (sender, receiver):
-        publisher = Publisher(trainer, style, sender)
+        publisher = RemotePublisher(trainer, style, sender, last_step=9)
         trainer.weight.fill_(3)
-        publisher.after_step(3, 9)
+        publisher.publish(3)
         assert receiver.versions() == [1, 2, 3]
         assert [dict(receiver.read(version))["w"][0] for version in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_without_lead_a_checkpoint_needs_no_further_version(tmp_path):
     with sender_and_receiver(tmp_path) as (sender, receiver):
-        publisher = Publisher(Trainer(), FixedStyleConfig(), sender)
+        publisher = RemotePublisher(Trainer(), FixedStyleConfig(), sender, last_step=9)
         subscriber = Subscriber(
             Sampler(), FixedStyleConfig(), receiver, timeout_seconds=600, check=lambda: None
         )
         for step in (1, 2):
             subscriber.before_step(step)
             subscriber.after_step(step)
-            publisher.after_step(step, 9)
+            publisher.publish(step)
         assert sender.versions() == [2] and publisher.snapshot() is None
 
 
 def test_the_version_of_a_killed_explorers_step_is_published_again(tmp_path):
     """Every second step is published; the explorer had loaded version 3 on request."""
     with sender_and_receiver(tmp_path) as (sender, receiver):
-        publisher = Publisher(
-            Trainer(), BoundedStyleConfig(every="2 steps", max_staleness="2 steps"), sender, pinned_version=3
+        publisher = RemotePublisher(
+            Trainer(),
+            BoundedStyleConfig(every="2 steps", max_staleness="2 steps"),
+            sender,
+            last_step=9,
+            pinned_version=3,
         )
         for step in (2, 3, 4, 6):
-            publisher.after_step(step, 9)
+            publisher.publish(step)
         assert receiver.versions() == [3, 6]
 
 

@@ -13,7 +13,7 @@ from strop.config.schema.buffer import CheckpointSyncConfig, CollectiveSyncConfi
 from strop.errors import CheckpointError, Interrupted, ModelError
 from strop.sync.factory import open_weight_receiver, open_weight_sender
 from strop.sync.folder_store import FolderVersionStore
-from strop.sync.publish import Publisher
+from strop.sync.publish import RemotePublisher
 from strop.sync.staleness_policy import VersionWindow
 from strop.sync.subscribe import Subscriber
 from strop.sync.transport import REQUESTED, VersionGone
@@ -21,6 +21,7 @@ from strop.workers.waiting import wait_until
 
 CPU = torch.device("cpu")
 HERE = {"host": "127.0.0.1", "device": CPU}
+LAST_STEP = 8
 
 
 class Trainer:
@@ -67,12 +68,18 @@ class Pair:
 
     def start_trainer(self, checkpoint: Path | None = None, pinned: int | None = None) -> None:
         self.sender = open_weight_sender(self.section, self.folder, checkpoint=checkpoint, **HERE)
-        self.publisher = Publisher(self.trainer, self.section.style, self.sender, pinned_version=pinned)  # type: ignore[arg-type]
-        self.publisher.announce_start()
+        self.publisher = RemotePublisher(
+            self.trainer,  # type: ignore[arg-type]
+            self.section.style,
+            self.sender,
+            last_step=LAST_STEP,
+            pinned_version=pinned,
+        )
+        self.publisher.start(0, 0)
 
-    def train(self, step: int, last: int = 100) -> None:
+    def train(self, step: int) -> None:
         self.trainer.weight.fill_(step)
-        self.publisher.after_step(step, last)
+        self.publisher.publish(step)
 
 
 @pytest.fixture(params=["checkpoint", "collective"])
@@ -140,7 +147,7 @@ def test_versions_between_the_loaded_and_the_newest_are_deleted(pair) -> None:
 def test_every_nth_version_and_the_last_are_published(pair) -> None:
     both = pair(every="3 steps")
     for step in range(1, 9):
-        both.train(step, last=8)
+        both.train(step)
     assert both.sender.versions() == [3, 6, 8]
 
 

@@ -28,7 +28,7 @@ class Evaluation:
     """Scores of the tasksets of a reward model."""
 
 
-def evaluate(run: Run, explorer: Explorer, tasksets: EvalTasksets, *, step: int) -> Evaluation:
+def evaluate(run: Run, explorer: Explorer, tasksets: EvalTasksets, step: int) -> Evaluation:
     """Sample and score every eval task with the current weights.
 
     Raises `RolloutError` if too many rollouts of a taskset fail.

@@ -101,7 +101,7 @@ class OfflinePolicy:
                 f"eval/{answers.name}/{name}": measured[name] for name in _EVAL_METRICS if name in measured
             }
         if self.policy is not None:
-            self.policy.synchronizer.publish(step)
+            self.policy.publisher.publish(step)
             sampled = evaluate(run, self.policy.explorer, held_out.sampled, step=step)
             metrics, groups = metrics | sampled.metrics, sampled.groups
         if metrics:

@@ -4,15 +4,15 @@ explorer; evaluate, record and save when due."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, final
+from typing import final
 
 from strop.config.schema.record import EvaluateConfig, RecordConfig
 from strop.config.units import Amount
 from strop.errors import Interrupted, TrainingError
-from strop.protocols import EngineSnapshot, InferenceEngine, TrainingEngine
+from strop.protocols import EngineSnapshot, TrainingEngine
 from strop.run.drivers.batch_source import BatchSource
 from strop.run.drivers.callbacks import CallbackList, RunControl
 from strop.run.drivers.evaluation import Evaluation, Evaluator
@@ -23,82 +23,9 @@ from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.run.state.tracked_metric import BestCheckpointRule, EarlyStopRule
 from strop.runs.training_examples import TrainingExample
-from strop.sync.publish import LocalSynchronizer, Publisher
+from strop.sync.publish import Publisher
 from strop.workers.cleanup import cleanup
 from strop.workers.signals import StopSignal
-
-
-class WeightPublisher(Protocol):
-    """Receives the weights after each step."""
-
-    def start(self, state: RunState) -> None:
-        """Called before the first step, with the state that the run starts from."""
-        ...
-
-    def begin_update(self) -> None:
-        """Called before the updates of each step; nothing samples in this process until `publish`."""
-        ...
-
-    def publish(self, step: int) -> Mapping[str, float]:
-        """Publish the weights after step `step`, where that is due; returns metrics."""
-        ...
-
-    def finish(self) -> None:
-        """Called after the last step; not after an error or a stop."""
-        ...
-
-
-class ColocatedPublisher:
-    """Publishes each step's weights to the inference engine of this process, or of processes that it started."""
-
-    def __init__(self, synchronizer: LocalSynchronizer, released: InferenceEngine | None = None) -> None:
-        """`released` is the engine if its memory is to be free during the updates of each step."""
-        self._synchronizer = synchronizer
-        self._released = released
-
-    def start(self, state: RunState) -> None:
-        """Nothing: the engine has the initial weights."""
-
-    def begin_update(self) -> None:
-        """Release the engine's memory."""
-        if self._released is not None:
-            self._released.release_memory()
-
-    def publish(self, step: int) -> Mapping[str, float]:
-        """Restore the engine's memory, and publish the weights of step `step`."""
-        if self._released is not None:
-            self._released.restore_memory()
-        return self._synchronizer.publish(step)
-
-    def finish(self) -> None:
-        """Nothing."""
-
-
-class RemotePublisher:
-    """Publishes weights to a separate explorer process, when the synchronizer's style asks for it."""
-
-    def __init__(self, publisher: Publisher, steps: int) -> None:
-        """`steps` is the run's total number of steps."""
-        self._publisher = publisher
-        self._steps = steps
-
-    def start(self, state: RunState) -> None:
-        """Tell the explorer where the trainer stands, and publish the restored weights where that is due."""
-        self._publisher.report_shortfall(state.group_offset)
-        self._publisher.announce_start()
-        self._publisher.after_step(state.step, self._steps)
-
-    def begin_update(self) -> None:
-        """Nothing: the explorer continues to sample."""
-
-    def publish(self, step: int) -> Mapping[str, float]:
-        """Publish the weights of step `step`, where the style asks for it."""
-        self._publisher.after_step(step, self._steps)
-        return {}
-
-    def finish(self) -> None:
-        """Publish the final weights, and tell the explorer that the trainer has ended."""
-        self._publisher.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +52,7 @@ class TrainSetup:
     """Schedule of the policy's updates, which evaluations may change."""
     snapshot: Callable[[], EngineSnapshot]
     """Takes a snapshot of all engines between two steps."""
-    publisher: WeightPublisher | None
+    publisher: Publisher | None
     """Receives the weights after each step; None where nothing samples during training."""
     evaluate: Callable[[int], Evaluation] | None
     """Evaluates the weights of a step; None where there is no eval taskset, or the explorer evaluates."""
@@ -198,7 +125,7 @@ class TrainLoop:
             phase.source.load_state(self._state)
             phase.updater.load_state(self._state)
         if setup.publisher is not None:
-            setup.publisher.start(self._state)
+            setup.publisher.start(self._state.step, self._state.group_offset)
         with cleanup(self._checkpoints.close):
             self._callbacks.on_start(RunControl(setup.stop))
             try:

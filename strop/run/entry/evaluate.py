@@ -126,7 +126,7 @@ def _open_sampling(run: Run, reward: PythonRewards | None, stop: StopSignal) -> 
 
         def evaluate_checkpoint(checkpoint: Path | None) -> CheckpointMetrics:
             step = _restore(policy.engine, checkpoint).step
-            policy.synchronizer.publish(step)
+            policy.publisher.publish(step)
             return CheckpointMetrics(step, evaluate_tasksets(run, policy.explorer, tasks, step=step).metrics)
 
         yield evaluate_checkpoint

@@ -6,7 +6,7 @@ separate explorer. Inside its context, SIGINT, SIGTERM and a request to `stop` r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,11 +45,9 @@ from strop.run.drivers.batch_source import (
     open_buffer_source,
 )
 from strop.run.drivers.callbacks import CallbackList
-from strop.run.drivers.evaluation import Evaluation, evaluate
+from strop.run.drivers.evaluation import evaluate
 from strop.run.drivers.offline_policy import load_held_out, open_offline_policy
 from strop.run.drivers.train_loop import (
-    ColocatedPublisher,
-    RemotePublisher,
     TrainLoop,
     TrainPhase,
     TrainSetup,
@@ -65,7 +63,6 @@ from strop.run.prepared_data import data_notes, train_section
 from strop.run.prompt_images import load_prompt_images
 from strop.run.recording.recorder import Recorder, training_examples
 from strop.run.rollout.collector import Collector
-from strop.run.rollout.explorer import Explorer
 from strop.run.rollout.inference_engines import max_logprob_gap, open_colocated_policy, restore_engine
 from strop.run.rollout.load_check import ProbedWeights, probe_tokens
 from strop.run.rollout.rollout_services import reward_sources
@@ -86,7 +83,7 @@ from strop.run.tokenizer import load_policy_tokens, load_run_tokenizer, template
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.training_examples import write_training_examples
 from strop.sync.factory import SYNC_FOLDER, open_weight_sender
-from strop.sync.publish import Publisher, WeightSource
+from strop.sync.publish import RemotePublisher, WeightSource
 from strop.training.backend import open_training_engines
 from strop.training.device import find_device
 from strop.workers.cleanup import closing
@@ -137,10 +134,8 @@ def open_rollout_setup(
             phases=_phases(run, algorithm, policy.engine, second, tasks, horizon, lr_schedule, source),
             lr_schedule=lr_schedule,
             snapshot=partial(_snapshot, run, policy.engine, second),
-            publisher=ColocatedPublisher(
-                policy.synchronizer, policy.sampler if run.releases_engine_memory else None
-            ),
-            evaluate=_evaluate_tasksets(run, policy.explorer, tasks) if tasks.eval else None,
+            publisher=policy.publisher,
+            evaluate=partial(evaluate, run, policy.explorer, tasks.eval) if tasks.eval else None,
             stop=stop,
             notes=(*tasks.notes(), *policy.notes),
         )
@@ -241,10 +236,11 @@ def open_distributed_setup(
         state = restore_engine(engine, start.checkpoint)
         second = open_second_models(run, engines, tokenizer, horizon, start.checkpoint)
         pinned = explored.next_version if explored else None
-        publisher = Publisher(
+        publisher = RemotePublisher(
             _published_weights(run, engine, tokenizer),
             section.style,
             sender,
+            last_step=horizon.steps,
             warmup_steps=run.trainer.warmup_steps,
             pinned_version=pinned,
         )
@@ -265,7 +261,7 @@ def open_distributed_setup(
                 phases=_phases(run, algorithm, engine, second, tasks, horizon, lr_schedule, source),
                 lr_schedule=lr_schedule,
                 snapshot=partial(_snapshot, run, engine, second, publisher),
-                publisher=RemotePublisher(publisher, horizon.steps),
+                publisher=publisher,
                 evaluate=None,
                 stop=stop,
                 notes=(*tasks.notes(), *describe_rendezvous(run), *off_policy_note(run)),
@@ -352,12 +348,8 @@ def _phases(
     return [warm_up, rollouts]
 
 
-def _evaluate_tasksets(run: Run, explorer: Explorer, tasks: RunTasks) -> Callable[[int], Evaluation]:
-    return lambda step: evaluate(run, explorer, tasks.eval, step=step)
-
-
 def _snapshot(
-    run: Run, engine: TrainingEngine, second: SecondModels, publisher: Publisher | None = None
+    run: Run, engine: TrainingEngine, second: SecondModels, publisher: RemotePublisher | None = None
 ) -> CompositeSnapshot:
     """Snapshot of the policy, the second models, and the published versions that the explorer still needs."""
     parts: dict[str, EngineSnapshot] = {

@@ -54,7 +54,7 @@ from strop.run.rollout.rollout_services import (
 )
 from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_run_tokenizer
-from strop.sync.publish import AdapterLoad, InPlaceLoad, LocalSynchronizer, TensorLoad
+from strop.sync.publish import AdapterLoad, ColocatedPublisher
 from strop.training.backend import TrainingBackend
 from strop.training.device import find_device
 from strop.workers.ray_runtime import is_on_ray
@@ -329,9 +329,8 @@ class ColocatedPolicy:
 
     engine: TrainingEngine
     explorer: Explorer
-    sampler: InferenceEngine
-    """Engine that the explorer samples from."""
-    synchronizer: LocalSynchronizer
+    publisher: ColocatedPublisher
+    """Loads the weights of `engine` into the explorer's engine."""
     state: RunState
     """State of the run whose weights the policy has."""
     stop: StopSignal
@@ -382,38 +381,41 @@ def make_colocated_policy(
     policy = ColocatedPolicy(
         engine=engine,
         explorer=Explorer(runners, helpers.rewards, helpers.event_loop, stop, seed=run.seed),
-        sampler=sampler,
-        synchronizer=local_synchronizer(run, engine, sampler, tokenizer, helpers.event_loop),
+        publisher=colocated_publisher(run, engine, sampler, tokenizer, helpers.event_loop),
         state=state,
         stop=stop,
         notes=_notes(run, engine, sampler),
     )
-    policy.synchronizer.publish(state.step)
+    policy.publisher.publish(state.step)
     return policy
 
 
-def local_synchronizer(
+def colocated_publisher(
     run: Run,
     engine: TrainingEngine,
     sampler: InferenceEngine,
     tokenizer: PreTrainedTokenizerBase,
     event_loop: EventLoopThread,
-) -> LocalSynchronizer:
-    """The synchronizer, with a check of each load into an engine that converts the weights."""
-    max_gap = max_logprob_gap(run)
-    if max_gap is None or not sampler.capabilities.converts_weights:
-        features = sampler.capabilities
-        in_place = features.weights_in_place if run.model.lora is None else features.adapter_in_place
-        load = InPlaceLoad(sampler) if in_place else TensorLoad(engine, sampler)
-        return LocalSynchronizer(load, lambda version: engine_metrics(sampler))
+) -> ColocatedPublisher:
+    """The publisher of the engine's weights to the sampler, with a check of each load if the sampler converts them."""
+    features, max_gap = sampler.capabilities, max_logprob_gap(run)
+    releases = sampler if run.releases_engine_memory else None
+    in_place = features.weights_in_place if run.model.lora is None else features.adapter_in_place
+
+    def load(version: int) -> None:
+        sampler.load(() if in_place else engine.iter_weights(), version)
+
+    if max_gap is None or not features.converts_weights:
+        return ColocatedPublisher(load, lambda version: engine_metrics(sampler), releases=releases)
     check = LoadCheck(engine, sampler, event_loop, tokenizer, run.max_sequence_tokens, max_gap)
 
     def report(version: int) -> Mapping[str, float]:
         return engine_metrics(sampler) | check(version)
 
-    if run.model.lora is not None and sampler.capabilities.adapters:
-        return LocalSynchronizer(AdapterLoad(engine, sampler), report)
-    return LocalSynchronizer(TensorLoad(engine, sampler), report)
+    with_adapter = run.model.lora is not None and features.adapters
+    return ColocatedPublisher(
+        AdapterLoad(engine, sampler) if with_adapter else load, report, releases=releases
+    )
 
 
 def _notes(run: Run, engine: TrainingEngine, sampler: InferenceEngine) -> tuple[str, ...]:
