@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +37,7 @@ from strop.workers.signals import StopSignal
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from strop.config.schema.run import Run
     from strop.run.drivers.callbacks import Callback, RunControl
 
 __all__ = [
@@ -289,17 +291,26 @@ class RunHandle:
 def _train(
     run: LoadedRun, reward: Sequence[PythonReward], callbacks: Sequence[Any], stop: StopSignal
 ) -> RunResult:
+    from strop.report.build import write_bench
     from strop.run.distributed.torchrun import join_torchrun_run, torchrun_session
-    from strop.run.entry.start import finished_result
+    from strop.run.entry.start import finished_result, start_run
 
     join_torchrun_run()
     results: list[RunResult] = []
     try:
         with torchrun_session(run):
             for stage in run.runs:
-                finished = finished_result(stage, _all_rewards(stage, reward)) if run.stages else None
-                results.append(finished or _train_one(stage, reward, callbacks, stop))
-                if results[-1].stopped:
+                rewards = _all_rewards(stage, reward)
+                result = finished_result(stage, rewards) if run.stages else None
+                if result is None:
+                    require_functions(stage.run, list_rewards(rewards))
+                    own = (*stage.callbacks, *callbacks)
+                    with set_environment(stage.environment), cleanup(partial(_report, stage.run)):
+                        result = start_run(stage, rewards, stop=stop, callbacks=own)
+                    if stage.run.mode == "bench" and not result.stopped:
+                        write_bench(result.folder)
+                results.append(result)
+                if result.stopped:
                     break
     except Interrupted:
         _print_interrupts_in_one_line()
@@ -314,28 +325,12 @@ def _train(
     return results[-1]
 
 
-def _train_one(
-    run: LoadedRun, reward: Sequence[PythonReward], callbacks: Sequence[Any], stop: StopSignal
-) -> RunResult:
-    from strop.report.build import write_bench, write_report
-    from strop.run.entry.start import start_run
+def _report(run: Run) -> None:
+    """Write the report of a run; one that failed or was stopped has the steps until then."""
+    if run.mode != "bench" and run.record.report and (run.folder_path / "metrics.jsonl").is_file():
+        from strop.report.build import write_report
 
-    rewards, callbacks = _all_rewards(run, reward), (*run.callbacks, *callbacks)
-    require_functions(run.run, list_rewards(rewards))
-    if run.run.mode == "bench":
-        with set_environment(run.environment):
-            result = start_run(run, rewards, stop=stop, callbacks=callbacks)
-        if not result.stopped:
-            write_bench(result.folder)
-        return result
-
-    def report() -> None:
-        """A run that failed or was stopped gets a report of the steps that it has."""
-        if run.run.record.report and (run.run.folder_path / "metrics.jsonl").is_file():
-            write_report(run.run.folder_path)
-
-    with set_environment(run.environment), cleanup(report):
-        return start_run(run, rewards, stop=stop, callbacks=callbacks)
+        write_report(run.folder_path)
 
 
 def _all_rewards(run: LoadedRun, rewards: PythonRewards | None) -> PythonRewards | None:

@@ -25,7 +25,7 @@ from strop.config.schema.trainer import LocalEngineConfig
 from strop.data.packing import MicroBatchPlan
 from strop.protocols import EngineSnapshot, SharedWeights, TokenQuantity
 from strop.training.device import find_device
-from strop.training.optimized_model import sum_metrics
+from strop.training.optimized_model import OptimizedModel, sum_metrics
 from strop.training.parallel.mesh import ParallelDims
 from strop.training.ranks.rank import CRITIC, POLICY, Rank, SingleRank
 from strop.training.ranks.share import (
@@ -64,12 +64,12 @@ class ModelEngine:
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next update."""
-        self._ranks.run(Rank.set_lr, self._name, lr)
+        self._ranks.run_on_model(self._name, OptimizedModel.set_lr, lr)
 
     def step(self) -> float:
         """Clip the gradient by its norm over all ranks, update the weights, clear the gradient; returns the norm before
         clipping."""
-        return self._ranks.run(Rank.step, self._name)[0]
+        return self._ranks.run_on_model(self._name, OptimizedModel.step)[0]
 
     def snapshot(self) -> EngineSnapshot:
         """Weights, optimizer state and random states, for a checkpoint."""
@@ -177,7 +177,7 @@ class PolicyEngine(ModelEngine):
 
     def set_weight_decay(self, weight_decay: float) -> None:
         """Set the weight decay of the next update."""
-        self._ranks.run(Rank.set_weight_decay, self._name, weight_decay)
+        self._ranks.run_on_model(self._name, OptimizedModel.set_weight_decay, weight_decay)
 
     def sync_reference(self, policy_weight: float) -> None:
         """Move the weights of the reference model, which all workers share, towards the policy's."""

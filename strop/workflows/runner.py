@@ -96,26 +96,23 @@ class WorkflowRunner:
             sampling=sampling,
             sequence_per=self._section.sequence_per,
         )
-        rollout = await self._run_with_timeout(task, session, empty)
-        if session.engine_error is not None:
-            raise session.engine_error
-        return rollout
-
-    async def _run_with_timeout(self, task: Task, session: RolloutSession, empty: Rollout) -> Rollout:
         limit = self._section.timeout_seconds
         try:
             async with asyncio.timeout(limit) as clock:
                 returned = await self._call(task, session)
-            return _completed_rollout(empty, task, session, to_workflow_result(returned))
+            rollout = _completed_rollout(empty, task, session, to_workflow_result(returned))
         except TimeoutError as error:
-            if not clock.expired():
-                return _failed_rollout(empty, _describe_error(error), "failed")
-            what = f"took longer than {limit:g} s (rollout.timeout_seconds) and was cancelled"
-            return _failed_rollout(empty, f"the workflow {self._workflow.name} {what}", "timeout")
+            rollout = _failed_rollout(empty, _describe_error(error), "failed")
+            if clock.expired():
+                what = f"took longer than {limit:g} s (rollout.timeout_seconds) and was cancelled"
+                rollout = _failed_rollout(empty, f"the workflow {self._workflow.name} {what}", "timeout")
         except (InvalidWorkflowResult, StropError) as error:
-            return _failed_rollout(empty, f"{self._workflow.name}: {error}", "failed")
+            rollout = _failed_rollout(empty, f"{self._workflow.name}: {error}", "failed")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's workflow may raise anything; only this rollout fails
-            return _failed_rollout(empty, _describe_error(error), "failed")
+            rollout = _failed_rollout(empty, _describe_error(error), "failed")
+        if session.engine_error is not None:
+            raise session.engine_error
+        return rollout
 
     async def _call(self, task: Task, session: RolloutSession) -> Any:
         prompt = session.start(task.messages, task.tools, task.prompt_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -271,9 +272,9 @@ def test_secrets_of_monitors_are_in_the_environment_of_the_run_only(
     started: list[str | None] = []
     monkeypatch.setattr(
         "strop.run.entry.start.start_run",
-        lambda *_, **__: started.append(os.environ.get("MLFLOW_TRACKING_PASSWORD")),
+        lambda *_, **__: started.append(os.environ.get("MLFLOW_TRACKING_PASSWORD")) or Mock(stopped=True),
     )
-    strop.api._train_one(mlflow, None, (), StopSignal())
+    strop.api._train(mlflow, (), (), StopSignal())
     assert started == ["hunter2-2"] and "MLFLOW_TRACKING_PASSWORD" not in os.environ
     other = read("monitor={monitor_type: mlflow, monitor_args: {api_key: k}}")
     assert other.environment == {}

@@ -114,13 +114,13 @@ class AdapterEngine(ModelEngine):
 
     def update(self, step: AdamStep) -> float:
         """Update the adapter; returns the norm of the gradient before clipping."""
-        found = self._ranks.run(update, self._name, step)[0]
+        found = self._ranks.run_on_model(self._name, update, step)[0]
         self._require([found if isinstance(found, str) else None])
         return float(found)
 
     def reset_optimizer(self) -> None:
         """Start again with new moments."""
-        self._ranks.run(reset_optimizer, self._name)
+        self._ranks.run_on_model(self._name, PolicyModel.reset_optimizer)
 
     def write_adapter(self, folder: Path) -> None:
         """Write the adapter in PEFT's format."""
@@ -135,7 +135,7 @@ class AdapterEngine(ModelEngine):
     def _require(self, errors: Sequence[str | None]) -> None:
         for error in errors:
             if error is not None:
-                self._ranks.run(drop_gradient, self._name)
+                self._ranks.run_on_model(self._name, PolicyModel.drop_gradient)
                 raise TrainingError(error)
 
 
@@ -169,9 +169,8 @@ def compute_loss(
     return PassResult([dict(each) for each in metrics], share.unpack(built, values))
 
 
-def update(rank: Rank, name: str, step: AdamStep) -> float | str:
+def update(policy: PolicyModel, step: AdamStep) -> float | str:
     """Update an adapter; the norm before clipping, or the message of the error for one that is not finite."""
-    policy: PolicyModel = rank.model(name)
     policy.set_lr(step.lr)
     policy.set_weight_decay(step.weight_decay)
     policy.set_adam(step.betas, step.eps, step.max_grad_norm)
@@ -179,13 +178,3 @@ def update(rank: Rank, name: str, step: AdamStep) -> float | str:
         return policy.step()
     except TrainingError as error:
         return str(error)
-
-
-def reset_optimizer(rank: Rank, name: str) -> None:
-    """Forget the moments of an adapter."""
-    rank.model(name).reset_optimizer()
-
-
-def drop_gradient(rank: Rank, name: str) -> None:
-    """Forget the gradient of an adapter."""
-    rank.model(name).drop_gradient()

@@ -4,7 +4,8 @@ explorer; evaluate, record and save when due."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
@@ -16,7 +17,7 @@ from strop.protocols import EngineSnapshot, TrainingEngine
 from strop.run.drivers.batch_source import BatchSource
 from strop.run.drivers.callbacks import CallbackList, RunControl
 from strop.run.drivers.evaluation import Evaluation, Evaluator
-from strop.run.optimize.policy_optimizer import LrSchedule, StepBatch, Updater, UpdateResult
+from strop.run.optimize.policy_optimizer import LrSchedule, Updater, UpdateResult
 from strop.run.recording.recorder import Recorder
 from strop.run.state.checkpoint_manager import CheckpointManager
 from strop.run.state.horizon import Horizon
@@ -175,16 +176,32 @@ class TrainLoop:
         """Train one step, then evaluate, record and save what is due; False where no batch is left."""
         self._setup.stop.check()
         self._checkpoints.poll()
-        before = self._state
-        try:
-            trained = self._train(step)
-        except TrainingError as error:
-            latest = self._checkpoints.latest()
-            hint = f"The last good checkpoint is {latest}." if latest else "There is no checkpoint yet."
-            raise type(error)(f"Step {step}: {error} {hint}") from error
-        if trained is None:
-            return False
-        batch, result, metrics = trained
+        before, publisher = self._state, self._setup.publisher
+        started = time.perf_counter()
+        phase = next(phase for phase in self._setup.phases if step <= phase.last_step)
+        with self._failures_named(step):
+            batch = phase.source.next_batch(step)
+            if batch is None:
+                return False
+            fetched = time.perf_counter()
+            if batch.rollouts:
+                self._callbacks.on_rollouts(batch.rollouts)
+            if publisher is not None:
+                publisher.begin_update()
+            result = phase.updater.update(batch, step=step, updates_done=before.updates)
+            phase.source.mark_trained(batch)
+            metrics = batch.metrics | result.metrics
+            if phase.source.wait_metric is not None:
+                metrics[phase.source.wait_metric] = fetched - started
+            if publisher is not None:
+                trained = time.perf_counter()
+                metrics |= publisher.publish(step)
+                metrics["time/publish_seconds"] = time.perf_counter() - trained
+        metrics["time/step_seconds"] = time.perf_counter() - started
+        if batch.rollouts:
+            sampled_tokens = metrics.get("sampled_tokens", 0.0)
+            metrics["tokens_per_second"] = sampled_tokens / metrics["time/step_seconds"]
+        self._state = self._state_after(step, result)
         metrics |= {"epoch": step / self._horizon.steps_per_epoch, "version": float(step)}
         if save_seconds := self._checkpoints.take_save_seconds():
             metrics["time/save_seconds"] = save_seconds
@@ -201,33 +218,15 @@ class TrainLoop:
             self._save()
         return True
 
-    def _train(self, step: int) -> tuple[StepBatch, UpdateResult, dict[str, float]] | None:
-        """Take the step's batch, update on it and publish the weights; returns the step's metrics."""
-        started = time.perf_counter()
-        phase = next(phase for phase in self._setup.phases if step <= phase.last_step)
-        batch = phase.source.next_batch(step)
-        if batch is None:
-            return None
-        fetched = time.perf_counter()
-        if batch.rollouts:
-            self._callbacks.on_rollouts(batch.rollouts)
-        if self._setup.publisher is not None:
-            self._setup.publisher.begin_update()
-        result = phase.updater.update(batch, step=step, updates_done=self._state.updates)
-        phase.source.mark_trained(batch)
-        metrics = batch.metrics | result.metrics
-        if phase.source.wait_metric is not None:
-            metrics[phase.source.wait_metric] = fetched - started
-        if self._setup.publisher is not None:
-            trained = time.perf_counter()
-            metrics |= self._setup.publisher.publish(step)
-            metrics["time/publish_seconds"] = time.perf_counter() - trained
-        metrics["time/step_seconds"] = time.perf_counter() - started
-        if batch.rollouts:
-            sampled_tokens = metrics.get("sampled_tokens", 0.0)
-            metrics["tokens_per_second"] = sampled_tokens / metrics["time/step_seconds"]
-        self._state = self._state_after(step, result)
-        return batch, result, metrics
+    @contextmanager
+    def _failures_named(self, step: int) -> Iterator[None]:
+        """A TrainingError names the step, and the checkpoint that a restart continues from."""
+        try:
+            yield
+        except TrainingError as error:
+            latest = self._checkpoints.latest()
+            hint = f"The last good checkpoint is {latest}." if latest else "There is no checkpoint yet."
+            raise type(error)(f"Step {step}: {error} {hint}") from error
 
     def _state_after(self, step: int, result: UpdateResult) -> RunState:
         state = replace(self._state, step=step, updates=self._state.updates + result.updates)

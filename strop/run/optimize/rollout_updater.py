@@ -158,18 +158,14 @@ class RolloutUpdater:
         )
         updates_started = time.perf_counter()
         compared = self._algorithm.old_policy == "sampler" or self._algorithm.needs_start_logprobs
-        rows = [
-            self._update(
-                trained,
-                by_experience,
-                minibatch,
-                logprobs if number or compared else replace(logprobs, old=None),
-                mean_weight,
-                step,
-                updates_done + number,
+        rows = []
+        for number, minibatch in enumerate(minibatches):
+            known = logprobs if number or compared else replace(logprobs, old=None)
+            rows.append(
+                self._update(
+                    trained, by_experience, minibatch, known, mean_weight, step, updates_done + number
+                )
             )
-            for number, minibatch in enumerate(minibatches)
-        ]
         if rows:
             metrics |= mean_metrics(rows)
         metrics |= {

@@ -31,7 +31,7 @@ class CompositeSnapshot:
     """Whether all parts are written at the same time."""
 
     def begin_write(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, FileChecksum]]:
-        """See `strop.protocols.EngineSnapshot`."""
+        """Start the write of each part; the returned function finishes all, together or one after the other."""
         writes = {}
         for name, part in self.parts.items():
             (folder / name).mkdir(exist_ok=True)

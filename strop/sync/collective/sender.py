@@ -194,7 +194,7 @@ class PackedVersions:
     versions: Mapping[int, tuple[Bucket, ...]]
 
     def begin_write(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, FileChecksum]]:
-        """See `strop.protocols.EngineSnapshot`."""
+        """The returned function writes the versions; a checkpoint lists no checksums of theirs."""
 
         def write() -> Mapping[str, FileChecksum]:
             self.write(folder)

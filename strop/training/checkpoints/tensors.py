@@ -50,7 +50,7 @@ class LocalSnapshot:
     """Files of whole tensors that no other rank has, so that this one writes all of them."""
 
     def begin_write(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, FileChecksum]]:
-        """See `strop.protocols.EngineSnapshot`."""
+        """Copy the tensors if `copied`; the returned function writes all files and returns their checksums."""
         return partial(
             write_files,
             folder,

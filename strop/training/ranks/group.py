@@ -153,8 +153,13 @@ class RankGroup:
 
         If a rank raises an error, that error is raised, rather than the failure that it causes in others.
         """
-        call = RankCall(operation, args, kwargs)
-        return self._run([call] * self.ranks)
+        return self._run([RankCall(operation, args, kwargs)] * self.ranks)
+
+    def run_on_model(
+        self, name: str, operation: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """As `run`, an operation of each rank's model of this name, or of its shard."""
+        return self._run([RankCall(operation, args, kwargs, model=name)] * self.ranks)
 
     def run_each(
         self,
@@ -256,7 +261,7 @@ class ShardedSnapshot:
     """Which ranks and threads write at the same time."""
 
     def begin_write(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, FileChecksum]]:
-        """See `strop.protocols.EngineSnapshot`."""
+        """Start the write on all ranks; the returned function finishes it, as that of `RankGroup.begin_save`."""
         save = ShardedSave(
             save_id=secrets.token_hex(8),
             folder=folder.absolute(),

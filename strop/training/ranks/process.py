@@ -40,12 +40,15 @@ class RankCall:
     """An operation for a rank, by name, with its arguments, as the controller sends it."""
 
     operation: Callable[..., Any]
-    """A method of `Rank`, or another function of a module."""
+    """A method of `Rank` or of its model, or another function of a module."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    model: str | None = None
+    """Name of the model whose operation it is; None for one of the rank."""
 
     def __call__(self, rank: Rank) -> Any:
-        return self.operation(rank, *self.args, **self.kwargs)
+        target = rank if self.model is None else rank.model(self.model)
+        return self.operation(target, *self.args, **self.kwargs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,19 +150,6 @@ class Rank:
         micro_batches = list(share.micro_batches(critic.device, critic.images))
         return share.unpack(micro_batches, critic.values(micro_batches))
 
-    def set_lr(self, name: str, lr: float) -> None:
-        """Set the learning rate of a model's next update."""
-        self._models[name].set_lr(lr)
-
-    def set_weight_decay(self, name: str, weight_decay: float) -> None:
-        """Set the weight decay of a model's next update."""
-        self._models[name].set_weight_decay(weight_decay)
-
-    def step(self, name: str) -> float:
-        """Clip by the norm over all ranks, and update; returns the norm before clipping."""
-        norm: float = self._models[name].step()
-        return norm
-
     def join_iter_weights(self, name: str) -> None:
         """Take part in the gathering of the full weights on the first rank."""
         for _ in self._models[name].iter_weights():
@@ -244,8 +231,14 @@ class SingleRank:
         self.device = device
 
     def run(self, operation: Callable[Concatenate[Rank, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """See `strop.training.ranks.group.RankGroup`."""
+        """Run an operation on the rank; a list of its result."""
         return [operation(self.first, *args, **kwargs)]
+
+    def run_on_model(
+        self, name: str, operation: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """As `run`, an operation of a model."""
+        return [operation(self.first.model(name), *args, **kwargs)]
 
     def run_each(
         self,
@@ -254,13 +247,13 @@ class SingleRank:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> list[T]:
-        """See `strop.training.ranks.group.RankGroup`."""
+        """As `run`, with a first argument for each rank of its own."""
         return [operation(self.first, own[0], *args, **kwargs)]
 
     def on_others(
         self, operation: Callable[Concatenate[Rank, P], object], *args: P.args, **kwargs: P.kwargs
     ) -> AbstractContextManager[None]:
-        """See `strop.training.ranks.group.RankGroup`. There are no others."""
+        """A context in which nothing else happens, since there are no other ranks to run the operation."""
         return nullcontext()
 
     def close(self) -> None:
