@@ -154,7 +154,7 @@ def _policy(
     if not is_run_folder(run):
         return read_any(run, overrides, here=here).loaded, checkpoint
     from strop.run.entry.evaluate import last_checkpoint
-    from strop.run.entry.run_folder import load_policy_run
+    from strop.run.entry.trained_policy import load_policy_run
     from strop.runs.folder import RunFolder
 
     folder = RunFolder(run)

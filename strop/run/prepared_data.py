@@ -56,12 +56,7 @@ def train_section(run: Run) -> TasksetConfig:
     """`data.train`, with the path of the pipeline's result if there is a pipeline."""
     if run.data.pipeline is None:
         return run.data.train
-    return prepared_section(run, prepared_result(run))
-
-
-def prepared_section(run: Run, result: PipelineResult) -> TasksetConfig:
-    """`data.train` for the rows of a result."""
-    return rows_at(run, result.data)
+    return rows_at(run, prepared_result(run).data)
 
 
 def rows_at(run: Run, path: Path) -> TasksetConfig:

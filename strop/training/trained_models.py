@@ -183,20 +183,10 @@ class PolicyModel(OptimizedModel):
         return rows
 
     @torch.no_grad()
-    def token_values(
-        self,
-        micro_batches: Iterable[MicroBatch],
-        quantity: TokenQuantity,
-        *,
-        check: Callable[[], None] = lambda: None,
-    ) -> list[Tensor]:
-        """[T] of each micro-batch: a quantity at each target. `check` is called in between and may raise."""
+    def token_values(self, micro_batches: Iterable[MicroBatch], quantity: TokenQuantity) -> list[Tensor]:
+        """[T] of each micro-batch: a quantity at each target."""
         self.model.eval()
-        found = []
-        for micro_batch in micro_batches:
-            found.append(self._token_values(micro_batch, quantity))
-            check()
-        return found
+        return [self._token_values(micro_batch, quantity) for micro_batch in micro_batches]
 
     def _token_values(self, micro_batch: MicroBatch, quantity: TokenQuantity) -> Tensor:
         values: Tensor | None

@@ -27,7 +27,7 @@ from strop.rewards.scorable_tasks import require_scorable_tasks
 from strop.run.check.refusals import require_eval_data
 from strop.run.drivers.evaluation import evaluate as evaluate_tasksets
 from strop.run.drivers.offline_policy import load_held_out, open_offline_policy
-from strop.run.entry.run_folder import policy_only
+from strop.run.entry.trained_policy import policy_only
 from strop.run.rollout.inference_engines import (
     open_colocated_policy,
     open_server_explorer,

@@ -35,7 +35,7 @@ from strop.run.rollout.explorer import Explorer
 from strop.run.rollout.inference_engines import engine_notes, max_logprob_gap, open_separate_engine
 from strop.run.rollout.load_check import ProbedLoader, probe_tokens
 from strop.run.rollout.rollout_metrics import engine_metrics
-from strop.run.rollout.rollout_services import make_workflow_runners, open_rollout_services, reward_sources
+from strop.run.rollout.rollout_services import open_rollout_services, reward_sources
 from strop.run.rollout.tasks import TrainTaskSource, load_tasks
 from strop.run.state.horizon import compute_horizon
 from strop.run.state.identity import run_identity, save_identity
@@ -93,8 +93,7 @@ def explore(
         interruptible = _interruptible(section, sampler, services.event_loop, tokenizer, stop)
         probe = probe_tokens(tokenizer, run.max_sequence_tokens)
         loader = ProbedLoader(interruptible, services.event_loop, probe, max_logprob_gap(run))
-        runners = make_workflow_runners(run, interruptible, tokenizer, services.services)
-        explorer = Explorer(runners, services.rewards, services.event_loop, stop, seed=run.seed)
+        explorer = Explorer.of(run, interruptible, tokenizer, services, stop)
         state = ExplorerState.load(own) or _start_new_run(run, section, folder)
         with reporting_write_errors(own.path):
             save_resolved(run, own.run_file)

@@ -15,7 +15,7 @@ from strop.errors import CheckpointError, ModelError
 from strop.models.formats.huggingface import export_model
 from strop.models.loading import load_model, load_tokenizer
 from strop.run.entry.evaluate import last_checkpoint
-from strop.run.entry.run_folder import load_policy_run, policy_only
+from strop.run.entry.trained_policy import load_policy_run, policy_only
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.folder import RunFolder
 from strop.runs.model_card import model_card

@@ -24,7 +24,7 @@ from strop.data.taskset import load_taskset
 from strop.errors import ConfigError, DataError
 from strop.inference.registry import load_engine, running_engine
 from strop.models.loading import load_tokenizer
-from strop.run.entry.run_folder import policy_only
+from strop.run.entry.trained_policy import policy_only
 from strop.run.prompt_images import load_generation_images, load_prompt_images
 from strop.run.rollout.explorer import Explorer, check_error_fraction
 from strop.run.rollout.inference_engines import (

@@ -14,18 +14,23 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from strop.config.schema.run import Run
 from strop.config.schema.task_pipeline import ReplyConfig
 from strop.errors import RolloutError
-from strop.run.rollout.rollout_services import RewardManager
+from strop.protocols import Sampler
+from strop.run.rollout.rollout_services import RewardManager, RolloutServices, make_workflow_runners
 from strop.seeds import derive_seed
 from strop.types import ExperienceGroup, Rollout, RolloutGroup, SamplingParams, Task
 from strop.workers.signals import StopSignal
 from strop.workers.threads import EventLoopThread, gather_or_cancel
 from strop.workflows.runner import WorkflowRunner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _PADDING = "none"
 
@@ -122,6 +127,19 @@ class Explorer:
         # The current device is a property of the thread.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             event_loop.call(torch.cuda.set_device, torch.cuda.current_device())
+
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        engine: Sampler,
+        tokenizer: PreTrainedTokenizerBase,
+        services: RolloutServices,
+        stop: StopSignal,
+    ) -> Explorer:
+        """The explorer of a run, which samples from `engine`. Raises as `make_workflow_runners` does."""
+        runners = make_workflow_runners(run, engine, tokenizer, services.workflow_services)
+        return cls(runners, services.rewards, services.event_loop, stop, seed=run.seed)
 
     @property
     def max_concurrent_rollouts(self) -> int | None:

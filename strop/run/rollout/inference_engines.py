@@ -49,7 +49,6 @@ from strop.run.rollout.rollout_metrics import engine_metrics
 from strop.run.rollout.rollout_services import (
     RewardSource,
     RolloutServices,
-    make_workflow_runners,
     open_rollout_services,
 )
 from strop.run.state.run_state import RunState
@@ -352,11 +351,11 @@ def open_colocated_policy(
 
     Inside the context, SIGINT, SIGTERM and a request to `stop` raise `Interrupted` at the next safe point.
     """
-    with stop or StopSignal() as stop, open_rollout_services(run, rewards) as helpers:
+    with stop or StopSignal() as stop, open_rollout_services(run, rewards) as services:
         engine = engines.policy()
         state = restore_engine(engine, checkpoint)
         with open_colocated_engine(run, engine, tokenizer) as sampler:
-            yield make_colocated_policy(run, engine, state, sampler, tokenizer, helpers, stop)
+            yield make_colocated_policy(run, engine, state, sampler, tokenizer, services, stop)
 
 
 def restore_engine(engine: TrainingEngine, checkpoint: Path | None) -> RunState:
@@ -373,15 +372,14 @@ def make_colocated_policy(
     state: RunState,
     sampler: InferenceEngine,
     tokenizer: PreTrainedTokenizerBase,
-    helpers: RolloutServices,
+    services: RolloutServices,
     stop: StopSignal,
 ) -> ColocatedPolicy:
     """An explorer on the sampler, with the engine's weights published to it."""
-    runners = make_workflow_runners(run, sampler, tokenizer, helpers.services)
     policy = ColocatedPolicy(
         engine=engine,
-        explorer=Explorer(runners, helpers.rewards, helpers.event_loop, stop, seed=run.seed),
-        publisher=colocated_publisher(run, engine, sampler, tokenizer, helpers.event_loop),
+        explorer=Explorer.of(run, sampler, tokenizer, services, stop),
+        publisher=colocated_publisher(run, engine, sampler, tokenizer, services.event_loop),
         state=state,
         stop=stop,
         notes=_notes(run, engine, sampler),
@@ -450,5 +448,4 @@ def open_server_explorer(
         open_rollout_services(run, rewards) as services,
         open_separate_engine(run, tokenizer) as sampler,
     ):
-        runners = make_workflow_runners(run, sampler, tokenizer, services.services)
-        yield Explorer(runners, services.rewards, services.event_loop, stop, seed=run.seed)
+        yield Explorer.of(run, sampler, tokenizer, services, stop)

@@ -215,7 +215,7 @@ class RolloutServices:
     """Event loop in which all rollouts run, as long as the run lives."""
     rewards: Mapping[str, RewardManager]
     """Rewards by purpose; purposes without an entry use that of `train`."""
-    services: WorkflowServices
+    workflow_services: WorkflowServices
     """Endpoint and auxiliary models for workflows."""
 
 
