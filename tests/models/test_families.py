@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -254,8 +255,11 @@ def test_rotary_embeddings_that_depend_on_the_batch_are_refused(kind: str, tmp_p
 @pytest.mark.slow
 def test_the_page_lists_what_the_families_do(root: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()]
-    listed = {row[0].strip("`"): row[1:] for row in rows if row[0].strip("`") in FAMILIES}
+    lines = re.findall(r"^\|(.*)\|$", page, re.MULTILINE)
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    listed = {
+        family: row[1:] for row in rows for family in re.findall(r"`(\w+)`", row[0]) if family in FAMILIES
+    }
     found = {}
     for family in FAMILIES:
         trained, _ = engines(family_folder(root, family), {})
