@@ -142,7 +142,7 @@ def test_every_command_in_the_pages_is_one(page: Path, line: str) -> None:
 
 RUN_ELSEWHERE = {
     "library.md": "tests/library/test_page.py",
-    "service.md": "tests/run/test_serve.py, against a server",
+    "service.md": "tests/test_page_commands.py, against the service of the page",
     "workflows.md": "tests/workflows/test_docs.py, tests/learning/test_tutorials.py",
     **dict.fromkeys(("own-data-and-reward.md", "ranks.md"), "tests/learning/test_tutorials.py"),
     **dict.fromkeys(("verl.md", "trl.md", "trinity.md"), "tests/learning/test_tutorials.py"),
