@@ -92,8 +92,3 @@ def _runs(run: object, overrides: list[str] | None, here: bool) -> list[Run]:
     if not with_pipeline:
         raise ConfigError(f"{run} has no data.pipeline; write its operators there.")
     return with_pipeline
-
-
-def add_to(main: typer.Typer) -> None:
-    """Add the commands to an app."""
-    main.add_typer(app, name="data")

@@ -7,20 +7,14 @@ from typing import Annotated
 import typer
 
 from strop.cli import (
-    chat_command,
-    convert_command,
     data_commands,
     dialect_commands,
+    first_run_commands,
     folder_commands,
-    init_command,
-    plan_command,
-    quickstart_command,
     reference_commands,
     run_commands,
-    serve_command,
-    studio_command,
+    serve_commands,
     sweep_command,
-    watch_command,
 )
 from strop.cli.command_group import StropGroup
 
@@ -32,23 +26,35 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-run_commands.add_to(app)
-quickstart_command.add_to(app)
-plan_command.add_to(app)
-chat_command.add_to(app)
-serve_command.add_to(app)
-folder_commands.add_to(app)
-watch_command.add_to(app)
-sweep_command.add_to(app)
-studio_command.add_to(app)
-data_commands.add_to(app)
-init_command.add_to(app)
-dialect_commands.add_to(app)
-dialect_commands.add_component_to(app)
-convert_command.add_to(app)
-convert_command.add_import_to(app)
-reference_commands.add_to(app)
-reference_commands.add_help_to(app)
+_FOREIGN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command()(run_commands.train)
+app.command()(run_commands.check)
+app.command()(run_commands.explain)
+app.command()(run_commands.evaluate)
+app.command()(run_commands.generate)
+app.command()(run_commands.export)
+app.command()(run_commands.report)
+app.command()(first_run_commands.quickstart)
+app.command()(run_commands.plan)
+app.command()(serve_commands.chat)
+app.command()(serve_commands.serve)
+app.command("list")(folder_commands.list_runs)
+app.command()(folder_commands.show)
+app.command()(folder_commands.compare)
+app.command()(folder_commands.watch)
+app.command()(sweep_command.sweep)
+app.command()(serve_commands.studio)
+app.add_typer(data_commands.app, name="data")
+app.command()(first_run_commands.init)
+app.command()(dialect_commands.trinity)
+app.command(context_settings=_FOREIGN_OPTIONS)(dialect_commands.trl)
+app.add_typer(dialect_commands.verl, name="verl")
+app.command(context_settings=_FOREIGN_OPTIONS)(dialect_commands.component)
+app.command()(dialect_commands.convert)
+app.command("import", context_settings={"ignore_unknown_options": True})(dialect_commands.import_script)
+app.command()(reference_commands.keys)
+app.command()(reference_commands.schema)
+app.command("help")(reference_commands.help_)
 
 
 @app.command()
@@ -73,8 +79,3 @@ def options(
     ] = False,
 ) -> None:
     """Options of `strop` itself, without a command."""
-
-
-def main() -> None:
-    """Run the command line; `strop.cli.start` is the entry point that also handles interrupts of the imports."""
-    app()

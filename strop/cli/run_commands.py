@@ -1,9 +1,15 @@
-"""Commands on run files and run folders: train, check, explain, evaluate, generate, export, report."""
+"""Commands on run files and run folders: train, check, explain, evaluate, generate, export,
+report, plan."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -16,11 +22,13 @@ from strop.cli.arguments import (
     RunFileArgument,
     RunFolderArgument,
 )
-from strop.cli.output import echo
-from strop.errors import ConfigError
+from strop.cli.output import align_columns, echo, print_memory
+from strop.errors import ConfigError, MissingExtraError, StropError
 
 if TYPE_CHECKING:
-    from strop.config.load.loader import LoadedRun
+    from strop.config.load.loader import Job, LoadedRun
+    from strop.config.schema import Run
+    from strop.run.entry.start import RunResult
 
 
 def train(
@@ -44,9 +52,7 @@ def train(
     from strop.reading import read_any
 
     if run.suffix in SCRIPT_SUFFIXES:
-        from strop.cli.script import train_script
-
-        train_script(run, overrides or (), here=here, changes=change or ())
+        _train_script(run, overrides or (), here=here, changes=change or ())
         return
     if is_run_folder(run):
         run = enter_start_directory(run)
@@ -78,8 +84,7 @@ def explain(
     machine: MachineOption = None,
 ) -> None:
     """Print what a run will do, and every value with its unit, source and effect."""
-    from strop.cli.actions import print_outputs
-    from strop.cli.show import show_explanation
+    from strop.cli.actions import print_outputs, show_explanation
     from strop.config.machine import on_machine, parse_machine
     from strop.reading import read_any
 
@@ -111,7 +116,6 @@ def evaluate(
                 "--with evaluates the trained model of a run: leave out --here and --checkpoint, or write the "
                 "checkpoint's model to a folder with `strop export RUN --step N --to FOLDER` and evaluate that folder"
             )
-        from strop.cli.harness import evaluate_with
 
         evaluate_with(harness, run, overrides or ())
         return
@@ -196,7 +200,153 @@ def report(folder: RunFolderArgument) -> None:
     echo(f"Wrote {write_report(folder)}")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to an app."""
-    for command in (train, check, explain, evaluate, generate, export, report):
-        app.command()(command)
+def plan(
+    run: RunFileArgument,
+    overrides: OverridesArgument = None,
+    here: HereOption = False,
+    machine: MachineOption = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure three steps of the run on this machine first.")
+    ] = False,
+) -> None:
+    """Print the memory of each process by purpose, the tokens and seconds of a step and the disk that a run needs."""
+    from strop.config.machine import on_machine, parse_machine
+    from strop.errors import ConfigError
+    from strop.reading import read_any
+
+    if calibrate and machine:
+        raise ConfigError("--calibrate measures this machine: leave --machine out.")
+    with on_machine(parse_machine(machine) if machine else None):
+        for stage in read_any(run, overrides or (), here=here).loaded.runs:
+            if calibrate:
+                _measure(stage.run)
+            _print_budget(stage)
+
+
+def _measure(run: Run) -> None:
+    """Measure the run, and with other numbers of local workers where it has the choice."""
+    from strop.config.local_workers import with_workers
+    from strop.plan.fit import other_worker_counts
+    from strop.run.entry.calibrate import STEPS, calibrate
+
+    others = other_worker_counts(run)
+    compared = "".join(f", and of one with trainer.engine.workers={workers}" for workers in others)
+    echo(
+        f"Training {STEPS} steps of a copy of the run{compared}, in a temporary folder that is deleted afterwards ...\n"
+    )
+    for each in (run, *(with_workers(run, workers) for workers in others)):
+        calibrate(each)
+
+
+def _print_times(run: Run) -> None:
+    """Seconds of a step and of the run, where they were measured on this machine."""
+    from strop.config.local_workers import with_workers
+    from strop.plan.fit import calibration_lines, other_worker_counts
+    from strop.run.entry.calibrate import known_calibration
+
+    found = known_calibration(run)
+    if found is None:
+        echo("Seconds of a step: not known; `strop plan --calibrate` measures some steps on this machine.")
+        return
+    compared = {
+        workers: known_calibration(with_workers(run, workers)) for workers in other_worker_counts(run)
+    }
+    others = {workers: other for workers, other in compared.items() if other is not None}
+    for line in calibration_lines(run, found, others):
+        echo(line)
+
+
+def _print_budget(loaded: LoadedRun) -> None:
+    from strop.config.machine import described_machine
+    from strop.errors import PlacementError
+    from strop.plan import fit
+    from strop.plan.fit import with_machine_defaults
+    from strop.plan.placement import describe_plan, machine_of, plan_rows, plan_run
+
+    run = with_machine_defaults(loaded.run)
+    place = machine_of(run)
+    echo(f"Memory on {place}, in GiB:")
+    echo(align_columns(fit.memory_rows(run, place)) + "\n")
+    for line in fit.step_lines(run):
+        echo(line)
+    if described_machine() is None:
+        _print_times(loaded.run)
+    try:
+        placed = plan_run(run)
+        echo(f"\n{describe_plan(placed)}\n{align_columns(plan_rows(placed))}")
+    except PlacementError as error:
+        echo(f"\nNo placement: {error}")
+    echo("")
+    print_memory(run)
+
+
+_CONCURRENT = 8
+"""Requests that the harness sends at once; the engine batches them."""
+
+
+def evaluate_with(harness: str, path: Path, arguments: Sequence[str]) -> None:
+    """Run lm-eval on the trained model of a run folder, or on a model folder; `arguments` are handed on to it.
+
+    Its results go to `lm-eval` in a run folder, or in this directory, unless `arguments` name an `--output_path`.
+    Raises ConfigError for another harness, MissingExtraError where it is not installed, and StropError if it fails.
+    """
+    from strop.config.load.loader import is_run_folder
+    from strop.models.loading import load_config, load_tokenizer
+    from strop.run.entry.chat import find_chat_source
+    from strop.run.entry.serve import ServiceOptions, open_service
+
+    name, _, tasks = harness.partition(":")
+    if name != "lm-eval" or not tasks:
+        raise ConfigError(f"--with {harness}: write lm-eval:TASKS, such as --with lm-eval:gsm8k,arc_easy")
+    if find_spec("lm_eval") is None:
+        raise MissingExtraError("--with lm-eval needs the package lm-eval: pip install 'lm-eval[api]'")
+    source = find_chat_source(path, before=False)
+    output = path / "lm-eval" if is_run_folder(path) else Path("lm-eval")
+    served = path.resolve().stem
+    with (
+        TemporaryDirectory(prefix="strop-evaluate-") as tokenizer,
+        open_service(source, ServiceOptions(served, {}, seed=0)) as access,
+    ):
+        load_tokenizer(source.model).save_pretrained(tokenizer)
+        model = {
+            "model": served,
+            "base_url": f"{access.url}/completions",
+            "tokenizer": tokenizer,
+            "max_length": load_config(source.model).get_text_config().max_position_embeddings,
+            "num_concurrent": _CONCURRENT,
+        }
+        command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--tasks", tasks]
+        command += ["--model_args", ",".join(f"{key}={value}" for key, value in model.items())]
+        command += ["--output_path", str(output), *arguments]  # the last one of an option counts
+        status = subprocess.run(command, env={**os.environ, "OPENAI_API_KEY": access.api_key}).returncode
+    if status:
+        raise StropError(f"lm-eval ended with status {status}; its output above says why.")
+
+
+def _train_script(path: Path, arguments: Sequence[str], *, here: bool, changes: Sequence[str]) -> None:
+    """Run a script, or a notebook that trains with TRL, and train where it calls `train()`; `changes` are the values of
+    `--change` for its runs."""
+    from strop import api
+    from strop.cli.actions import change_recorded, run_job
+    from strop.compat.registry import key_owner_hint
+    from strop.compat.trl.script.run import run_trl_script
+    from strop.run.entry.evaluate import last_checkpoint
+    from strop.runs.folder import RunFolder
+
+    def start(job: Job) -> RunResult:
+        change_recorded(job, changes)
+        return run_job(job)
+
+    def evaluate(job: Job, folder: Path | None) -> dict[str, float]:
+        checkpoint = None if folder is None else last_checkpoint(RunFolder(folder))
+        return api.evaluate(job.loaded, checkpoint=checkpoint)
+
+    run_trl_script(
+        path,
+        arguments,
+        here=here,
+        changes=[each for each in changes if "=" in each],
+        key_owner=key_owner_hint,
+        start=start,
+        evaluate=evaluate,
+    )

@@ -159,8 +159,3 @@ def _print_settings(members: Sequence[SweepMember]) -> None:
             )
         )
     echo(align_columns(rows, max_width=80))
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to an app."""
-    app.command()(sweep)

@@ -14,8 +14,8 @@ import yaml
 import strop.api
 from strop import __version__
 from strop.api import RunResult
+from strop.cli.actions import show_explanation
 from strop.cli.output import align_columns
-from strop.cli.show import show_explanation
 from strop.config.load.loader import load_run
 from strop.data.progress_bar import with_progress_bar
 from strop.printable import counted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.cli.harness import evaluate_with
+from strop.cli.run_commands import evaluate_with
 from strop.errors import ConfigError, MissingExtraError, StropError
 from strop.models.tiny import make_model
 from strop.run.entry.chat import find_chat_source
@@ -35,7 +35,7 @@ def test_another_harness_is_refused(harness: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_harness_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strop.cli.harness.find_spec", lambda name: None)
+    monkeypatch.setattr("strop.cli.run_commands.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'lm-eval\[api\]'"):
         evaluate_with("lm-eval:gsm8k", tmp_path, [])
 

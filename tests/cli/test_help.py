@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import strop.errors
 from strop.cli.main import app
-from strop.cli.pages import page_text, topics
+from strop.cli.reference_commands import page_text, topics
 from strop.compat.reference import PAGES
 from strop.errors import ExitCode, Interrupted, StropError
 

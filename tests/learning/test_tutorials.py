@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from strop.cli.main import app
-from strop.cli.pages import page_text
+from strop.cli.reference_commands import page_text
 from strop.models.tiny import make_model
 from tests.cases import nightly
 from tests.learning.curves import HELD_OUT, column, run_python
