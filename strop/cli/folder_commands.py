@@ -120,7 +120,7 @@ def compare(
     if equal := len(metrics) - len(rows) + 1:
         echo(f"{counted(equal, 'metric')} with equal last values left out.")
     if html is not None:
-        from strop.report.compare import write_comparison
+        from strop.report.build import write_comparison
 
         write_comparison(runs, html)
         echo(f"\nWrote {html}")
@@ -129,8 +129,7 @@ def compare(
 def _summary(data: RunData) -> Iterator[str]:
     """Lines about what the run trains, and how far it is."""
     from strop.runs.formatting import format_time
-    from strop.runs.overview import run_state
-    from strop.runs.status import run_status
+    from strop.runs.overview import run_state, run_status
     from strop.runs.verdict import learning_faults, verdict
 
     status, run = run_status(data), data.configuration()
@@ -202,9 +201,8 @@ def watch(
 ) -> None:
     """Print the last step of a run and each further one as it is recorded, until the run ends."""
     from strop.run.recording.console import make_display
-    from strop.runs.overview import run_state
+    from strop.runs.overview import run_state, run_status
     from strop.runs.reader import read_run
-    from strop.runs.status import run_status
     from strop.runs.verdict import learning_faults, verdict
 
     _wait_for_start(folder, every, wait)

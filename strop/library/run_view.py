@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from strop.errors import RunFolderError
 from strop.runs.folder import RunFolder
-from strop.runs.overview import held_out_rewards, last_value, run_state
+from strop.runs.overview import held_out_rewards, last_value, run_state, run_status
 from strop.runs.reader import RunData, read_run
 from strop.runs.rollout_file import read_rollouts
-from strop.runs.status import run_status
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,27 +1,33 @@
-"""HTML reports: `report.html` of a run and `bench.html` of a benchmark, each one self-contained page."""
+"""HTML reports: `report.html` of a run with its sections, `bench.html` of a benchmark, and a page that compares several
+runs. Each is one self-contained page.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from strop.report.charts import make_charts
-from strop.report.page import render_page, write_page
-from strop.report.plotting import clocks
-from strop.report.score_section import read_score_sections
-from strop.report.task_section import read_task_section
-from strop.report.thumbnails import make_thumbnails
+from strop.errors import RunFolderError
+from strop.report.charts import COLORS, PANELS, Chart, Series, clocks, make_charts
+from strop.report.page import make_thumbnails, render_page, write_page
+from strop.runs.comparison import compare_metrics, differing_settings, run_labels, shared_samples
 from strop.runs.folder import RunFolder
 from strop.runs.formatting import format_duration, format_number
+from strop.runs.held_out_scores import HeldOutScores, read_held_out_scores
 from strop.runs.metrics import metric_of
+from strop.runs.overview import RunStatus, run_status
 from strop.runs.reader import RunData, read_run
 from strop.runs.samples import choose_samples
-from strop.runs.status import RunStatus, run_status
+from strop.runs.task_pipeline import Table, operator_table, score_histograms
 from strop.runs.verdict import MeanChange, evaluation_change, learning_faults, series_change, verdict
+from strop.workers.json_text import read_object
 
 _HEADLINE_METRICS = (
     ("eval/*/reward", "Held-out reward"),
@@ -182,3 +188,199 @@ def _last_values(data: RunData) -> list[tuple[str, str, str, str]]:
         else:
             table.append((name, format_number(values[-1]), metric.unit, metric.definition))
     return table
+
+
+_BINS = 16
+_CALIBRATION_BINS = 10
+"""Bins of the confidence between 1/2 and 1, as of the metric `calibration_error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBin:
+    """Rows whose score is between two edges."""
+
+    edge: str
+    """Lower edge."""
+    counts: Sequence[int]
+    """Number of rows of each kind."""
+    percents: Sequence[float]
+    """Lengths of the bars, in percent of the longest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationBin:
+    """Rows on whose outcome the model is about equally confident."""
+
+    confidence: str
+    """Mean probability of the more probable outcome."""
+    accuracy: str
+    """Fraction of rows with that outcome."""
+    rows: int
+    percents: tuple[float, float]
+    """Confidence and accuracy, in percent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSection:
+    """Scores of one eval taskset."""
+
+    title: str
+    kinds: Sequence[str]
+    bins: Sequence[ScoreBin]
+    calibration: Sequence[CalibrationBin]
+    """Empty for responses with a score."""
+
+
+def read_score_sections(folder: RunFolder) -> list[ScoreSection]:
+    """The section of each eval taskset of a reward model. Raises `RunFolderError` for a damaged file."""
+    return [_section(each) for each in read_held_out_scores(folder.held_out_scores)]
+
+
+def _section(found: HeldOutScores) -> ScoreSection:
+    """The section of a taskset; a model that has diverged has scores that are in no bin."""
+    finite = {
+        kind: [score for score in scores if math.isfinite(score)] for kind, scores in found.scores.items()
+    }
+    others = sum(map(len, found.scores.values())) - sum(map(len, finite.values()))
+    return ScoreSection(
+        title=f"{found.taskset}, step {found.step}{f', without {others} that are NaN or infinite' if others else ''}",
+        kinds=list(finite),
+        bins=score_bins(finite),
+        calibration=calibration_bins([each for each in found.probabilities if math.isfinite(each)]),
+    )
+
+
+def score_bins(found: Mapping[str, Sequence[float]]) -> list[ScoreBin]:
+    """Bins of equal width from the least to the greatest score of all kinds; none without scores."""
+    values = [value for scores in found.values() for value in scores]
+    if not values:
+        return []
+    low, high = min(values), max(values)
+    width = (high - low) / _BINS or 1.0
+    counts = [[0] * len(found) for _ in range(_BINS)]
+    for kind, scores in enumerate(found.values()):
+        for value in scores:
+            counts[min(_BINS - 1, int((value - low) / width))][kind] += 1
+    largest = max(map(max, counts))
+    return [
+        ScoreBin(format_number(low + number * width), each, [100 * count / largest for count in each])
+        for number, each in enumerate(counts)
+    ]
+
+
+def calibration_bins(probabilities: Sequence[float]) -> list[CalibrationBin]:
+    """The bins that have rows, from the probability of what is true (Guo et al., arXiv 1706.04599)."""
+    bins: dict[int, list[float]] = {}
+    for probability in probabilities:
+        confidence = max(probability, 1 - probability)
+        number = min(_CALIBRATION_BINS - 1, int((confidence - 0.5) * 2 * _CALIBRATION_BINS))
+        bins.setdefault(number, []).append(probability)
+    found = []
+    for _, rows in sorted(bins.items()):
+        confidence = sum(max(each, 1 - each) for each in rows) / len(rows)
+        accuracy = sum(each > 0.5 for each in rows) / len(rows)
+        found.append(
+            CalibrationBin(
+                f"{confidence:.3f}", f"{accuracy:.3f}", len(rows), (100 * confidence, 100 * accuracy)
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramBar:
+    """One bin of a histogram."""
+
+    edge: str
+    """Lower edge."""
+    count: int
+    percent: float
+    """Length of the bar, in percent of the longest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreHistogram:
+    """Scores that one operator gave to its rows."""
+
+    title: str
+    bars: Sequence[HistogramBar]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSection:
+    """Effect of a run's pipeline on the rows of its training taskset."""
+
+    rows_in: int
+    rows_out: int
+    operators: Table
+    """Rows of the table of operators, with the heading first."""
+    histograms: Sequence[ScoreHistogram]
+
+
+def read_task_section(folder: RunFolder) -> TaskSection | None:
+    """The section of a run; None for a run without a task pipeline. Raises `RunFolderError` for a damaged file."""
+    file = folder.task_pipeline
+    if not file.exists():
+        return None
+    try:
+        manifest = read_object(file)["manifest"]
+        return TaskSection(
+            rows_in=manifest["rows_in"],
+            rows_out=manifest["rows_out"],
+            operators=operator_table(manifest),
+            histograms=[ScoreHistogram(title, _bars(found)) for title, found in score_histograms(manifest)],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{file} cannot be read: {error}. Delete it; the report is then written without the task pipeline."
+        ) from None
+
+
+def _bars(histogram: Mapping[str, Any]) -> list[HistogramBar]:
+    counts: Sequence[int] = histogram["counts"]
+    largest = max(counts)
+    return [
+        HistogramBar(format_number(edge), count, 100 * count / largest)
+        for edge, count in zip(histogram["edges"], counts, strict=False)
+    ]
+
+
+_SAMPLES = 6
+
+
+def write_comparison(runs: Sequence[RunData], path: Path) -> None:
+    """Write the page. Raises `RunFolderError` if it cannot be written."""
+    labels = run_labels(runs)
+    page = render_page(
+        "compare",
+        labels=list(zip(labels, cycle(COLORS), strict=False)),
+        charts=overlaid_charts(runs, labels),
+        clocks=clocks(runs),
+        metrics=compare_metrics(runs),
+        settings=differing_settings(runs),
+        samples=shared_samples(runs, labels, _SAMPLES),
+    )
+    write_page(path, page)
+
+
+def overlaid_charts(runs: Sequence[RunData], labels: Sequence[str]) -> list[Chart]:
+    """One chart per metric of the report's panels that is not always 0, with a line for each run that has it."""
+    names = dict.fromkeys(name for run in runs for name in run.names())
+    shown = [
+        name for panel in PANELS for pattern in panel.metrics for name in names if fnmatchcase(name, pattern)
+    ]
+    charts: list[Chart] = []
+    for name in dict.fromkeys(shown):
+        series = [run.series(name) for run in runs]
+        if not any(any(values) for _, values in series):
+            continue
+        lines = tuple(
+            Series(label, color, steps, values, run)
+            for run, ((steps, values), label, color) in enumerate(
+                zip(series, labels, cycle(COLORS), strict=False)
+            )
+            if values
+        )
+        metric = metric_of(name)
+        charts.append(Chart(name, metric.unit, metric.definition, lines))
+    return charts

@@ -1,7 +1,10 @@
-"""Self-contained HTML pages from the templates of this package."""
+"""Self-contained HTML pages from the templates of this package, with thumbnails of images as data URLs."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,9 @@ from markupsafe import Markup, escape
 
 from strop.errors import RunFolderError
 from strop.printable import encodable
-from strop.report.plotting import static_text
+from strop.report.charts import static_text
 from strop.runs.formatting import format_number, format_time
-from strop.workers.files import atomic_write
+from strop.workers.files import atomic_write, open_regular
 
 
 def render_page(name: str, **values: Any) -> str:
@@ -50,3 +53,26 @@ def write_page(path: Path, page: str) -> None:
             f"The report {path} cannot be written: {error.strerror or error}. The other files of the run are "
             f"complete. Free space on that disk; `strop report {path.parent}` then writes the report of a training."
         ) from error
+
+
+_LONGEST_EDGE = 240
+"""Pixels."""
+
+
+def make_thumbnails(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """A data URL for each named image of the folder; images that are gone or damaged have none."""
+    found = {name: _thumbnail(folder / name) for name in dict.fromkeys(names)}
+    return {name: url for name, url in found.items() if url is not None}
+
+
+def _thumbnail(path: Path) -> str | None:
+    from PIL import Image
+
+    try:
+        with open_regular(path) as file, Image.open(file) as image:
+            image.thumbnail((_LONGEST_EDGE, _LONGEST_EDGE))
+            data = BytesIO()
+            image.convert("RGB").save(data, "WEBP", quality=80)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # as Pillow calls damage
+        return None
+    return f"data:image/webp;base64,{base64.b64encode(data.getvalue()).decode()}"

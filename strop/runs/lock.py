@@ -8,6 +8,8 @@ A lock is an advisory lock of the operating system (`flock`), which ends with th
 they end. The file names the holder for the message of a start that is refused. Processes that a run starts on
 this machine inherit the lock: after a kill of the run it is held until they have saved their states. Ray actors, on
 any machine, hold a lock of their own, which each start waits for.
+
+The holder of a lock is also who gets the request to stop a run (`request_stop`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import errno
 import fcntl
 import json
 import os
+import shlex
+import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -32,9 +36,10 @@ from strop.runs.folder import (
     RunFolder,
     reporting_write_errors,
 )
-from strop.workers.files import open_regular
+from strop.runs.sessions import read_sessions
+from strop.workers.files import is_regular, open_regular
 from strop.workers.json_text import read_object
-from strop.workers.process_birth import is_running, process_birth
+from strop.workers.process_birth import is_running, process_birth, signal_process
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of file systems without locks; the holder that the file names decides then."""
@@ -256,3 +261,53 @@ def _in_use(folder: RunFolder, holder: LockHolder) -> str:
         f"{ended}. Two runs in one folder would delete each other's files. Wait for the end of that run, stop it, or "
         "write another `name`."
     )
+
+
+def request_stop(folder: RunFolder) -> list[int]:
+    """Send SIGTERM to the processes that hold the folder's locks; each saves its state and stops. Returns their ids.
+
+    A process that a lock's file names gets a signal only if it holds that lock: a file without a lock is left over, and
+    its number may be that of another process by now.
+
+    Raises `RunFolderError` where no process of this machine holds one.
+    """
+    locks = {
+        path: current_holder(path) for path in (folder.path / LOCK_FILE, folder.path / EXPLORER_LOCK_FILE)
+    }
+    here = socket.gethostname()
+    stopped, elsewhere = set(), set()
+    for path, holder in locks.items():
+        if holder is None or holder.pid in stopped:
+            continue
+        if holder.host != here:
+            elsewhere.add(holder.host)
+            continue
+        try:
+            if signal_process(holder.pid, holder.birth, signal.SIGTERM, holding=path):
+                stopped.add(holder.pid)
+        except PermissionError as error:
+            raise RunFolderError(
+                f"The run in {folder.path} is process {holder.pid}, which belongs to another user. Stop it as that "
+                "user."
+            ) from error
+    if not stopped:
+        where = (
+            f"It runs on {', '.join(sorted(elsewhere))}: stop it there"
+            if elsewhere
+            else "It has ended already"
+        )
+        raise RunFolderError(f"No process of this machine writes into {folder.path}. {where}.")
+    return sorted(stopped)
+
+
+def resume_arguments(folder: RunFolder) -> list[str]:
+    """Arguments of `strop` that continue a run from its last checkpoint, by the resolved run file in its folder.
+
+    Raises `RunFolderError` where the folder has none.
+    """
+    if not is_regular(folder.run_file):
+        raise RunFolderError(
+            f"{folder.path} has no run.yaml, so the run cannot be continued from its folder."
+        )
+    here = bool(sessions := read_sessions(folder.path)) and "--here" in shlex.split(sessions[-1]["command"])
+    return ["train", str(folder.run_file), *(["--here"] if here else [])]

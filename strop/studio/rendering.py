@@ -14,8 +14,8 @@ from starlette.responses import HTMLResponse, Response
 
 from strop.config.paths import existing_path
 from strop.printable import encodable, printable
+from strop.report.charts import STATIC, static_text
 from strop.report.page import prose
-from strop.report.plotting import STATIC, static_text
 from strop.runs.formatting import format_duration, format_number
 from strop.studio.access import base_path
 from strop.studio.fields import FormField

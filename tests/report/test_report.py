@@ -17,7 +17,7 @@ from strop.data.images.store import ImageStore
 from strop.errors import Interrupted, RunFolderError
 from strop.report.build import subject_of, write_report
 from strop.report.charts import make_charts
-from strop.report.thumbnails import make_thumbnails
+from strop.report.page import make_thumbnails
 from strop.runs.folder import RunFolder
 from strop.runs.reader import RunData, read_run
 from tests.data.images.pictures import encoded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from strop.report.score_section import read_score_sections
+from strop.report.build import read_score_sections
 from strop.runs.folder import RunFolder
 from strop.runs.held_out_scores import HeldOutScores, write_held_out_scores
 

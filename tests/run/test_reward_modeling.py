@@ -14,8 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from strop.config.schema.reward import RewardModelConfig
 from strop.inference.reward_model import RewardModel
 from strop.models.library_settings import silence_transformers
-from strop.report.build import write_report
-from strop.report.score_section import read_score_sections
+from strop.report.build import read_score_sections, write_report
 from strop.runs.folder import RunFolder
 from strop.types import Rollout, Task
 

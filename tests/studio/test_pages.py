@@ -22,9 +22,8 @@ from starlette.testclient import TestClient
 
 import strop
 from strop.errors import ConfigError, MissingExtraError, RunFolderError
-from strop.runs.control import request_stop, resume_arguments
 from strop.runs.folder import LOCK_FILE, RunFolder
-from strop.runs.lock import LockHolder
+from strop.runs.lock import LockHolder, request_stop, resume_arguments
 from strop.studio import processes, server
 from strop.workers.process_birth import process_birth
 

@@ -23,7 +23,7 @@ from strop.run.state.resume import find_start
 from strop.runs.folder import RunFolder
 from strop.runs.lock import lock_run
 from strop.runs.metrics_file import merge_rows, read_metrics
-from strop.runs.status import all_finished, last_row
+from strop.runs.overview import all_finished, last_row
 from strop.workers.child_process import RestartBudget
 from strop.workers.fork_server import without_collections
 from strop.workers.output import lasting_output

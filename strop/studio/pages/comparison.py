@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from strop.errors import RunFolderError
-from strop.report.compare import overlaid_charts
-from strop.report.plotting import COLORS, clocks
+from strop.report.build import overlaid_charts
+from strop.report.charts import COLORS, clocks
 from strop.runs.comparison import compare_metrics, differing_settings, run_labels, shared_samples
 from strop.studio.rendering import html
 from strop.studio.requests import cache_of, folder_named

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from strop.errors import RunFolderError
 from strop.pipelines.human_feedback import AnnotationQueue
-from strop.report.thumbnails import make_thumbnails
+from strop.report.page import make_thumbnails
 from strop.runs.folder import RunFolder
 from strop.runs.overview import find_runs
 from strop.runs.rollout_index import TRAINING, RolloutFilter

@@ -12,7 +12,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from strop.config.paths import existing_path
-from strop.report.thumbnails import make_thumbnails
+from strop.report.page import make_thumbnails
 from strop.runs.reader import RunData
 from strop.runs.rollout_index import TRAINING, RolloutFilter, RolloutIndex, RolloutOrder
 from strop.studio.conversation import (

@@ -13,13 +13,11 @@ from starlette.routing import Route
 from strop.config.redact import safe_text
 from strop.errors import RunFolderError
 from strop.report.build import headline_values, subject_of
-from strop.report.charts import make_charts
-from strop.report.plotting import clocks
-from strop.runs.control import request_stop, resume_arguments
+from strop.report.charts import clocks, make_charts
 from strop.runs.folder import RunFolder
-from strop.runs.overview import run_state
+from strop.runs.lock import request_stop, resume_arguments
+from strop.runs.overview import RunStatus, run_state, run_status
 from strop.runs.reader import RunData
-from strop.runs.status import RunStatus, run_status
 from strop.runs.verdict import learning_faults, verdict
 from strop.studio.processes import log_files, read_end, start_process, started_process
 from strop.studio.rendering import html, url
