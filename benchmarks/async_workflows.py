@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from strop.algorithms.rollout_batch import RolloutBatch
+    from strop.algorithms.algorithm import RolloutBatch
 
 UPDATE_SECONDS = "STROP_BENCHMARK_UPDATE_SECONDS"
 """Environment variable with the seconds that `slow_advantages` sleeps in each step."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from strop.algorithms.rollout_batch import RolloutBatch
+    from strop.algorithms.algorithm import RolloutBatch
     from strop.api import RunHandle, RunResult, evaluate, export, generate, load, start, train
     from strop.config.schema.algorithm import AsymReConfig as AsymRe
     from strop.config.schema.algorithm import CustomConfig as Custom
@@ -190,7 +190,7 @@ _NAMES = {
     "RewardModeling": "strop.config.schema.preference:RewardModelingConfig",
     "Rloo": "strop.config.schema.algorithm:RlooConfig",
     "Rollout": "strop.types:Rollout",
-    "RolloutBatch": "strop.algorithms.rollout_batch:RolloutBatch",
+    "RolloutBatch": "strop.algorithms.algorithm:RolloutBatch",
     "RolloutConfig": "strop.config.schema.rollout:RolloutConfig",
     "RolloutError": "strop.errors:RolloutError",
     "RolloutGroup": "strop.types:RolloutGroup",

@@ -23,9 +23,8 @@ from strop.config.redact import set_environment
 from strop.config.save import escape_interpolations
 from strop.errors import ConfigError, Interrupted
 from strop.library.callables import Rewards, list_functions
-from strop.library.data import Rows
-from strop.library.inputs import Inputs, require_functions
-from strop.library.notebook import LiveLine, in_notebook, may_watch
+from strop.library.inputs import Inputs, Rows, require_functions
+from strop.library.run_view import LiveLine, in_notebook, may_watch
 from strop.library.sections import RunDefinition
 from strop.python_rewards import PythonReward, PythonRewards, list_rewards
 from strop.reading import key_owner

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from strop.algorithms.advantages import preferred, raft
-from strop.algorithms.group_choice import has_reward_variance, resampling_weights
+from strop.algorithms.algorithm import has_reward_variance, resampling_weights
 from strop.config.schema.algorithm import RewardResamplingConfig
 from strop.reward_comparison import are_equal, exceeds, reaches
 from strop.run.state.tracked_metric import BestCheckpoint, BestCheckpointRule, EarlyStopRule, EvaluationRecord

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from strop.algorithms.rollout_batch import RolloutBatch
+from strop.algorithms.algorithm import RolloutBatch
 from strop.types import GlobalCounts, MicroBatch, SegmentRole
 
 MAX_RESPONSE_TOKENS = 12

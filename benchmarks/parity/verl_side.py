@@ -16,7 +16,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weig
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from strop.algorithms.advantages import gae, whiten
-from strop.algorithms.group_choice import resampling_weights
+from strop.algorithms.algorithm import resampling_weights
 from strop.algorithms.kl import AdaptiveKlController, estimate_kl
 from strop.algorithms.losses.aggregation import TargetTokens, compute_importance_weights
 from strop.config.schema.algorithm import RewardResamplingConfig

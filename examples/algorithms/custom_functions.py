@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from strop.algorithms.rollout_batch import RolloutBatch
+from strop.algorithms.algorithm import RolloutBatch
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
 

@@ -18,9 +18,15 @@ from typing import Literal
 
 import torch
 
-from strop.algorithms.algorithm import AdvantageEstimate, RolloutAlgorithm
-from strop.algorithms.group_choice import group_indices, repeat_groups, resample_groups, varied_groups
-from strop.algorithms.rollout_batch import RolloutBatch
+from strop.algorithms.algorithm import (
+    AdvantageEstimate,
+    RolloutAlgorithm,
+    RolloutBatch,
+    group_indices,
+    repeat_groups,
+    resample_groups,
+    varied_groups,
+)
 from strop.config.schema import algorithm as sections
 from strop.reward_comparison import are_equal, reaches
 from strop.seeds import derive_seed

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from strop.algorithms.advantages import grpo
-from strop.algorithms.algorithm import RolloutAlgorithm
-from strop.algorithms.rollout_batch import RolloutBatch
+from strop.algorithms.algorithm import RolloutAlgorithm, RolloutBatch
 from strop.config.schema.algorithm import CustomConfig
 from strop.config.user_code import ImportPath
 from strop.errors import ConfigError, StropError, TrainingError

@@ -8,9 +8,8 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from strop.algorithms.advantages import GroupIndex, rewards_to_go, whiten
-from strop.algorithms.algorithm import RolloutAlgorithm
+from strop.algorithms.algorithm import RolloutAlgorithm, RolloutBatch
 from strop.algorithms.losses.aggregation import TargetTokens, token_weights
-from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import PrimeConfig
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 

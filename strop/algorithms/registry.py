@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strop.algorithms import advantages
-from strop.algorithms.algorithm import AdvantageEstimate, Algorithm, RolloutAlgorithm, add_overlong_penalty
+from strop.algorithms.algorithm import (
+    AdvantageEstimate,
+    Algorithm,
+    RolloutAlgorithm,
+    RolloutBatch,
+    add_overlong_penalty,
+)
 from strop.algorithms.custom import Custom
 from strop.algorithms.losses.preference_losses import Bco, Cpo, Dpo, Kto, Orpo
 from strop.algorithms.losses.reward_modeling import RewardModeling
 from strop.algorithms.losses.sft import Distillation, ExpertMix, Sft
 from strop.algorithms.process_rewards import Prime, ProcessRewardLoss
-from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema import Run
 from strop.config.schema.algorithm import AlgorithmConfig, RolloutAlgorithmConfig
 from strop.config.schema.distillation import DivergenceConfig

@@ -15,8 +15,7 @@ from strop.buffer.backup import Backup, NoBackup, delete_backup, open_backup
 from strop.buffer.file import FileBuffer, clear_folder
 from strop.buffer.queue import QueueBuffer
 from strop.buffer.queue_policy import FifoPolicy, PriorityPolicy, PriorityRule, QueuePolicy
-from strop.buffer.remote.client import BufferClientRole, RemoteStore
-from strop.buffer.remote.server import BufferServer
+from strop.buffer.remote import BufferClientRole, BufferServer, RemoteStore
 from strop.buffer.store import GroupStore, InMemoryStore
 from strop.config.schema import buffer as schema
 from strop.errors import MissingExtraError

@@ -28,10 +28,17 @@ from strop.data.encoding.model_tokens import ModelTokens
 from strop.data.encoding.truncation import fit_answers
 from strop.data.encoding.turn_encoder import TurnEnds
 from strop.data.images.prompt_images import RunImages, read_row_images
-from strop.data.offline_rows import ConversationRow, conversation_rows
+from strop.data.offline_rows import (
+    ConversationRow,
+    contradictions,
+    conversation_rows,
+    read_labels,
+    row_target,
+    step_labels,
+    unpair,
+)
 from strop.data.progress_bar import with_progress_bar
 from strop.data.row_keys import RowKeys
-from strop.data.row_labels import contradictions, read_labels, row_target, step_labels, unpair
 from strop.data.row_packing import pack_rows
 from strop.data.sources.columns import value_at
 from strop.data.sources.custom_dataset import CustomDataset

@@ -111,7 +111,7 @@ def _make(section: ExperienceOperatorConfig, services: ExperienceServices) -> Ex
         case RewardShapingConfig():
             return RewardShaping(section.terms)
         case LlmQualityConfig():
-            from strop.pipelines.llm_quality import LlmQuality
+            from strop.pipelines.operators import LlmQuality
 
             return LlmQuality(section, services, log.warning)
         case DiversityRewardConfig():

@@ -139,9 +139,9 @@ def _check_answer(
 
 def _required_answer(reward: str, entry_point: str | None) -> Callable[[Any], object]:
     """Function that raises ValueError for a task's answer that a reward cannot use."""
-    from strop.rewards.builtin.answer_values import mathematical_answer_text
+    from strop.rewards.builtin.code import code_tests
     from strop.rewards.builtin.gsm8k import expected_number
-    from strop.rewards.code.cases import code_tests
+    from strop.rewards.builtin.math_text import mathematical_answer_text
 
     match reward:
         case "gsm8k":

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from strop.algorithms.rollout_batch import RolloutBatch
+from strop.algorithms.algorithm import RolloutBatch
 from strop.types import GlobalCounts, MicroBatch
 
 

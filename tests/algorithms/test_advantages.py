@@ -27,8 +27,7 @@ from strop.algorithms.advantages import (
     raft,
     rloo,
 )
-from strop.algorithms.algorithm import overlong_penalty
-from strop.algorithms.group_choice import has_reward_variance, resampling_weights
+from strop.algorithms.algorithm import has_reward_variance, overlong_penalty, resampling_weights
 from strop.algorithms.registry import compute_advantages
 from strop.config.schema.algorithm import RewardResamplingConfig, SelfPlayConfig
 from tests.algorithms.batches import rollouts

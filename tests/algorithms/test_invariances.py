@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from strop.algorithms.algorithm import RolloutBatch
 from strop.algorithms.registry import compute_advantages, make_loss_fn
-from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import CriticFreeConfig, GrpoConfig
 from strop.config.schema.policy_loss import ImportanceCorrectionConfig, PolicyLossConfig
 from strop.types import MicroBatch

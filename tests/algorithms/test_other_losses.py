@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from strop.algorithms.algorithm import AdvantageEstimate
+from strop.algorithms.algorithm import AdvantageEstimate, RolloutBatch
 from strop.algorithms.losses.router_losses import RouterLoss, add_losses, expert_counts
 from strop.algorithms.losses.value_losses import ValueLoss, explained_variance, value_loss_terms
 from strop.algorithms.registry import ProcessRewardLossSpec, compute_advantages
-from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.policy_gradient import OverlongPenaltyConfig
 from strop.config.schema.trainer import RouterLossConfig

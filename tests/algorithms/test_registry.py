@@ -13,8 +13,8 @@ from strop.algorithms import advantages as of_answers
 from strop.algorithms import advantages as of_tokens
 from strop.algorithms import registry
 from strop.algorithms.advantages import gigpo
+from strop.algorithms.algorithm import RolloutBatch
 from strop.algorithms.process_rewards import prime
-from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.load.loader import load_values
 from strop.config.schema.algorithm import AlgorithmConfig, OfflineAlgorithmConfig
 from strop.errors import ConfigError

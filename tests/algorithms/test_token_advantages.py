@@ -26,8 +26,8 @@ from strop.algorithms.advantages import (
     rewards_to_go,
     whiten,
 )
+from strop.algorithms.algorithm import RolloutBatch
 from strop.algorithms.process_rewards import implicit_rewards, prime
-from strop.algorithms.rollout_batch import RolloutBatch
 from strop.run.optimize.advantage_inputs import make_rollout_batch
 from tests.algorithms.batches import make_rollouts, rollouts
 from tests.models.models import experience

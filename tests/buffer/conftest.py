@@ -18,7 +18,7 @@ from strop.buffer.factory import (
     open_buffer,
     serve_buffer,
 )
-from strop.buffer.remote.client import BufferClientRole, RemoteStore
+from strop.buffer.remote import BufferClientRole, RemoteStore
 from strop.config.schema.buffer import BufferConfig as Section
 from strop.protocols import Buffer
 from strop.workers.waiting import StopCheck, never_stop

@@ -16,8 +16,7 @@ from sqlalchemy.exc import OperationalError
 from strop.buffer.factory import open_buffer
 from strop.buffer.sql import database
 from strop.buffer.sql import members as members_module
-from strop.buffer.sql.database import Database, make_engine
-from strop.buffer.sql.tables import groups, members
+from strop.buffer.sql.database import Database, groups, make_engine, members
 from strop.config.schema.buffer import SqlBufferConfig
 from strop.errors import BufferExhausted, ConfigError, Interrupted, StoreError
 from strop.protocols import BufferCounts

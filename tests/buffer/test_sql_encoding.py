@@ -8,8 +8,7 @@ import sqlalchemy as sa
 
 from strop.buffer.factory import open_buffer
 from strop.config.schema.buffer import SqlBufferConfig
-from strop.data.sources.postgresql import postgresql_url
-from strop.data.sources.sql_table import read_table
+from strop.data.sources.sql_table import postgresql_url, read_table
 from tests.buffer.groups import ids, make_groups
 from tests.buffer.postgres import Server
 

@@ -12,7 +12,7 @@ import pytest
 from strop.buffer.file import FileBuffer
 from strop.data.sources.data_path import resolve_path
 from strop.data.sources.files import read_file
-from strop.rewards.code.cases import _arguments
+from strop.rewards.builtin.code import _arguments
 from strop.runs.metrics_file import read_metrics
 from strop.runs.training_examples import read_training_examples
 from tests.buffer.groups import ids, make_group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strop.data.row_labels import LOSS_MARKS, take_marks
+from strop.data.offline_rows import LOSS_MARKS, take_marks
 from strop.errors import DataError
 from strop.types import Message
 

@@ -12,8 +12,8 @@ import pytest
 
 from strop.config.schema.data import DataConfig, TasksetConfig
 from strop.data.offline_dataset import load_offline_dataset
+from strop.data.offline_rows import LOSS_MARKS
 from strop.data.row_keys import RowKeys
-from strop.data.row_labels import LOSS_MARKS
 from strop.data.taskset import load_taskset
 from strop.errors import DataError
 

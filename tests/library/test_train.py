@@ -16,8 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import strop
-from strop.library.data import to_table
-from strop.library.notebook import LiveLine, step_line
+from strop.library.inputs import to_table
+from strop.library.run_view import LiveLine, step_line
 from tests.command import run_strop
 from tests.files import digest
 from tests.library.rewards import digits

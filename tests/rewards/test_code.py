@@ -21,9 +21,7 @@ from strop.config.load.loader import load_run, load_values
 from strop.config.schema.reward import LocalSandboxConfig, RewardConfig
 from strop.errors import RewardError, SandboxError
 from strop.rewards.builtin.by_source import by_source_reward
-from strop.rewards.builtin.code import code_reward
-from strop.rewards.code.cases import same_output
-from strop.rewards.code.extraction import extract_program, prompt_beginning
+from strop.rewards.builtin.code import code_reward, extract_program, prompt_beginning, same_output
 from strop.rewards.scorable_tasks import unscorable_tasks
 from strop.rewards.scorer import Scorer
 from strop.sandbox.registry import open_sandbox

@@ -6,8 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from strop.rewards.builtin.code import code_reward
-from strop.rewards.code.cases import separated
+from strop.rewards.builtin.code import code_reward, separated
 from strop.sandbox.inside.tests_process import _Tests
 from tests.rewards.forgeries import FORGERIES, MODULE_TESTS, SOLUTION, TESTS
 from tests.rewards.isolation import SANDBOX, needs_isolation  # noqa: F401  (a fixture of this module)

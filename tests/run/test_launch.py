@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 import strop
+from strop.buffer import remote as client
 from strop.buffer.factory import BUFFER_ADDRESS_FILE
-from strop.buffer.remote import client
 from strop.errors import StoreError, StropError
 from strop.run.distributed.role import LocalRoleProcess, RoleExit, RoleSpec
 from strop.run.entry.role_main import ROLE_ENTRY

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from strop.algorithms.group_choice import group_indices, repeat_groups, resample_groups, varied_groups
+from strop.algorithms.algorithm import group_indices, repeat_groups, resample_groups, varied_groups
 from strop.config.load.loader import load_values
 from strop.config.schema.algorithm import GrpoConfig, RewardResamplingConfig
 from strop.run.optimize.minibatches import plan_minibatches, shuffle_seed

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from strop.sandbox import removal
-from strop.sandbox.removal import FolderRemover, remove_folder
+from strop.sandbox import local as removal
+from strop.sandbox.local import FolderRemover, remove_folder
 
 
 def test_deep_folders_files_and_links(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from strop.buffer.factory import BUFFER_ADDRESS_FILE, serve_buffer
-from strop.buffer.remote.client import BufferClientRole, RemoteStore
+from strop.buffer.remote import BufferClientRole, RemoteStore
 from strop.config.schema.buffer import CollectiveSyncConfig, QueueBufferConfig
 from strop.protocols import BufferCounts
 from strop.sync.collective.receiver import CollectiveReceiver

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strop.config.schema.data import TasksetConfig
-from strop.data.images.prompt_images import column_values
-from strop.data.images.values import image_bytes
+from strop.data.images.prompt_images import column_values, image_bytes
 from strop.data.sources.columns import value_at
 from strop.data.sources.reader import read_rows
 from strop.errors import DataError, StropError

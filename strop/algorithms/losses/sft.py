@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from strop.algorithms.advantages import grpo
-from strop.algorithms.algorithm import Algorithm, RolloutAlgorithm
+from strop.algorithms.algorithm import Algorithm, RolloutAlgorithm, RolloutBatch
 from strop.algorithms.kl import bound_divergence
 from strop.algorithms.losses.aggregation import TargetTokens
-from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.schedules import imitation_weight
 from strop.config.schema.algorithm import DistillationOnlyConfig, MixConfig, SftConfig, TokenWeight
 from strop.config.schema.distillation import DistillationLossConfig

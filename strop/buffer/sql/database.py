@@ -1,4 +1,6 @@
-"""The database of `buffer.url`: SQLite in WAL mode, or PostgreSQL through psycopg; it may be unreachable for a time."""
+"""The database of `buffer.url`: SQLite in WAL mode, or PostgreSQL through psycopg; it may be unreachable for a time.
+One database may hold the buffers of many runs.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,64 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from strop.buffer.sql.tables import metadata
-from strop.data.sources.postgresql import postgresql_url
+from strop.data.sources.sql_table import postgresql_url
 from strop.errors import ConfigError, MissingExtraError, StoreError
 from strop.workers.waiting import StopCheck, TimedWait
+
+SCHEMA_VERSION = 1
+"""Version of the tables, increased whenever they change; a buffer of another version is refused."""
+
+metadata = MetaData()
+
+buffers = Table(
+    "strop_buffers",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("layout", Integer, nullable=False),
+)
+
+groups = Table(
+    "strop_groups",
+    metadata,
+    # The order of arrival. SQLite increments only an INTEGER by itself.
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("buffer", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("state", Text, nullable=False),  # queued, claimed (leased to a reader), done
+    Column("session", Text),  # session of the reader that leases the group
+    Column("claim", Integer),  # number of the reader's lease
+    Column("content", LargeBinary),  # NULL once the group is done
+    UniqueConstraint("buffer", "id", name="strop_groups_id"),
+    Index("strop_groups_state", "buffer", "state", "number"),
+)
+
+members = Table(
+    "strop_members",
+    metadata,
+    Column("buffer", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("session", Text, nullable=False),  # of the last process of this name; empty after it has left
+    Column("writes", Boolean, nullable=False),
+    Column("finished", Boolean, nullable=False),
+    Column("alive_until", Double, nullable=False),  # seconds since 1970, by the database's clock
+)
+
 
 _EXAMPLES = "`sqlite:///file.db` or `postgresql://user:password@host:5432/database`"
 _UNLIMITED_OVERFLOW = -1

@@ -18,8 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from strop.buffer.sql.database import Database
-from strop.buffer.sql.tables import SCHEMA_VERSION, buffers, groups, members
+from strop.buffer.sql.database import SCHEMA_VERSION, Database, buffers, groups, members
 from strop.errors import StoreError
 from strop.protocols import BufferCounts
 

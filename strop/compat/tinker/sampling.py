@@ -15,7 +15,7 @@ from strop.config.schema.rollout import NativeEngineConfig
 from strop.errors import DataError
 from strop.inference.native import NativeEngine
 from strop.inference.request_validation import validate_request
-from strop.models.adapter_files import with_adapter
+from strop.models.lora import with_adapter
 from strop.protocols import SharedWeights
 from strop.seeds import derive_seed
 from strop.types import Completion, SampleRequest, SamplingParams

@@ -8,8 +8,15 @@ from collections.abc import Iterator, Sequence
 from strop.config.paths import DATA_FILE_PATTERNS, DataFileName, data_file_name
 from strop.data.sources.columns import TableRow
 from strop.data.sources.csv_file import ROWS_PER_CHUNK, csv_tables, iterate_csv
-from strop.data.sources.data_path import DataPath, first_line, iterate_lines, open_bytes, open_parquet
-from strop.data.sources.json_list import list_items, may_be_list
+from strop.data.sources.data_path import (
+    DataPath,
+    first_line,
+    iterate_lines,
+    list_items,
+    may_be_list,
+    open_bytes,
+    open_parquet,
+)
 from strop.data.sources.mapped_rows import convert_file
 from strop.data.sources.rows import InMemoryRows, JsonLinesRows, ParquetRows, Row, RowSource
 from strop.errors import DataError

@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.config.redact import redact_text
-from strop.data.sources.postgresql import postgresql_url
 from strop.data.sources.rows import InMemoryRows
 from strop.errors import DataError, MissingExtraError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+
+def postgresql_url(url: sa.URL) -> sa.URL:
+    """The URL with Strop's driver, and with UTF-8 as the encoding of the connection.
+
+    A database in SQL_ASCII otherwise returns its own strings as bytes, which SQLAlchemy does not accept.
+    """
+    return url.set(drivername="postgresql+psycopg").update_query_dict({"client_encoding": "utf8"})
+
 
 _URL = re.compile(r"^(sqlite|postgres|postgresql)(\+\w+)?://")
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
-from strop.rewards.builtin.answer_values import answer_text
+from strop.rewards.builtin.math_text import answer_text
 from strop.rewards.graders import SizeLimitError, zero_beyond_limits
 from strop.rewards.mathematics.equality import is_equal
 from strop.rewards.mathematics.nodes import Node, Number, Operation, ParseError, Quantity, Relation

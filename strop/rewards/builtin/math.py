@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from sympy import Basic
 
-from strop.rewards.builtin.answer_values import mathematical_answer_text
 from strop.rewards.builtin.math_limits import MAX_CHARS, check_latex
 from strop.rewards.builtin.math_text import (
     answers_in_text,
     is_same_text,
     last_boxed,
+    mathematical_answer_text,
     plain_text,
     stated_answer,
 )

@@ -30,8 +30,8 @@ from strop.inference.auxiliary_model import AuxiliaryEngineFactory, engine_in_ow
 from strop.inference.endpoint.server import EndpointAccess, EndpointOptions, EndpointServer, FurtherRoutes
 from strop.inference.native import NativeEngine
 from strop.inference.served_model import ServedModel, ServedModelSettings
-from strop.models.adapter_files import with_adapter
 from strop.models.loading import load_config, load_model, load_tokenizer
+from strop.models.lora import with_adapter
 from strop.models.shared_weights import fuse_storage, model_weights
 from strop.models.vision.model_images import ModelImages
 from strop.protocols import SharedWeights

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from strop.algorithms.rollout_batch import RolloutBatch
+from strop.algorithms.algorithm import RolloutBatch
 from strop.errors import RewardError
 from strop.run.check.refusals import missing_part
 from strop.types import Experience, FloatArray

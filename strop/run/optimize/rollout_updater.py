@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from strop.algorithms.advantages import logit_gradient_norms
+from strop.algorithms.algorithm import RolloutBatch
 from strop.algorithms.kl import (
     distillation_advantages,
     estimate_kl,
@@ -19,7 +20,6 @@ from strop.algorithms.kl import (
 from strop.algorithms.losses.policy_losses import clip_b, clip_v
 from strop.algorithms.losses.policy_objective import weighs_current_policy
 from strop.algorithms.registry import compute_advantages, make_rollout_algorithm
-from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_gradient import KlEstimator
 from strop.config.schema.trainer import TrainerConfig

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from strop.algorithms.algorithm import RolloutBatch
 from strop.algorithms.losses.value_losses import ValueLoss, explained_variance
 from strop.algorithms.process_rewards import implicit_rewards
 from strop.algorithms.registry import ProcessRewardLossSpec
-from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.policy_gradient import CriticConfig, ProcessRewardConfig
 from strop.config.schema.run import Run
 from strop.errors import RewardError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from strop.algorithms.group_choice import has_reward_variance
+from strop.algorithms.algorithm import has_reward_variance
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_gradient import DynamicSamplingConfig, OversamplingConfig
 from strop.config.schema.run import Run

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from strop.algorithms.group_choice import has_reward_variance
+from strop.algorithms.algorithm import has_reward_variance
 from strop.protocols import InferenceEngine
 from strop.reward_comparison import reaches
 from strop.types import FailureCause, Rollout, RolloutGroup

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from strop.data.images import values
+from strop.data.images import prompt_images as values
+from strop.data.images.prompt_images import image_bytes
 from strop.data.images.store import ImageStore
-from strop.data.images.values import image_bytes
 from strop.errors import DataError
 from tests.data.images.pictures import encoded, prompt_images
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.config.schema.reward import SandboxConfig, SandboxFusionConfig
-from strop.rewards.builtin.code import DEFAULT_SANDBOX, run_tests
-from strop.rewards.code.cases import CodeTest, code_tests
+from strop.rewards.builtin.code import DEFAULT_SANDBOX, CodeTest, code_tests, run_tests
 from strop.sandbox.protocol import Program, ProgramResult
 from strop.sandbox.registry import open_sandbox
 from strop.workers.json_text import parse_json

@@ -1,1 +1,0 @@
-"""Programs in responses, and their tests, for the built-in reward `code`."""
