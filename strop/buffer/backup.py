@@ -79,23 +79,23 @@ class NoBackup:
     """A `Backup` that stores nothing."""
 
     def restore(self) -> BackupContents:
-        """See `Backup`. Always empty."""
+        """Always empty."""
         return BackupContents()
 
     def put(self, group: ExperienceGroup) -> None:
-        """See `Backup`. Does nothing."""
+        """Does nothing."""
 
     def record_uses(self, uses: Sequence[GroupUse]) -> None:
-        """See `Backup`. Does nothing."""
+        """Does nothing."""
 
     def record_done(self, ids: Sequence[str]) -> None:
-        """See `Backup`. Does nothing."""
+        """Does nothing."""
 
     def record_writers(self, states: Mapping[str, bool]) -> None:
-        """See `Backup`. Does nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """See `Backup`. Does nothing."""
+        """Does nothing."""
 
 
 def open_backup(path: Path) -> Backup:
@@ -160,7 +160,6 @@ class SqliteBackup:
             )
 
     def restore(self) -> BackupContents:
-        """See `Backup`."""
         kept = "SELECT content, uses FROM groups WHERE content IS NOT NULL ORDER BY number"
         with _storage_errors(self._path):
             rows = self._connection.execute(kept).fetchall()
@@ -177,33 +176,32 @@ class SqliteBackup:
         return BackupContents(groups, frozenset(id for (id,) in done), states)
 
     def put(self, group: ExperienceGroup) -> None:
-        """See `Backup`. Inserts a row."""
+        """Inserts a row."""
         with _storage_errors(self._path):
             self._connection.execute(
                 "INSERT INTO groups (id, content) VALUES (?, ?)", (group.id, encode(group))
             )
 
     def record_uses(self, uses: Sequence[GroupUse]) -> None:
-        """See `Backup`. Never decreases the number of uses."""
+        """Never decreases the number of uses."""
         with self._transaction():
             by_use = [(use, id) for id, use in uses]
             self._connection.executemany("UPDATE groups SET uses = max(uses, ?) WHERE id = ?", by_use)
 
     def record_done(self, ids: Sequence[str]) -> None:
-        """See `Backup`. Deletes the content; SQLite reuses its space."""
+        """Deletes the content; SQLite reuses its space."""
         with self._transaction():
             self._connection.executemany(
                 "UPDATE groups SET content = NULL WHERE id = ?", [(id,) for id in ids]
             )
 
     def record_writers(self, states: Mapping[str, bool]) -> None:
-        """See `Backup`. Replaces the rows of all writers."""
+        """Replaces the rows of all writers."""
         with self._transaction():
             self._connection.execute("DELETE FROM writers")
             self._connection.executemany("INSERT INTO writers (name, finished) VALUES (?, ?)", states.items())
 
     def close(self) -> None:
-        """See `Backup`."""
         self._connection.close()
         self._lock.release()
 
@@ -229,27 +227,25 @@ class JsonLinesBackup:
         self._lines = AppendFile(path)
 
     def restore(self) -> BackupContents:
-        """See `Backup`."""
         return self._read()
 
     def put(self, group: ExperienceGroup) -> None:
-        """See `Backup`. Appends a line with the group."""
+        """Appends a line with the group."""
         self._write(_put_line(group))
 
     def record_uses(self, uses: Sequence[GroupUse]) -> None:
-        """See `Backup`. Appends a line with the ids and their uses."""
+        """Appends a line with the ids and their uses."""
         self._write(json.dumps({"used": dict(uses)}) + "\n")
 
     def record_done(self, ids: Sequence[str]) -> None:
-        """See `Backup`. Appends a line with the ids."""
+        """Appends a line with the ids."""
         self._write(json.dumps({"done": list(ids)}) + "\n")
 
     def record_writers(self, states: Mapping[str, bool]) -> None:
-        """See `Backup`. Appends a line with all writers."""
+        """Appends a line with all writers."""
         self._write(json.dumps({"writers": dict(states)}) + "\n")
 
     def close(self) -> None:
-        """See `Backup`."""
         self._lines.close()
         self._lock.release()
 

@@ -60,7 +60,6 @@ class FileBuffer:
         self._ids = self._done | {group.id for file in self._files() for group in _read(file)}
 
     def put(self, groups: Sequence[ExperienceGroup]) -> None:
-        """See `strop.protocols.Buffer`."""
         with self._lock:
             if self._finished:
                 raise StoreError("Groups cannot be put into a buffer after `finish` was called on it.")
@@ -73,7 +72,6 @@ class FileBuffer:
             self._lock.notify_all()
 
     def take(self, groups: int, *, timeout_seconds: float | None = None) -> list[ExperienceGroup]:
-        """See `strop.protocols.Buffer`."""
         wait = TimedWait(
             self._read_timeout_seconds if timeout_seconds is None else timeout_seconds, self._check
         )
@@ -92,7 +90,6 @@ class FileBuffer:
         return taken
 
     def acknowledge(self, ids: Sequence[str]) -> None:
-        """See `strop.protocols.Buffer`."""
         with self._lock:
             unknown = [id for id in ids if id not in self._leased]
             if unknown:
@@ -103,26 +100,25 @@ class FileBuffer:
             self._leased.difference_update(ids)
 
     def discard(self, ids: Sequence[str]) -> None:
-        """See `strop.protocols.Buffer`."""
         with self._lock:
             self._record_done([id for id in ids if id in self._ids - self._done])
             self._leased.difference_update(ids)
             self._queued = deque(group for group in self._queued if group.id not in self._done)
 
     def finish(self) -> None:
-        """See `strop.protocols.Buffer`. Creates the file `finished`."""
+        """Creates the file `finished`."""
         self._finished = True
         with _storage_errors(self._folder):
             (self._folder / _FINISHED).touch()
 
     def counts(self) -> BufferCounts:
-        """See `strop.protocols.Buffer`. Counts what this process has written and read."""
+        """Counts what this process has written and read."""
         with self._lock:
             queued = len(self._ids - self._leased - self._done)
             return BufferCounts(queued, len(self._leased), len(self._done))
 
     def close(self) -> None:
-        """See `strop.protocols.Buffer`. No file stays open."""
+        """No file stays open."""
 
     def __enter__(self) -> FileBuffer:
         return self

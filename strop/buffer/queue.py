@@ -48,7 +48,6 @@ class QueueBuffer:
         self._check = check
 
     def put(self, groups: Sequence[ExperienceGroup]) -> None:
-        """See `strop.protocols.Buffer`."""
         wait = TimedWait(self._write_timeout_seconds, self._check)
         seconds = 0.0
         while groups:
@@ -67,7 +66,6 @@ class QueueBuffer:
             )
 
     def take(self, groups: int, *, timeout_seconds: float | None = None) -> list[ExperienceGroup]:
-        """See `strop.protocols.Buffer`."""
         require_capacity(groups, self._capacity_groups)
         wait = TimedWait(
             self._read_timeout_seconds if timeout_seconds is None else timeout_seconds, self._check
@@ -82,23 +80,18 @@ class QueueBuffer:
         return [group for group, _ in polled.taken]
 
     def acknowledge(self, ids: Sequence[str]) -> None:
-        """See `strop.protocols.Buffer`."""
         self._store.acknowledge(ids)
 
     def discard(self, ids: Sequence[str]) -> None:
-        """See `strop.protocols.Buffer`."""
         self._store.discard(ids)
 
     def finish(self) -> None:
-        """See `strop.protocols.Buffer`."""
         self._store.finish()
 
     def counts(self) -> BufferCounts:
-        """See `strop.protocols.Buffer`."""
         return self._store.counts()
 
     def close(self) -> None:
-        """See `strop.protocols.Buffer`."""
         self._store.close()
 
     def __enter__(self) -> QueueBuffer:

@@ -78,41 +78,38 @@ class FifoPolicy:
         return len(self._groups)
 
     def ready_count(self) -> int:
-        """See `QueuePolicy`. Every queued group is ready."""
+        """Every queued group is ready."""
         return len(self._groups)
 
     def seconds_until_ready(self) -> float:
-        """See `QueuePolicy`. No group cools down."""
+        """No group cools down."""
         return float("inf")
 
     def is_full(self) -> bool:
-        """See `QueuePolicy`."""
         return len(self._groups) >= self.capacity_groups
 
     def add(self, group: ExperienceGroup, uses: int) -> list[str]:
-        """See `QueuePolicy`. No group is evicted."""
+        """No group is evicted."""
         self._groups.append(group)
         return []
 
     def take(self, groups: int) -> list[TakenGroup]:
-        """See `QueuePolicy`. The oldest groups are taken."""
+        """The oldest groups are taken."""
         return [(self._groups.popleft(), 1) for _ in range(min(groups, len(self._groups)))]
 
     def restore_lease(self, use: GroupUse) -> bool:
-        """See `QueuePolicy`."""
         self.remove(use[:1])
         return True
 
     def is_reusable(self, id: str) -> bool:
-        """See `QueuePolicy`. Each group is taken once."""
+        """Each group is taken once."""
         return False
 
     def remove(self, ids: Collection[str]) -> None:
-        """See `QueuePolicy`."""
         self._groups = deque(group for group in self._groups if group.id not in ids)
 
     def finish(self) -> list[str]:
-        """See `QueuePolicy`. No group would have been reused."""
+        """No group would have been reused."""
         return []
 
 
@@ -169,21 +166,20 @@ class PriorityPolicy:
         return len(self._entries)
 
     def ready_count(self) -> int:
-        """See `QueuePolicy`. Groups that cool down are not ready."""
+        """Groups that cool down are not ready."""
         return len(self._ready_entries())
 
     def seconds_until_ready(self) -> float:
-        """See `QueuePolicy`."""
         now = self._clock()
         cooling = (entry.ready_at - now for entry in self._entries.values() if entry.ready_at > now)
         return min(cooling, default=float("inf"))
 
     def is_full(self) -> bool:
-        """See `QueuePolicy`. Never: a group is evicted instead."""
+        """Never: a group is evicted instead."""
         return False
 
     def add(self, group: ExperienceGroup, uses: int) -> list[str]:
-        """See `QueuePolicy`. A group that was used before cools down first."""
+        """A group that was used before cools down first."""
         self._added += 1
         cooldown = (self._cooldown_seconds or 0.0) if uses else 0.0
         ready_at = self._clock() + cooldown
@@ -197,12 +193,12 @@ class PriorityPolicy:
         return [lowest.group.id]
 
     def take(self, groups: int) -> list[TakenGroup]:
-        """See `QueuePolicy`. The groups of highest priority are taken, and counted as used once more."""
+        """The groups of highest priority are taken, and counted as used once more."""
         taken = heapq.nlargest(groups, self._ready_entries(), key=lambda entry: entry.rank)
         return [(entry.group, self._record_use(entry, entry.uses + 1)) for entry in taken]
 
     def restore_lease(self, use: GroupUse) -> bool:
-        """See `QueuePolicy`. The group cools down as if it had been taken now."""
+        """The group cools down as if it had been taken now."""
         entry = self._entries[use[0]]
         if self._cooldown_seconds is not None and entry.uses >= use[1]:
             return False
@@ -210,16 +206,14 @@ class PriorityPolicy:
         return True
 
     def is_reusable(self, id: str) -> bool:
-        """See `QueuePolicy`."""
         return id in self._entries
 
     def remove(self, ids: Collection[str]) -> None:
-        """See `QueuePolicy`."""
         for id in ids:
             self._entries.pop(id, None)
 
     def finish(self) -> list[str]:
-        """See `QueuePolicy`. Groups that are ready stay queued."""
+        """Groups that are ready stay queued."""
         self._cooldown_seconds = None
         ready = {entry.group.id for entry in self._ready_entries()}
         cooling = [id for id in self._entries if id not in ready]

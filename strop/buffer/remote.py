@@ -192,7 +192,6 @@ class RemoteStore:
         self._request({"do": "counts"})
 
     def put(self, groups: Sequence[ExperienceGroup], seconds: float) -> int:
-        """See `GroupStore`."""
         if self._finished:
             raise StoreError("Groups cannot be put into a buffer after `finish` was called on it.")
         sent = groups[: 1 if seconds else _GROUPS_PER_REQUEST]
@@ -201,7 +200,6 @@ class RemoteStore:
         return int(reply["put"])
 
     def take(self, groups: int, seconds: float, *, require_all: bool) -> PollResult:
-        """See `GroupStore`."""
         request = {"do": "take", "count": groups, "seconds": seconds, "require_all": require_all}
         while True:
             reply, contents, session = self._request(request)
@@ -215,7 +213,6 @@ class RemoteStore:
             # Another thread has joined again meanwhile and did not list these groups: they were queued again.
 
     def acknowledge(self, ids: Sequence[str]) -> None:
-        """See `strop.protocols.Buffer`."""
         with self._lock:
             uses = self._leases.oldest(ids)
         self._request({"do": "acknowledge", "uses": uses})
@@ -223,22 +220,19 @@ class RemoteStore:
             self._leases.remove(uses)
 
     def discard(self, ids: Sequence[str]) -> None:
-        """See `strop.protocols.Buffer`."""
         self._request({"do": "discard", "ids": list(ids)})
         with self._lock:
             self._leases.remove(self._leases.newest(set(ids)))
 
     def finish(self) -> None:
-        """See `strop.protocols.Buffer`."""
         self._finished = True
         self._request({"do": "finish"})
 
     def counts(self) -> BufferCounts:
-        """See `strop.protocols.Buffer`."""
         return BufferCounts(*self._request({"do": "counts"})[0]["counts"])
 
     def close(self) -> None:
-        """See `strop.protocols.Buffer`. Does not wait for a buffer process that has ended."""
+        """Does not wait for a buffer process that has ended."""
         if self._closed:
             return
         self._closed = True

@@ -82,7 +82,10 @@ class PollResult:
 
 
 class GroupStore(Protocol):
-    """A queue's contents, in this process or another. No call waits longer than the seconds it is given."""
+    """A queue's contents, in this process or another. No call waits longer than the seconds it is given.
+
+    Methods without a docstring are those of `Buffer`.
+    """
 
     def put(self, groups: Sequence[ExperienceGroup], seconds: float) -> int:
         """Store the groups for which there is capacity; returns how many of the first ones are stored, now or
@@ -93,25 +96,15 @@ class GroupStore(Protocol):
         """Lease this many groups. If fewer are ready, lease none with `require_all`, else those."""
         ...
 
-    def acknowledge(self, ids: Sequence[str]) -> None:
-        """See `strop.protocols.Buffer`."""
-        ...
+    def acknowledge(self, ids: Sequence[str]) -> None: ...
 
-    def discard(self, ids: Sequence[str]) -> None:
-        """See `strop.protocols.Buffer`."""
-        ...
+    def discard(self, ids: Sequence[str]) -> None: ...
 
-    def finish(self) -> None:
-        """See `strop.protocols.Buffer`."""
-        ...
+    def finish(self) -> None: ...
 
-    def counts(self) -> BufferCounts:
-        """See `strop.protocols.Buffer`."""
-        ...
+    def counts(self) -> BufferCounts: ...
 
-    def close(self) -> None:
-        """See `strop.protocols.Buffer`."""
-        ...
+    def close(self) -> None: ...
 
 
 class InMemoryStore:
@@ -144,7 +137,6 @@ class InMemoryStore:
             self._changed.notify_all()
 
     def put(self, groups: Sequence[ExperienceGroup], seconds: float) -> int:
-        """See `GroupStore`."""
         with self._changed:
             self._require_writing()
             if self._policy.is_full() and not self._is_known(groups[0].id):
@@ -169,7 +161,6 @@ class InMemoryStore:
             )
 
     def take(self, groups: int, seconds: float, *, require_all: bool) -> PollResult:
-        """See `GroupStore`."""
         with self._changed:
             self.wait_until_ready(groups, seconds)
             self._require_open()
@@ -182,7 +173,6 @@ class InMemoryStore:
             return PollResult(taken, ready, self._finished)
 
     def acknowledge(self, ids: Sequence[str]) -> None:
-        """See `strop.protocols.Buffer`."""
         with self._changed:
             self._require_open()
             self.acknowledge_uses(self._leases.oldest(ids))
@@ -198,7 +188,6 @@ class InMemoryStore:
             self._drop([id for id, _ in fresh if not self._policy.is_reusable(id)])
 
     def discard(self, ids: Sequence[str]) -> None:
-        """See `strop.protocols.Buffer`."""
         with self._changed:
             self._require_open()
             held = self._held.intersection(ids)
@@ -208,7 +197,6 @@ class InMemoryStore:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """See `strop.protocols.Buffer`."""
         with self._changed:
             self._finished = True
             self._drop([id for id in self._policy.finish() if id not in self._leases])
@@ -226,13 +214,11 @@ class InMemoryStore:
                 self._finished = False
 
     def counts(self) -> BufferCounts:
-        """See `strop.protocols.Buffer`."""
         with self._changed:
             done = len(self._done) - self._evicted
             return BufferCounts(len(self._policy), len(self._leases), done, self._evicted)
 
     def close(self) -> None:
-        """See `strop.protocols.Buffer`."""
         with self._changed:
             if not self._closed:
                 self._closed = True

@@ -117,7 +117,6 @@ class LocalSandbox:
         )
 
     def run(self, program: Program, timeout_seconds: float) -> ProgramResult:
-        """See `Sandbox`."""
         level, result = self._run(program, min(timeout_seconds, self._config.timeout_seconds))
         if level < self.level:
             raise SandboxError(

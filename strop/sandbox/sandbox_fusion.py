@@ -71,7 +71,7 @@ class SandboxFusion:
         self._config = config
 
     def run(self, program: Program, timeout_seconds: float) -> ProgramResult:
-        """See `Sandbox`. The server's queue and repeated requests take part of `timeout_seconds`."""
+        """The server's queue and repeated requests take part of `timeout_seconds`."""
         end_file = f"strop-{secrets.token_hex(16)}"
         limit = min(timeout_seconds, self._config.timeout_seconds)
         answer = self._answer(

@@ -165,11 +165,9 @@ class AgentWorker:
         self._send("start", pickle.dumps((name, serve)))
 
     def send(self, message: object) -> None:
-        """See `Worker`."""
         self._send("message", pickle.dumps(message))
 
     def receive(self) -> Any:
-        """See `Worker`."""
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._death)
             if self._messages:
@@ -177,24 +175,22 @@ class AgentWorker:
             raise self._died()
 
     def poll(self, seconds: float) -> bool:
-        """See `Worker`."""
         with self._changed:
             return bool(self._changed.wait_for(lambda: self._messages or self._death, seconds))
 
     def silent_seconds(self) -> float:
-        """See `Worker`."""
         with self._changed:
             if self._death is not None:
                 raise self._died()
             return self._silent_seconds + max(0.0, time.monotonic() - self._heard - _BEAT_SECONDS)
 
     def kill(self) -> None:
-        """See `Worker`. A worker whose node is lost is killed by its agent, once that misses this process."""
+        """A worker whose node is lost is killed by its agent, once that misses this process."""
         with suppress(WorkerDiedError):
             self._send("kill", b"")
 
     def last_output(self) -> str:
-        """See `Worker`. The launcher of the agent has its output."""
+        """The launcher of the agent has its output."""
         return ""
 
     @property

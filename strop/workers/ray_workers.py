@@ -133,11 +133,9 @@ class RayWorker:
         self._ping_lock = Lock()
 
     def send(self, message: object) -> None:
-        """See `Worker`."""
         self._get(self._actor.put.remote(message))
 
     def receive(self) -> Any:
-        """See `Worker`."""
         message = self._get(self._request_next())
         self._pending_reference = None
         if isinstance(message, _WorkerExited):
@@ -145,7 +143,6 @@ class RayWorker:
         return message
 
     def poll(self, seconds: float) -> bool:
-        """See `Worker`."""
         wait = TimedWait(seconds)
         while not self._ray.wait([self._request_next()], timeout=min(_LOOK_SECONDS, wait.remaining_seconds))[
             0
@@ -157,7 +154,6 @@ class RayWorker:
         return True
 
     def silent_seconds(self) -> float:
-        """See `Worker`."""
         if (lost := self._node_loss()) is not None:
             raise lost
         with self._ping_lock:
@@ -169,11 +165,9 @@ class RayWorker:
         return self._silence.look(heard=heard)
 
     def kill(self) -> None:
-        """See `Worker`."""
         self._ray.kill(self._actor)
 
     def last_output(self) -> str:
-        """See `Worker`."""
         return "" if self._log is None else self._log.last_output(self.name)
 
     def _request_next(self) -> Any:

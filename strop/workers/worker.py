@@ -141,7 +141,6 @@ class LocalWorker:
         self.send(serve)
 
     def send(self, message: object) -> None:
-        """See `Worker`."""
         self.send_bytes(pickle.dumps(message))
 
     def send_bytes(self, message: bytes) -> None:
@@ -152,7 +151,6 @@ class LocalWorker:
             raise self._died() from None
 
     def receive(self) -> Any:
-        """See `Worker`."""
         return pickle.loads(self.receive_bytes())
 
     def receive_bytes(self) -> bytes:
@@ -163,17 +161,15 @@ class LocalWorker:
             raise self._died() from None
 
     def poll(self, seconds: float) -> bool:
-        """See `Worker`."""
         return self._connection.poll(seconds)
 
     def silent_seconds(self) -> float:
-        """See `Worker`."""
         if self._process.poll() is not None:
             raise self._died()
         return self._silence.look(heard=bool(self._heartbeats.read(_PIPE_BYTES)))
 
     def kill(self) -> None:
-        """See `Worker`. Ends the processes that it started, too.
+        """End the process, with those that it started.
 
         The pipe stays open until this object is deleted: another thread may still wait in `receive`, and gets
         WorkerDiedError there.
@@ -182,7 +178,6 @@ class LocalWorker:
         self._process.wait()
 
     def last_output(self) -> str:
-        """See `Worker`."""
         return last_lines(self._log)
 
     def _end_group(self) -> None:

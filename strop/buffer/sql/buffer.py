@@ -75,7 +75,6 @@ class SqlBuffer:
             raise
 
     def put(self, groups: Sequence[ExperienceGroup]) -> None:
-        """See `strop.protocols.Buffer`."""
         if self._finished:
             raise StoreError(f"Groups cannot be put into the {self} after `finish` was called on it.")
         self._member.require_active()
@@ -94,7 +93,6 @@ class SqlBuffer:
                 wait.sleep(f"free capacity in the {self}", next(pauses))
 
     def take(self, groups: int, *, timeout_seconds: float | None = None) -> list[ExperienceGroup]:
-        """See `strop.protocols.Buffer`."""
         require_capacity(groups, self._section.capacity_groups)
         limit = self._section.read_timeout_seconds if timeout_seconds is None else timeout_seconds
         wait = TimedWait(limit, self._check)
@@ -112,7 +110,6 @@ class SqlBuffer:
             raise StoreError(f"A group of the {self} is damaged: {error} {DAMAGED_HINT}") from error
 
     def acknowledge(self, ids: Sequence[str]) -> None:
-        """See `strop.protocols.Buffer`."""
         session = self._member.session
         done = self._database.run(lambda connection: self._rows.acknowledge(connection, ids, session))
         if done < len(set(ids)):
@@ -124,16 +121,13 @@ class SqlBuffer:
             )
 
     def discard(self, ids: Sequence[str]) -> None:
-        """See `strop.protocols.Buffer`."""
         self._database.run(partial(self._discard, ids=ids))
 
     def finish(self) -> None:
-        """See `strop.protocols.Buffer`."""
         self._finished = True
         self._database.run(self._member.finish)
 
     def counts(self) -> BufferCounts:
-        """See `strop.protocols.Buffer`."""
         return self._database.run(self._rows.counts)
 
     def clear(self) -> None:
@@ -141,7 +135,7 @@ class SqlBuffer:
         self._database.run(self._clear)
 
     def close(self) -> None:
-        """See `strop.protocols.Buffer`. If the database cannot be reached, the leases expire."""
+        """If the database cannot be reached, the leases expire."""
         if self._closed:
             return
         self._closed = True

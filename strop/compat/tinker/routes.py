@@ -118,7 +118,6 @@ class TinkerRoutes:
         authenticate: Callable[[web.Request], object],
         admit: Callable[[web.Request], object],
     ) -> None:
-        """See `FurtherRoutes`."""
         from aiohttp import web
 
         def handler(compute: Callable[[web.Request, bytes], Awaitable[Result]]) -> Any:
