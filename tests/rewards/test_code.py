@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from strop.compat.verl.scorers.code import (
+from strop.compat.verl.scorers import (
     _are_close,
     _cases,
     after_python_fence,

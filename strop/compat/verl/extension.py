@@ -32,14 +32,14 @@ REWARD_BY_SOURCE: dict[str, str] = {
 
 EXTENSION = Extension(
     rewards={
-        "verl_by_source": f"{_SCORERS}.by_source.verl_by_source_reward",
-        "verl_gsm8k": f"{_SCORERS}.math.verl_gsm8k_reward",
-        "verl_math": f"{_SCORERS}.math.verl_math_reward",
-        "verl_math_dapo": f"{_SCORERS}.math.verl_math_dapo_reward",
-        "verl_prime_math": f"{_SCORERS}.math.verl_prime_math_reward",
-        "verl_geometry3k": f"{_SCORERS}.math.verl_geometry3k_reward",
-        "verl_search_qa": f"{_SCORERS}.search_qa.verl_search_qa_reward",
-        "verl_code": f"{_SCORERS}.code.verl_code_reward",
+        "verl_by_source": f"{_SCORERS}.verl_by_source_reward",
+        "verl_gsm8k": f"{_SCORERS}.verl_gsm8k_reward",
+        "verl_math": f"{_SCORERS}.verl_math_reward",
+        "verl_math_dapo": f"{_SCORERS}.verl_math_dapo_reward",
+        "verl_prime_math": f"{_SCORERS}.verl_prime_math_reward",
+        "verl_geometry3k": f"{_SCORERS}.verl_geometry3k_reward",
+        "verl_search_qa": f"{_SCORERS}.verl_search_qa_reward",
+        "verl_code": f"{_SCORERS}.verl_code_reward",
     },
     sources={"verl_by_source": REWARD_BY_SOURCE},
     own_reward="custom_reward_function.path and .name",

@@ -1,1 +1,0 @@
-"""verl's scorers, with their extraction rules and values."""
