@@ -56,7 +56,7 @@ class FirstRun:
         every = counted(max(1, self.steps // 5), "step")
         return (
             f"# yaml-language-server: $schema={SCHEMA}\n"
-            f"project: {yaml_value(_stem(self.train))}\n"
+            f"project: {yaml_value(Path(self.train).stem or 'strop')}\n"
             "name: first\n"
             "seed: 1\n"
             "model:\n"
@@ -97,7 +97,3 @@ class FirstRun:
 def yaml_value(text: str) -> str:
     """A text as a YAML value inside a flow mapping."""
     return yaml.safe_dump([text], default_flow_style=True).strip()[1:-1]
-
-
-def _stem(path: str) -> str:
-    return Path(path).stem or "strop"

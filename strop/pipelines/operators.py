@@ -218,7 +218,11 @@ class LengthReward:
     correct_reward: float
 
     def __call__(self, group: RolloutGroup) -> RolloutGroup:
-        lengths = {r.index: _response_tokens(r) for r in group.rollouts if r.reward is not None}
+        lengths = {
+            r.index: sum(len(turn.completion_ids) for turn in r.turns)
+            for r in group.rollouts
+            if r.reward is not None
+        }
         if len(set(lengths.values())) < 2:
             return group
         shortest, longest = min(lengths.values()), max(lengths.values())
@@ -266,10 +270,6 @@ def _dissimilarity(index: int, grams: Mapping[int, frozenset[tuple[str, ...]]]) 
     own = grams[index]
     similar = [len(own & other) / len(own | other) for key, other in grams.items() if key != index]
     return 1 - sum(similar) / len(similar)
-
-
-def _response_tokens(rollout: Rollout) -> int:
-    return sum(len(turn.completion_ids) for turn in rollout.turns)
 
 
 class ReplySampler(Protocol):

@@ -180,7 +180,7 @@ def _rows(step: int, group: RolloutGroup, decode: DecodePrompt | None) -> Iterat
             "status": rollout.status,
             "error": None if rollout.error is None else safe_text(rollout.error),
             "turns": len(rollout.turns),
-            "response_tokens": _response_tokens(rollout),
+            "response_tokens": sum(len(turn.completion_ids) for turn in rollout.turns),
             "versions": list(rollout.versions),
             "images": _images(task, rollout),
             "model_prompt": model_prompt(rollout),
@@ -202,10 +202,6 @@ def _images(task: Task, rollout: Rollout) -> list[str]:
     """Names of the prompt's images, then of those that later turns brought, each once."""
     media = itertools.chain(task.media, *(turn.media for turn in rollout.turns))
     return list(dict.fromkeys(image.path.name for image in media))
-
-
-def _response_tokens(rollout: Rollout) -> int:
-    return sum(len(turn.completion_ids) for turn in rollout.turns)
 
 
 def _as_text(value: Any) -> str:

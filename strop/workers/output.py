@@ -197,16 +197,14 @@ def _replaced_streams() -> Iterator[None]:
 
 
 def _writes_to(stream: object, descriptor: int) -> bool:
-    if not isinstance(stream, io.TextIOWrapper) or isinstance(_raw(stream), _Descriptor):
+    if not isinstance(stream, io.TextIOWrapper) or isinstance(
+        getattr(stream.buffer, "raw", stream.buffer), _Descriptor
+    ):
         return False
     try:
         return stream.fileno() == descriptor
     except (OSError, ValueError):
         return False
-
-
-def _raw(stream: io.TextIOWrapper) -> object:
-    return getattr(stream.buffer, "raw", stream.buffer)
 
 
 def _stream_like(stream: io.TextIOWrapper, descriptor: int) -> io.TextIOWrapper:

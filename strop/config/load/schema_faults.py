@@ -178,7 +178,11 @@ def schema_faults(
     for detail in error.errors():
         keys = _keys(detail, values)
         faults.setdefault(keys, [*_faults(detail, keys, values, tree, origin, key_owner)])
-    inner = [keys for keys in faults if not any(_inside(other, keys) for other in faults)]
+    inner = [
+        keys
+        for keys in faults
+        if not any((len(other) > len(keys) and other[: len(keys)] == keys) for other in faults)
+    ]
     return [fault for keys in inner for fault in faults[keys]]
 
 
@@ -300,10 +304,6 @@ def _type_above(keys: KeyPath, values: Any) -> str:
     depths = range(len(keys) - 1, 0, -1)
     kinds = (kind for depth in depths for kind in section_types_at(keys[:depth], values))
     return next(str(kind.model_fields["type"].default) for kind in kinds if "type" in kind.model_fields)
-
-
-def _inside(keys: KeyPath, outer: KeyPath) -> bool:
-    return len(keys) > len(outer) and keys[: len(outer)] == outer
 
 
 def _keys(detail: ErrorDetails, values: Any) -> KeyPath:
