@@ -181,7 +181,7 @@ def schema_faults(
     inner = [
         keys
         for keys in faults
-        if not any((len(other) > len(keys) and other[: len(keys)] == keys) for other in faults)
+        if not any(len(other) > len(keys) and other[: len(keys)] == keys for other in faults)
     ]
     return [fault for keys in inner for fault in faults[keys]]
 
