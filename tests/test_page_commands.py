@@ -142,7 +142,7 @@ BEFORE = {
     "service.md": ["strop train run.yaml project=sums name=grpo"],
 }
 """Commands that the text of a page presupposes."""
-ANSWERS = {"strop init": "model\ngsm8k.jsonl\nexact\n\n\n", "strop chat": "1+1=\n/quit\n"}
+ANSWERS = {"strop init": "model\ngsm8k.jsonl\nexact\ntest.jsonl\n\n", "strop chat": "1+1=\n/quit\n"}
 """Lines that are typed, by the beginning of the command."""
 
 
