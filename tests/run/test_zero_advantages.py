@@ -105,7 +105,8 @@ def updated(
 
 
 def close(first: PolicyEngine, second: PolicyEngine) -> None:
-    torch.testing.assert_close(weights(first.policy), weights(second.policy), rtol=1e-4, atol=1e-5)
+    """Up to rounding: AdamW divides a gradient near zero by its own size, and processors add in other orders."""
+    torch.testing.assert_close(weights(first.policy), weights(second.policy), rtol=1e-4, atol=5e-5)
 
 
 @pytest.mark.parametrize("algorithm", LOSSES.values(), ids=LOSSES)
