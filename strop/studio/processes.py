@@ -21,7 +21,15 @@ from datetime import datetime
 from pathlib import Path
 
 from strop.errors import RunFolderError
+from strop.workers.child_process import (
+    ChildProcess,
+    child_environment,
+    fork_module,
+    module_path,
+    prepare_imports,
+)
 from strop.workers.files import atomic_write, is_regular, open_regular
+from strop.workers.fork_server import ForkRequest, fork_server
 from strop.workers.json_text import parse_json
 from strop.workers.process_birth import is_running, process_birth, signal_process
 
@@ -29,7 +37,11 @@ _LOGS = ".studio"
 """Folder in a run folder for the console output."""
 _LOG_BYTES = 200_000
 """Size of the end of a log that is shown."""
-_children: list[subprocess.Popen[bytes]] = []
+_ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}
+"""Variables of every process that Studio starts, so that all are forks of one server."""
+_IMPORTS = ("strop.cli.main", "strop.run.entry.explore", "strop.run.entry.train")
+"""With torch and transformers."""
+_children: list[ChildProcess] = []
 _children_lock = threading.Lock()
 """Held during a start, so that two requests do not start one run twice."""
 
@@ -89,15 +101,7 @@ def start_process(
             run_folder.mkdir(mode=mode, exist_ok=True)
             (run_folder / _LOGS).mkdir(exist_ok=True)
             with (run_folder / _LOGS / name).open("ab") as log:
-                child = subprocess.Popen(
-                    [sys.executable, "-m", "strop", *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd=cwd,
-                    start_new_session=True,
-                    env=os.environ | {"PYTHONUNBUFFERED": "1"},
-                )
+                child = start_strop(arguments, cwd=cwd, stdout=log.fileno(), stderr=subprocess.STDOUT)
         except OSError as error:
             raise RunFolderError(
                 f"The run cannot be started in {run_folder}: {error.strerror or error}. Set `output` to a writable "
@@ -117,6 +121,48 @@ def start_process(
                 "XDG_STATE_HOME to a writable folder of yours, and start Studio again."
             ) from error
     return started
+
+
+def prepare_processes() -> None:
+    """Let the fork server begin with the imports of processes that will start soon."""
+    prepare_imports(_IMPORTS, **_ENVIRONMENT)
+
+
+def start_strop(
+    arguments: Sequence[str],
+    *,
+    cwd: str,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> ChildProcess:
+    """Start `python -m strop arguments...` in a folder and a session of its own, as a fork of the fork server, which
+    has torch loaded, or as a new interpreter on platforms without one."""
+    server = fork_server(child_environment(**_ENVIRONMENT))
+    if server is not None:
+        request = ForkRequest(
+            "strop",
+            arguments,
+            _IMPORTS,
+            os.environ | _ENVIRONMENT,
+            [cwd, *module_path()],
+            cwd,
+            [0, 1, 2],
+            has_children=True,
+            outlives_server=True,
+        )
+        forked = fork_module(server, request, (), stdin, stdout, stderr)
+        if forked is not None:
+            return forked
+    return subprocess.Popen(
+        [sys.executable, "-m", "strop", *arguments],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        cwd=cwd,
+        start_new_session=True,
+        env=os.environ | _ENVIRONMENT,
+    )
 
 
 def started_process(run_folder: Path, job: str = "") -> StartedProcess | None:

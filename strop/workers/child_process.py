@@ -77,9 +77,10 @@ def start_module(
     return spawn_module(module, *arguments, pass_fds=pass_fds, stdin=stdin, stdout=stdout, stderr=stderr)
 
 
-def prepare_imports(modules: Sequence[str]) -> None:
-    """Let the fork server, where there is one, begin to import modules for children that will start soon."""
-    environment = child_environment()
+def prepare_imports(modules: Sequence[str], **more: str) -> None:
+    """Let the fork server, where there is one, begin to import modules for children that will start soon; `more` are
+    their variables that this process does not have."""
+    environment = child_environment(**more)
     server = fork_server(environment)
     if server is not None:
         server.prepare(ForkRequest("", (), modules, environment, module_path(), str(Path.cwd()), ()))

@@ -67,14 +67,17 @@ class ForkRequest:
     """Numbers, in the child, of the file descriptors that are sent with the request."""
     has_children: bool = False
     """Whether the child gets a fork server of its own, a fork of this one, for children that it starts."""
+    outlives_server: bool = False
+    """Whether the child goes on where the server is killed; its exit code is unknown then."""
 
 
 class ForkedProcess:
     """A child of the fork server, with the methods of `subprocess.Popen`. Any thread may call them."""
 
-    def __init__(self, pid: int, status: socket.socket) -> None:
+    def __init__(self, pid: int, status: socket.socket, *, outlives_server: bool = False) -> None:
         """`status` is the connection on which the server reports the exit code."""
         self.pid = pid
+        self._outlives_server = outlives_server
         self.returncode: int | None = None
         self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
@@ -129,8 +132,9 @@ class ForkedProcess:
         code = receive_number(self._status)
         if code is not None:
             return code
-        with contextlib.suppress(ProcessLookupError):  # the server was killed, and cannot report a later end
-            os.killpg(self.pid, signal.SIGKILL)
+        if not self._outlives_server:  # the server was killed, and cannot report a later end
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
         return -signal.SIGKILL
 
 
@@ -190,7 +194,7 @@ class ForkServer:
         if not pid:
             status.close()
             return None
-        return ForkedProcess(pid, status)
+        return ForkedProcess(pid, status, outlives_server=request.outlives_server)
 
     def prepare(self, request: ForkRequest) -> None:
         """Begin with the imports of a request without a main module."""

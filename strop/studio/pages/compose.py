@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ from strop.studio.fields import FormField, FormSection, all_fields, run_file_sec
 from strop.studio.files import default_name, digest, document_name, open_file, save_file
 from strop.studio.planning import plan_for
 from strop.studio.preferences import pairs_run_file, preference_file, read_preferences
-from strop.studio.processes import start_process
+from strop.studio.processes import prepare_processes, start_process, start_strop
 from strop.studio.questions import asked_questions, question_section, value_at
 from strop.studio.rendering import html, render, url
 from strop.studio.requests import cache_of, json_action, name_of, run_path, settings_of, text_in
@@ -73,6 +72,7 @@ def _first_run() -> FirstRun:
 
 def page(request: Request) -> Response:
     """The page with a new run file, a file (`file=`), that of a run (`run=`), or DPO on preferences (`pairs=`)."""
+    prepare_processes()
     name, known = request.query_params.get("file", ""), ""
     if name:
         text = open_file(name, settings_of(request))
@@ -163,33 +163,28 @@ def complete_check(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="strop-studio-") as folder:
         path = Path(folder) / document_name(text_in(values, "name"))
         path.write_text(text_in(values, "text"), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "strop",
-            "check",
-            str(path),
-            *(["--here"] if values.get("here") else []),
-        ]
+        arguments = ["check", str(path), *(["--here"] if values.get("here") else [])]
         if not _checks.acquire(blocking=False):
             raise ConfigError(f"{_MAX_CHECKS} checks are running; wait for one of them.")
         try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                stdin=subprocess.DEVNULL,
-                timeout=_CHECK_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise ConfigError(
-                f"The check has taken more than {_CHECK_SECONDS:.0f} seconds and was ended. Run strop check."
-            ) from None
+            with tempfile.TemporaryFile() as file:
+                done = start_strop(
+                    arguments, cwd=str(Path.cwd()), stdout=file.fileno(), stderr=subprocess.STDOUT
+                )
+                try:
+                    code = done.wait(_CHECK_SECONDS)
+                except subprocess.TimeoutExpired:
+                    done.kill()
+                    done.wait()
+                    raise ConfigError(
+                        f"The check has taken more than {_CHECK_SECONDS:.0f} seconds and was ended. Run strop check."
+                    ) from None
+                file.seek(0)
+                output = file.read().decode("utf-8", "replace")
         finally:
             _checks.release()
-        output = (done.stdout + done.stderr).decode("utf-8", "replace")
     text = safe_text(output.replace(str(path), text_in(values, "name")))
-    shown = render("compose_check", output=text, can_start=done.returncode == 0)
+    shown = render("compose_check", output=text, can_start=code == 0)
     return {"html": shown, "text": text_in(values, "text")}
 
 
