@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def logged(folder: Path) -> str:
-    """What the last process has written."""
+    """Text that the last process has written."""
     return processes.read_end(processes.log_files(folder)[0])
 
 
