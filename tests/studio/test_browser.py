@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -220,28 +220,79 @@ SCREENS = (
 )
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("page", [{"color_scheme": theme} for theme in ("light", "dark")], indirect=True)
-def test_every_screen_is_accessible_and_fits_a_phone(page: Page, studio: tuple[str, Path]) -> None:
-    """No finding of axe-core that it calls serious or critical."""
-    axe = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+@pytest.fixture
+def screens(page: Page, studio: tuple[str, Path]) -> Callable[[], Iterator[str]]:
+    """Opens each screen in turn, with two recorded runs, and gives its path."""
     if not (studio[1] / "runs/sums/second").exists():
         record_runs(studio[1] / "runs/sums")
         (studio[1] / "plan.yaml").write_text(
             "model: {path: m}\ndata: {train: {path: train.jsonl}}\nreward: exact\n"
         )
-    console, found = page.context.new_cdp_session(page), {}
-    for width in (1280, 420):
-        page.set_viewport_size({"width": width, "height": 900})
+
+    def opened() -> Iterator[str]:
         for path in SCREENS:
             page.goto(re.sub(r"(:\d+/[^/]+)/.*", rf"\1{path}", page.url))
             page.wait_for_load_state("networkidle")
             if path.endswith("plan.yaml"):
                 page.get_by_role("tab", name="Plan").click()
                 expect(page.get_by_text("Memory on")).to_be_visible()
-            console.send(
-                "Runtime.evaluate", {"expression": axe}
-            )  # the pages allow no script of another origin
+            yield path
+
+    return opened
+
+
+_REACHABLE = """() => {
+  const found = [...document.querySelectorAll(
+    "a[href], button, input, select, textarea, summary, [tabindex], [contenteditable=true]")];
+  const shown = found.filter((each) => each.tabIndex >= 0 && !each.disabled && each.type !== "hidden"
+    && each.checkVisibility({visibilityProperty: true}) && each.getClientRects().length);
+  shown.forEach((each, number) => { each.dataset.reach = each.type === "radio" ? `radio ${each.name}` : number; });
+  return Object.fromEntries(shown.map((each) => [each.dataset.reach, each.outerHTML.slice(0, 200)]));
+}"""
+"""Elements that are used by keyboard, by number, with their HTML; the buttons of a radio group are one."""
+_FOCUSED = """async () => {
+  await new Promise(requestAnimationFrame);
+  const element = document.activeElement, frames = [element, element.closest(".cm-editor")].filter(Boolean);
+  const isSeen = frames.map(getComputedStyle).some((style) => style.boxShadow !== "none"
+    || (style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0));
+  return [element.dataset.reach ?? null, isSeen];
+}"""
+"""Number of the element that has the focus, and whether one sees that."""
+
+
+@pytest.mark.nightly
+def test_every_element_of_every_screen_is_reached_by_tab_and_shows_it(
+    page: Page, screens: Callable[[], Iterator[str]]
+) -> None:
+    """Tab goes through a screen without a trap, and each focus is visible."""
+    missed, unseen = {}, {}
+    for path in screens():
+        waiting: dict[str, str] = page.evaluate(_REACHABLE)
+        for _ in range(2 * len(waiting) + 10):
+            page.keyboard.press("Tab")
+            number, is_seen = page.evaluate(_FOCUSED)
+            if number in waiting:
+                html = waiting.pop(number)
+                unseen |= {} if is_seen else {path: html}
+            if not waiting:
+                break
+        missed |= {path: waiting} if waiting else {}
+    assert (missed, unseen) == ({}, {})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", [{"color_scheme": theme} for theme in ("light", "dark")], indirect=True)
+def test_every_screen_is_accessible_and_fits_a_phone(
+    page: Page, screens: Callable[[], Iterator[str]]
+) -> None:
+    """No finding of axe-core that it calls serious or critical."""
+    axe = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    console, found = page.context.new_cdp_session(page), {}
+    for width in (1280, 420):
+        page.set_viewport_size({"width": width, "height": 900})
+        for path in screens():
+            # The pages allow no script of another origin.
+            console.send("Runtime.evaluate", {"expression": axe})
             violations = page.evaluate("axe.run().then((result) => result.violations)")
             bad = [each for each in violations if each["impact"] in ("serious", "critical")]
             found |= {f"{path} at {width}: {each['id']}": each["nodes"][0]["html"] for each in bad}
