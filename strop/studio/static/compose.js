@@ -25,7 +25,7 @@ const request = () => ({
 function ask(path, values, then) {
   pending = pending.then(async () => {
     try {
-      await then(await post(path, { ...request(), ...values() }));
+      await then(await post(path, { ...request(), text: text.send(), ...values() }));
     } catch (error) {
       say(error.message, true);
     }
@@ -34,7 +34,7 @@ function ask(path, values, then) {
 }
 
 function show(answer) {
-  text.value = answer.text;
+  if (text.receive(answer.text)) return;  // What the user has typed meanwhile is checked next.
   text.show(answer.faults.filter((fault) => !fault.is_unanswered));
   markStale();
   if (answer.form !== undefined) replaceForm(answer.form);
