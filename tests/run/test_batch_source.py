@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,20 @@ from tests.buffer.groups import ids, make_group, make_groups
 pytest.importorskip("sqlalchemy")
 
 
-class BufferEnds:
-    """A buffer with an explorer as writer, and readers that may be opened again."""
+class BufferEnds(ExitStack):
+    """A buffer with an explorer as writer, and readers that may be opened again; closes all of them."""
 
     def __init__(self, folder: Path, **values: Any) -> None:
+        super().__init__()
         self.section = TypeAdapter(Section).validate_python({"type": "sql", **values})
         self.folder = folder
         self.shifts: list[int] = []
         self.explorer = self.open("writer", "explorer-0")
 
     def open(self, part: Any, member: str) -> Buffer:
-        return open_buffer(self.section, self.folder, role=part, member_name=member)
+        buffer = open_buffer(self.section, self.folder, role=part, member_name=member)
+        self.callback(buffer.close)
+        return buffer
 
     def source(self, size: int = 3, *, timeout: float = 5.0, oldest: int | None = None) -> ArrivalSource:
         reader = self.open("reader", "trainer")
@@ -49,9 +53,8 @@ class BufferEnds:
 
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[BufferEnds]:
-    made = BufferEnds(tmp_path)
-    yield made
-    made.explorer.close()
+    with BufferEnds(tmp_path) as made:
+        yield made
 
 
 def taken(source: ArrivalSource, step: int) -> tuple[list[str], dict[str, float]] | None:
@@ -104,11 +107,11 @@ def test_stale_groups_are_dropped_and_replaced_by_newer_ones(ends: BufferEnds) -
 
 
 def test_a_lost_explorer_is_an_error(tmp_path: Path) -> None:
-    ends = BufferEnds(tmp_path, lease_seconds=0.3)
-    ends.explorer._member.stop_heartbeat()  # type: ignore[attr-defined]  # as after a kill
-    time.sleep(0.4)
-    with pytest.raises(WritersLostError, match="explorer-0 without a heartbeat"):
-        ends.source(timeout=0.2).next_batch(1)
+    with BufferEnds(tmp_path, lease_seconds=0.3) as ends:
+        ends.explorer._member.stop_heartbeat()  # type: ignore[attr-defined]  # as after a kill
+        time.sleep(0.4)
+        with pytest.raises(WritersLostError, match="explorer-0 without a heartbeat"):
+            ends.source(timeout=0.2).next_batch(1)
 
 
 @pytest.mark.slow
@@ -151,9 +154,8 @@ class TestIncompleteSteps:
 
     @pytest.fixture
     def ends(self, tmp_path: Path) -> Iterator[BufferEnds]:
-        made = BufferEnds(tmp_path, read_timeout_seconds=0.2)
-        yield made
-        made.explorer.close()
+        with BufferEnds(tmp_path, read_timeout_seconds=0.2) as made:
+            yield made
 
     def source(self, ends: BufferEnds) -> StepSource:
         reader = ends.open("reader", "trainer")

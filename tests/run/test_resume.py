@@ -126,7 +126,10 @@ def test_a_run_continues_with_a_changed_setting_if_that_is_said(copied: dict[str
     with pytest.raises(RunFolderError, match="more than --change names"):
         change_configuration(changed.run, ["seed"])
     said = change_configuration(changed.run, ["trainer.optimizer"])
-    assert said == "Changed after step 4: trainer.optimizer.lr was 0.001, is 0.0005."
+    assert said == (
+        "Changed after step 4: trainer.optimizer.lr was 0.001, is 0.0005. The run had finished: no step uses the "
+        "change unless the run is longer now."
+    )
     folder = strop.train(changed).folder
     assert [row.get("lr") for row in rows_of(folder)] == [None, 1e-3, 1e-3, 1e-3, 1e-3, 5e-4]
     first, second = read_sessions(folder)

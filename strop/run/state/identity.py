@@ -29,6 +29,7 @@ from strop.python_rewards import PythonReward, PythonRewards, list_rewards
 from strop.run.state.run_state import RunState
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.lock import lock_run
+from strop.runs.overview import all_finished
 from strop.runs.sessions import record_changes
 from strop.training.checkpoints import checkpoint
 from strop.workers.files import atomic_write
@@ -230,7 +231,9 @@ def change_configuration(run: Run, keys: Sequence[str], reward: PythonRewards | 
                 if each.run_file.is_file():
                     save_resolved(run, each.run_file)
                     save_identity(identities[each], each.path)
-    return f"Changed after step {RunState.load(found).step}: {'; '.join(differences)}."
+    changed = f"Changed after step {RunState.load(found).step}: {'; '.join(differences)}."
+    finished = " The run had finished: no step uses the change unless the run is longer now."
+    return changed + finished * all_finished([folder])
 
 
 def _is_named(field: str, keys: Sequence[str]) -> bool:
