@@ -176,24 +176,13 @@ def test_search_finds_sections_and_fields_of_missing_ones(page: Page) -> None:
     expect(page.locator("#nothing-found")).to_be_visible()
 
 
-OPTIONS = ".cm-tooltip-autocomplete:not(.cm-tooltip-autocomplete-disabled) li"
-"""Completions of the editor, except those shown while newer ones are on their way, which CodeMirror does not accept."""
-
-
-def accept(page: Page) -> None:
-    """Accept the selected completion, which CodeMirror does not within 75 ms of showing it."""
-    page.wait_for_timeout(100)
-    page.locator(OPTIONS).first.wait_for()
-    page.keyboard.press("Enter")
-
-
 def test_what_is_typed_while_the_server_answers_stays(page: Page) -> None:
     """A first check's answer, and that of a field, whose answer changes the text, wait until the user has typed on."""
     requests: list[Route] = []
     page.route(re.compile("/compose/(check|set)$"), lambda route: requests.append(route))
     content = page.get_by_role("textbox", name="Text of the configuration")
 
-    def answer_after(words: str) -> None:
+    def answer_after(words: str = "") -> None:
         while not requests:
             page.wait_for_timeout(10)
         if words:
@@ -204,15 +193,26 @@ def test_what_is_typed_while_the_server_answers_stays(page: Page) -> None:
 
     page.goto(page.url.replace("/runs", "/compose"))
     answer_after("# typed first\n")
-    answer_after("")
+    answer_after()
     path = page.locator('[data-key="model.path"]')
     path.fill("somewhere")
     path.blur()
     answer_after("# typed second\n")
     expect(content).to_contain_text("path: 'somewhere'")
-    answer_after("")
+    answer_after()
     expect(content).to_contain_text("# typed first# typed second")
     expect(path).to_have_value("somewhere")
+
+
+OPTIONS = ".cm-tooltip-autocomplete:not(.cm-tooltip-autocomplete-disabled) li"
+"""Completions of the editor, except those shown while newer ones are on their way, which CodeMirror does not accept."""
+
+
+def accept(page: Page) -> None:
+    """Accept the selected completion, which CodeMirror does not within 75 ms of showing it."""
+    page.wait_for_timeout(100)
+    page.locator(OPTIONS).first.wait_for()
+    page.keyboard.press("Enter")
 
 
 def test_the_editor_completes_keys_and_values_and_marks_faults(page: Page) -> None:

@@ -232,8 +232,9 @@ def change_configuration(run: Run, keys: Sequence[str], reward: PythonRewards | 
                     save_resolved(run, each.run_file)
                     save_identity(identities[each], each.path)
     changed = f"Changed after step {RunState.load(found).step}: {'; '.join(differences)}."
-    finished = " The run had finished: no step uses the change unless the run is longer now."
-    return changed + finished * all_finished([folder])
+    if all_finished([folder]):
+        return f"{changed} The run had finished: no step uses the change unless the run is longer now."
+    return changed
 
 
 def _is_named(field: str, keys: Sequence[str]) -> bool:
