@@ -17,6 +17,11 @@ from strop.inference.native.pending_request import PendingRequest
 from strop.types import SamplingParams
 
 
+_SCORES_AT_ONCE = 1 << 20
+"""Scores of a CPU's rows that are sampled from at once: their 4 MiB stay in the core's cache, and in the heap, while the
+larger tensors of all rows would come from the system at each step, which zeroes their pages."""
+
+
 def apply_repetition_penalty(scores: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> None:
     """Make tokens in `seen` [n, V] bool less likely if the penalty is above 1 (arXiv 1909.05858)."""
     penalized = torch.where(scores < 0, scores * penalty, scores / penalty)
@@ -58,8 +63,8 @@ class RowOption:
 class SamplingMetadata:
     """Sampling options of R rows, rebuilt only when rows change; an option that no row uses is None."""
 
-    temperature: RowOption | None
-    """Temperatures of the rows where it is neither 1 nor 0."""
+    temperature: torch.Tensor | None
+    """[R, 1] Temperatures, 1 for greedy rows; None where all are 1."""
     greedy: torch.Tensor | None
     """[R] bool"""
     all_greedy: bool
@@ -103,8 +108,10 @@ def build_sampling_metadata(samplings: Sequence[SamplingParams], device: torch.d
         return RowOption(torch.tensor(rows, device=device), values[:, None])
 
     greedy = [sampling.temperature == 0 for sampling in samplings]
+    temperatures = [sampling.temperature or 1.0 for sampling in samplings]
+    is_tempered = any(temperature != 1 for temperature in temperatures)
     return SamplingMetadata(
-        temperature=option(lambda s: s.temperature not in (0, 1), lambda s: s.temperature),
+        temperature=torch.tensor(temperatures, device=device)[:, None] if is_tempered else None,
         greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
         all_greedy=all(greedy),
         repetition_penalty=option(lambda s: s.repetition_penalty != 1, lambda s: s.repetition_penalty),
@@ -129,12 +136,9 @@ def sample_tokens(
     `banned` [R, V] bool: tokens that must not be sampled in this step. The order is Hugging Face's: penalty,
     banned tokens, temperature, top-k, top-p, min-p.
     """
-    scores = logits.float()
     if metadata.greedy is None and banned is None and not metadata.has_filters:
-        probabilities = _apply_temperature(scores, metadata).softmax(dim=-1)
-        tokens = invert_cdf(probabilities, uniforms)
-        logprobs = probabilities.gather(1, tokens[:, None])[:, 0].log_()
-        return SampledTokens(tokens, logprobs, logprobs)
+        return _sample_from_softmax(logits, metadata.temperature, uniforms)
+    scores = logits.float()
     policy = _apply_temperature(scores, metadata).log_softmax(dim=-1)
     if metadata.repetition_penalty is not None and seen is not None:
         scores = scores.clone() if scores is logits else scores
@@ -147,6 +151,21 @@ def sample_tokens(
     else:
         tokens, sampled = _sample_filtered(scores, metadata, uniforms)
     return SampledTokens(tokens, sampled, policy.gather(1, tokens[:, None])[:, 0])
+
+
+def _sample_from_softmax(
+    logits: torch.Tensor, temperature: torch.Tensor | None, uniforms: torch.Tensor
+) -> SampledTokens:
+    """Tokens where no option but the temperature applies; on a CPU, of some rows at a time."""
+    size = len(logits) if logits.is_cuda else max(1, _SCORES_AT_ONCE // logits.shape[1])
+    tokens, logprobs = torch.empty_like(uniforms, dtype=torch.int64), torch.empty_like(uniforms)
+    for first in range(0, len(logits), size):
+        rows = slice(first, first + size)
+        scores = logits[rows].float()
+        probabilities = (scores if temperature is None else scores / temperature[rows]).softmax(dim=-1)
+        tokens[rows] = invert_cdf(probabilities, uniforms[rows])
+        logprobs[rows] = probabilities.gather(1, tokens[rows, None])[:, 0].log_()
+    return SampledTokens(tokens, logprobs, logprobs)
 
 
 def invert_cdf(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -198,12 +217,7 @@ def _sample_filtered(
 
 def _apply_temperature(scores: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
     """Scores divided by temperature; the same tensor if every row's temperature is 1 or 0."""
-    option = metadata.temperature
-    if option is None:
-        return scores
-    if len(option.rows) == len(scores):
-        return scores / option.values
-    return scores.index_copy(0, option.rows, scores[option.rows] / option.values)
+    return scores if metadata.temperature is None else scores / metadata.temperature
 
 
 def _apply_to_rows(
