@@ -136,7 +136,7 @@ MicroBatchPlan = tuple[SegmentPlan, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Bundle:
+class Bundle:
     """Experiences, by number in the batch, that share their first `prefix` tokens."""
 
     members: tuple[int, ...]
@@ -144,6 +144,10 @@ class _Bundle:
     """Number of shared tokens; 0 for none."""
     size: int
     """Size in the unit of the limit."""
+    tokens: int
+    """Number of tokens, the shared ones once."""
+    pairs: int
+    """Number of pairs of a token and one that it attends to."""
 
 
 def pack(
@@ -167,12 +171,43 @@ def plan_micro_batches(
     experiences: Sequence[Experience], limit: Amount, *, share_prompts: bool
 ) -> list[MicroBatchPlan]:
     """Which segments of which experiences each micro-batch holds; see `pack`."""
-    bundles = [
-        piece
-        for units, prefix in _shared_prompts(experiences, share_prompts)
-        for piece in _cut(experiences, units, prefix, limit)
-    ]
-    return [tuple(_segments(contents)) for contents in _first_fit_decreasing(bundles, limit)]
+    contents = BundledBatch(experiences, share_prompts=share_prompts).contents(limit)
+    return [plan_of_bundles(bundles) for bundles in contents]
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedPrompt:
+    """Units, longest first, whose experiences share their first `prefix` tokens."""
+
+    prefix: int
+    units: list[_Unit]
+    tokens: list[int]
+    """Tokens of each unit after the shared ones."""
+    pairs: list[int]
+    """Pairs of each of these tokens and one that it attends to."""
+
+
+class BundledBatch:
+    """A batch whose micro-batches are planned for several limits: prompts and lengths are compared once."""
+
+    def __init__(self, experiences: Sequence[Experience], *, share_prompts: bool) -> None:
+        """Without `share_prompts`, every unit has a bundle of its own."""
+        self._prompts: list[_SharedPrompt] = []
+        for units, prefix in _shared_prompts(experiences, share_prompts):
+            lengths = [[len(experiences[member].token_ids) for member in unit] for unit in units]
+            tokens = [sum(own) - prefix * len(own) for own in lengths]
+            pairs = [sum(_pairs(length) - _pairs(prefix) for length in own) for own in lengths]
+            self._prompts.append(_SharedPrompt(prefix, units, tokens, pairs))
+
+    def contents(self, limit: Amount) -> list[list[Bundle]]:
+        """The bundles of each micro-batch of at most `limit`."""
+        bundles = [piece for prompt in self._prompts for piece in _cut(prompt, limit)]
+        return _first_fit_decreasing(bundles, limit)
+
+
+def _pairs(length: int) -> int:
+    """Pairs of a token of a sequence and one that it attends to."""
+    return length * (length + 1) // 2
 
 
 def planned_experiences(plans: Iterable[MicroBatchPlan]) -> list[int]:
@@ -318,32 +353,29 @@ def _shared_prompts(
         yield units, experiences[units[0][0]].prompt_tokens - 1
 
 
-def _cut(
-    experiences: Sequence[Experience], units: Sequence[_Unit], prefix: int, limit: Amount
-) -> Iterator[_Bundle]:
+def _cut(prompt: _SharedPrompt, limit: Amount) -> Iterator[Bundle]:
     """One bundle if it fits into a micro-batch; otherwise the fewest pieces that keep the order."""
-
-    def bundle(piece: list[int], size: int) -> _Bundle:
-        return _Bundle(tuple(piece), prefix if len(piece) > 1 else 0, size)
-
+    prefix = prompt.prefix
+    sizes = prompt.tokens if limit.unit == "tokens" else [len(unit) for unit in prompt.units]
     shared = prefix if limit.unit == "tokens" else 0
-    piece: list[int] = []
-    size = shared
-    for unit in units:
-        own = len(unit)
-        if limit.unit == "tokens":
-            own = sum(len(experiences[member].token_ids) - prefix for member in unit)
-        if piece and size + own > limit.count:
-            yield bundle(piece, size)
-            piece, size = [], shared
-        piece += unit
+
+    def bundle(first: int, end: int, size: int) -> Bundle:
+        members = tuple(member for unit in prompt.units[first:end] for member in unit)
+        tokens, pairs = prefix + sum(prompt.tokens[first:end]), _pairs(prefix) + sum(prompt.pairs[first:end])
+        return Bundle(members, prefix if len(members) > 1 else 0, size, tokens, pairs)
+
+    first, size = 0, shared
+    for number, own in enumerate(sizes):
+        if number > first and size + own > limit.count:
+            yield bundle(first, number, size)
+            first, size = number, shared
         size += own
-    yield bundle(piece, size)
+    yield bundle(first, len(sizes), size)
 
 
-def _first_fit_decreasing(bundles: Iterable[_Bundle], limit: Amount) -> list[list[_Bundle]]:
+def _first_fit_decreasing(bundles: Iterable[Bundle], limit: Amount) -> list[list[Bundle]]:
     """Each bundle, largest first, into the first micro-batch with enough capacity, or into a new one."""
-    contents: list[list[_Bundle]] = []
+    contents: list[list[Bundle]] = []
     capacity: list[float] = []
     for bundle in sorted(bundles, key=lambda b: -b.size):
         index = next((i for i, left in enumerate(capacity) if bundle.size <= left), None)
@@ -356,14 +388,13 @@ def _first_fit_decreasing(bundles: Iterable[_Bundle], limit: Amount) -> list[lis
     return contents
 
 
-def _segments(bundles: Iterable[_Bundle]) -> Iterator[SegmentPlan]:
-    count = 0
+def plan_of_bundles(bundles: Iterable[Bundle]) -> MicroBatchPlan:
+    """The segments of a micro-batch."""
+    segments: list[SegmentPlan] = []
     for bundle in bundles:
         prefix_of = -1
         if bundle.prefix:
-            yield SegmentPlan(bundle.members[0], 0, bundle.prefix, -1)
-            prefix_of = count
-            count += 1
-        for member in bundle.members:
-            yield SegmentPlan(member, bundle.prefix, None, prefix_of)
-            count += 1
+            prefix_of = len(segments)
+            segments.append(SegmentPlan(bundle.members[0], 0, bundle.prefix, -1))
+        segments += (SegmentPlan(member, bundle.prefix, None, prefix_of) for member in bundle.members)
+    return tuple(segments)

@@ -10,7 +10,7 @@ batches of similar cost form a round.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, TypeVar
@@ -21,10 +21,12 @@ from torch import Tensor
 
 from strop.config.units import Amount
 from strop.data.packing import (
+    Bundle,
+    BundledBatch,
     MicroBatchPlan,
     SegmentPlan,
     build_micro_batch,
-    plan_micro_batches,
+    plan_of_bundles,
     planned_experiences,
     renumber,
     unpack_numbered,
@@ -189,22 +191,17 @@ def plan_for_ranks(
     Of several sizes of micro-batches, the one with the least predicted time is taken. The plan depends on prompts,
     lengths and these arguments only.
     """
-    largest = plan_micro_batches(experiences, limit, share_prompts=share_prompts)
+    batch = BundledBatch(experiences, share_prompts=share_prompts)
+    largest = batch.contents(limit)
     if ranks == 1:
-        return list(largest)
+        return [plan_of_bundles(bundles) for bundles in largest]
     rounds = math.ceil(len(largest) / ranks)
-    total = sum(_size(plan, experiences, limit) for plan in largest)
-    even = total / max(1, rounds * ranks)
+    even = _total_size(largest) / max(1, rounds * ranks)
     smaller = sorted({min(limit.count, math.ceil(even * margin)) for margin in _MARGINS})
-    plans = [
-        plan_micro_batches(experiences, Amount(count, limit.unit), share_prompts=share_prompts)
-        for count in smaller
-    ]
-    fitting = [largest, *(plan for plan in plans if len(plan) <= rounds * ranks)]
-    dealt = [_deal(plan, experiences, ranks, hidden_size) for plan in fitting]
-    return min(
-        dealt, key=lambda plan: predicted_time(plan, experiences, ranks=ranks, hidden_size=hidden_size)
-    )
+    contents = [batch.contents(Amount(count, limit.unit)) for count in smaller]
+    fitting = [largest, *(each for each in contents if len(each) <= rounds * ranks)]
+    dealt = [_deal(each, ranks, hidden_size) for each in fitting]
+    return _planned(min(dealt, key=lambda each: each[0])[1])
 
 
 def plan_for_workers(
@@ -219,31 +216,17 @@ def plan_for_workers(
 
     Of several sizes, by which groups are cut too, the one with the least predicted cost of the busiest worker is taken.
     """
-    largest = plan_micro_batches(experiences, limit, share_prompts=share_prompts)
+    batch = BundledBatch(experiences, share_prompts=share_prompts)
+    largest = batch.contents(limit)
     if ranks == 1:
-        return list(largest)
-    total = sum(_size(plan, experiences, limit) for plan in largest)
+        return [plan_of_bundles(bundles) for bundles in largest]
+    total = _total_size(largest)
     sizes = {math.ceil(total * margin / (ranks * part)) for margin in _MARGINS for part in (1, 2, 4)}
     dealt = []
     for count in sorted({limit.count, *(min(size, limit.count) for size in sizes if size)}):
-        plan = plan_micro_batches(experiences, Amount(count, limit.unit), share_prompts=share_prompts)
-        dealt.append(_deal_to_idlest(plan, experiences, ranks, hidden_size))
-    return min(dealt, key=lambda each: each[:2])[2]
-
-
-def _deal_to_idlest(
-    plans: Sequence[MicroBatchPlan], experiences: Sequence[Experience], workers: int, hidden_size: int
-) -> tuple[float, int, RankPlan]:
-    """By falling cost, each micro-batch to the worker with the least so far: the largest cost of a worker, the number
-    of micro-batches, and the plan."""
-    costs = {number: predicted_cost(plan, experiences, hidden_size) for number, plan in enumerate(plans)}
-    totals, shares = [0.0] * workers, [list[MicroBatchPlan]() for _ in range(workers)]
-    for number in sorted(costs, key=lambda number: -costs[number]):
-        idlest = min(range(workers), key=totals.__getitem__)
-        totals[idlest] += costs[number] + _MICRO_BATCH_COST
-        shares[idlest].append(plans[number])
-    rounds = zip_longest(*shares)
-    return max(totals), len(plans), [plan for each in rounds for plan in each]
+        contents = batch.contents(Amount(count, limit.unit))
+        dealt.append(_deal_to_idlest(contents, ranks, hidden_size))
+    return _planned(min(dealt, key=lambda each: each[:2])[2])
 
 
 def rank_costs(
@@ -269,28 +252,57 @@ def _costs(
 
 
 def _deal(
-    plans: Sequence[MicroBatchPlan], experiences: Sequence[Experience], ranks: int, hidden_size: int
-) -> RankPlan:
-    """Rounds by falling cost; in each of them, the rank with the least cost so far gets the most expensive one."""
-    by_cost = sorted(plans, key=lambda plan: -predicted_cost(plan, experiences, hidden_size))
-    totals = [0.0] * ranks
-    dealt: RankPlan = []
+    contents: Sequence[list[Bundle]], ranks: int, hidden_size: int
+) -> tuple[float, list[list[Bundle] | None]]:
+    """Rounds by falling cost; in each of them, the rank with the least cost so far gets the most expensive one. The sum
+    over rounds of the cost of the most expensive micro-batch, and the micro-batches; None for an idle rank."""
+    by_cost = sorted(
+        ((_cost(bundles, hidden_size), bundles) for bundles in contents), key=lambda each: -each[0]
+    )
+    totals, time = [0.0] * ranks, 0.0
+    dealt: list[list[Bundle] | None] = []
     for start in range(0, len(by_cost), ranks):
         order = sorted(range(ranks), key=totals.__getitem__)
         of_rank = dict(zip(order, by_cost[start : start + ranks], strict=False))
-        for rank, plan in of_rank.items():
-            totals[rank] += predicted_cost(plan, experiences, hidden_size)
-        dealt += [of_rank.get(rank) for rank in range(ranks)]
-    return dealt
+        for rank, (cost, _) in of_rank.items():
+            totals[rank] += cost
+        time += by_cost[start][0]
+        dealt += [of_rank[rank][1] if rank in of_rank else None for rank in range(ranks)]
+    return time, dealt
+
+
+def _deal_to_idlest(
+    contents: Sequence[list[Bundle]], workers: int, hidden_size: int
+) -> tuple[float, int, list[list[Bundle] | None]]:
+    """By falling cost, each micro-batch to the worker with the least so far: the largest cost of a worker, the number
+    of micro-batches, and these in rounds."""
+    costs = [_cost(bundles, hidden_size) for bundles in contents]
+    totals, shares = [0.0] * workers, [list[list[Bundle]]() for _ in range(workers)]
+    for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
+        idlest = min(range(workers), key=totals.__getitem__)
+        totals[idlest] += costs[number] + _MICRO_BATCH_COST
+        shares[idlest].append(contents[number])
+    rounds = zip_longest(*shares)
+    return max(totals), len(contents), [bundles for each in rounds for bundles in each]
+
+
+def _cost(bundles: Iterable[Bundle], hidden_size: int) -> float:
+    """`predicted_cost` of a micro-batch."""
+    tokens, pairs = (
+        sum(column) for column in zip(*((each.tokens, each.pairs) for each in bundles), strict=True)
+    )
+    return tokens + pairs / (_ATTENTION_UNIT * hidden_size)
+
+
+def _total_size(contents: Iterable[Iterable[Bundle]]) -> int:
+    """Size of all micro-batches, in the unit of their limit."""
+    return sum(bundle.size for bundles in contents for bundle in bundles)
+
+
+def _planned(contents: Iterable[list[Bundle] | None]) -> RankPlan:
+    return [None if bundles is None else plan_of_bundles(bundles) for bundles in contents]
 
 
 def _tokens(segment: SegmentPlan, experiences: Sequence[Experience]) -> int:
     stop = len(experiences[segment.source].token_ids) if segment.stop is None else segment.stop
     return stop - segment.start
-
-
-def _size(plan: MicroBatchPlan, experiences: Sequence[Experience], limit: Amount) -> int:
-    """Size of a micro-batch in the unit of the limit."""
-    if limit.unit == "sequences":
-        return sum(segment.experience >= 0 for segment in plan)
-    return sum(_tokens(segment, experiences) for segment in plan)
