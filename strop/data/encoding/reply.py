@@ -152,10 +152,14 @@ class ReplyDecoder:
         `sampled` [L] marks the replies in the tokens after a prompt; what the template writes between them comes
         without the special tokens of its headers.
         """
-        kept = ~np.isin(ids, self._ends)
-        if sampled is not None:
-            kept &= sampled | ~np.isin(ids, self._headers)
-        return str(self._tokenizer.decode(ids[kept].tolist(), skip_special_tokens=False))
+        ends, tokens = self._ends, ids.tolist()
+        if sampled is None:
+            # np.isin takes 50 us for a short reply.
+            kept = [token for token in tokens if token not in ends]
+        else:
+            dropped, pairs = ends | self._headers, zip(tokens, sampled.tolist(), strict=True)
+            kept = [token for token, own in pairs if token not in (ends if own else dropped)]
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
 
     def decode_content(self, ids: IntArray) -> str:
         """The text of a reply as the content of a message that the template renders again.
@@ -171,20 +175,20 @@ class ReplyDecoder:
         return self.decode(prompt_ids[marks[-1] + 1 :] if len(marks) else prompt_ids)
 
     @cached_property
-    def _ends(self) -> list[int]:
+    def _ends(self) -> frozenset[int]:
         tokenizer = self._tokenizer
         own = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
         _, found, after = self._render(_USER, _ASSISTANT).rpartition(_TEXT)
         mark = self._added_tokens(after) if found else []
-        return [*self._eos_ids, *(token for token in own if token is not None), *mark]
+        return self._eos_ids.union((token for token in own if token is not None), mark)
 
     @cached_property
-    def _headers(self) -> list[int]:
+    def _headers(self) -> frozenset[int]:
         """Special tokens that the template writes before and after messages, without the marks of reasoning."""
         special = {token for token, added in self._tokenizer.added_tokens_decoder.items() if added.special}
         written = self._added_tokens(self._render(_USER, _ASSISTANT, _USER))
         reasoning = {self._tokenizer.convert_tokens_to_ids(mark) for pair in REASONING_MARKS for mark in pair}
-        return sorted(special & {*written} - reasoning)
+        return frozenset(special & {*written} - reasoning)
 
     def _added_tokens(self, text: str) -> list[int]:
         """Tokens of a text that the tokenizer holds as added tokens."""

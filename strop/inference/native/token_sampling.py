@@ -16,10 +16,9 @@ from strop.inference.native.model.runner import Compaction
 from strop.inference.native.pending_request import PendingRequest
 from strop.types import SamplingParams
 
-
 _SCORES_AT_ONCE = 1 << 20
-"""Scores of a CPU's rows that are sampled from at once: their 4 MiB stay in the core's cache, and in the heap, while the
-larger tensors of all rows would come from the system at each step, which zeroes their pages."""
+"""Scores of a CPU's rows that are sampled from at once: their 4 MiB stay in the core's cache, and in the heap, while
+larger tensors would come from the system at each step, which zeroes their pages."""
 
 
 def apply_repetition_penalty(scores: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> None:
