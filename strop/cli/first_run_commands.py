@@ -16,6 +16,7 @@ import strop
 from strop.cli.arguments import MachineOption
 from strop.cli.output import echo
 from strop.errors import ConfigError
+from strop.workers.fork_server import without_collections
 
 if TYPE_CHECKING:
     from strop.config.first_run import FirstRun
@@ -53,7 +54,8 @@ def quickstart(
         )
         return
     sys.path.insert(0, str(_EXAMPLES / "quickstart"))
-    from quickstart import run
+    with without_collections():
+        from quickstart import run
 
     run(out, seed=seed, steps=steps)
     echo(f"Look at it with `strop show {out}/sums`, ask it with `strop chat {out}/sums`.")

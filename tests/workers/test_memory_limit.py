@@ -1,11 +1,14 @@
-"""The limit of a process to the memory that is free, tried in processes of their own."""
+"""The limit of a process to the memory that is free, tried in processes of their own; what collections leave out."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
 import pytest
+
+from strop.workers.memory import startup_objects_frozen
 
 PROGRAM = """
 import mmap, resource, threading
@@ -54,3 +57,18 @@ def test_an_allocation_beyond_the_free_memory_is_an_error(free: int, work: str, 
     )
     name, taken = done.stdout.split()
     assert name in ("MemoryError", "OSError") and int(taken) in expected, done.stdout
+
+
+def test_objects_of_the_start_are_left_out_of_collections_until_the_end():
+    before = gc.get_freeze_count()
+    gc.unfreeze()  # what a fork server has frozen
+    try:
+        with startup_objects_frozen():
+            assert gc.get_freeze_count() > 0
+            with startup_objects_frozen():
+                pass
+            assert gc.get_freeze_count() > 0, "the end of an inner loop is not that of the outer one"
+        assert gc.get_freeze_count() == 0
+    finally:
+        if before:
+            gc.freeze()

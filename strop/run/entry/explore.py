@@ -47,6 +47,7 @@ from strop.sync.factory import CrossProcessSync, clear_versions, open_weight_rec
 from strop.sync.subscribe import Subscriber
 from strop.sync.transport import WeightReceiver
 from strop.workers.cleanup import closing
+from strop.workers.memory import startup_objects_frozen
 from strop.workers.signals import StopSignal
 from strop.workers.threads import EventLoopThread
 
@@ -129,15 +130,16 @@ def explore(
                 recorder,
                 lambda: engine_metrics(sampler) | loader.metrics,
             )
-            return explore_to_end(
-                progress,
-                _explorer_loop(run, algorithm, progress, explorer, tasks.train, buffer, subscriber),
-                buffer,
-                subscriber,
-                last=horizon.steps,
-                evaluates=bool(tasks.eval) and run.evaluate.at_end,
-                warmup_steps=run.trainer.warmup_steps,
-            )
+            with startup_objects_frozen():
+                return explore_to_end(
+                    progress,
+                    _explorer_loop(run, algorithm, progress, explorer, tasks.train, buffer, subscriber),
+                    buffer,
+                    subscriber,
+                    last=horizon.steps,
+                    evaluates=bool(tasks.eval) and run.evaluate.at_end,
+                    warmup_steps=run.trainer.warmup_steps,
+                )
 
 
 def _interruptible(

@@ -87,6 +87,7 @@ from strop.sync.publish import RemotePublisher, WeightSource
 from strop.training.backend import open_training_engines
 from strop.training.device import find_device
 from strop.workers.cleanup import closing
+from strop.workers.memory import startup_objects_frozen
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:
@@ -418,7 +419,8 @@ def train(
                 folder, loaded, setup.horizon, replace(start, notes=notes), decode=tokenizer.decode
             ) as recorder:
                 loop = _make_loop(run, setup, folder, export, recorder, CallbackList(callbacks))
-                state = loop.run()
+                with startup_objects_frozen():
+                    state = loop.run()
                 model_step = _export_best(state, setup, folder, export)
         except Interrupted:
             if not stop.requested_by_code:
