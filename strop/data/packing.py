@@ -136,7 +136,7 @@ MicroBatchPlan = tuple[SegmentPlan, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class ExperienceBundle:
     """Experiences, by number in the batch, that share their first `prefix` tokens."""
 
     members: tuple[int, ...]
@@ -199,7 +199,7 @@ class BundledBatch:
             pairs = [sum(_pairs(length) - _pairs(prefix) for length in own) for own in lengths]
             self._prompts.append(_SharedPrompt(prefix, units, tokens, pairs))
 
-    def contents(self, limit: Amount) -> list[list[Bundle]]:
+    def contents(self, limit: Amount) -> list[list[ExperienceBundle]]:
         """The bundles of each micro-batch of at most `limit`."""
         bundles = [piece for prompt in self._prompts for piece in _cut(prompt, limit)]
         return _first_fit_decreasing(bundles, limit)
@@ -353,16 +353,16 @@ def _shared_prompts(
         yield units, experiences[units[0][0]].prompt_tokens - 1
 
 
-def _cut(prompt: _SharedPrompt, limit: Amount) -> Iterator[Bundle]:
+def _cut(prompt: _SharedPrompt, limit: Amount) -> Iterator[ExperienceBundle]:
     """One bundle if it fits into a micro-batch; otherwise the fewest pieces that keep the order."""
     prefix = prompt.prefix
     sizes = prompt.tokens if limit.unit == "tokens" else [len(unit) for unit in prompt.units]
     shared = prefix if limit.unit == "tokens" else 0
 
-    def bundle(first: int, end: int, size: int) -> Bundle:
+    def bundle(first: int, end: int, size: int) -> ExperienceBundle:
         members = tuple(member for unit in prompt.units[first:end] for member in unit)
         tokens, pairs = prefix + sum(prompt.tokens[first:end]), _pairs(prefix) + sum(prompt.pairs[first:end])
-        return Bundle(members, prefix if len(members) > 1 else 0, size, tokens, pairs)
+        return ExperienceBundle(members, prefix if len(members) > 1 else 0, size, tokens, pairs)
 
     first, size = 0, shared
     for number, own in enumerate(sizes):
@@ -373,9 +373,9 @@ def _cut(prompt: _SharedPrompt, limit: Amount) -> Iterator[Bundle]:
     yield bundle(first, len(sizes), size)
 
 
-def _first_fit_decreasing(bundles: Iterable[Bundle], limit: Amount) -> list[list[Bundle]]:
+def _first_fit_decreasing(bundles: Iterable[ExperienceBundle], limit: Amount) -> list[list[ExperienceBundle]]:
     """Each bundle, largest first, into the first micro-batch with enough capacity, or into a new one."""
-    contents: list[list[Bundle]] = []
+    contents: list[list[ExperienceBundle]] = []
     capacity: list[float] = []
     for bundle in sorted(bundles, key=lambda b: -b.size):
         index = next((i for i, left in enumerate(capacity) if bundle.size <= left), None)
@@ -388,7 +388,7 @@ def _first_fit_decreasing(bundles: Iterable[Bundle], limit: Amount) -> list[list
     return contents
 
 
-def plan_of_bundles(bundles: Iterable[Bundle]) -> MicroBatchPlan:
+def plan_of_bundles(bundles: Iterable[ExperienceBundle]) -> MicroBatchPlan:
     """The segments of a micro-batch."""
     segments: list[SegmentPlan] = []
     for bundle in bundles:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from strop.config.units import Amount
 from strop.data.packing import (
-    Bundle,
     BundledBatch,
+    ExperienceBundle,
     MicroBatchPlan,
     SegmentPlan,
     build_micro_batch,
@@ -252,15 +252,15 @@ def _costs(
 
 
 def _deal(
-    contents: Sequence[list[Bundle]], ranks: int, hidden_size: int
-) -> tuple[float, list[list[Bundle] | None]]:
+    contents: Sequence[list[ExperienceBundle]], ranks: int, hidden_size: int
+) -> tuple[float, list[list[ExperienceBundle] | None]]:
     """Rounds by falling cost; in each of them, the rank with the least cost so far gets the most expensive one. The sum
     over rounds of the cost of the most expensive micro-batch, and the micro-batches; None for an idle rank."""
     by_cost = sorted(
         ((_cost(bundles, hidden_size), bundles) for bundles in contents), key=lambda each: -each[0]
     )
     totals, time = [0.0] * ranks, 0.0
-    dealt: list[list[Bundle] | None] = []
+    dealt: list[list[ExperienceBundle] | None] = []
     for start in range(0, len(by_cost), ranks):
         order = sorted(range(ranks), key=totals.__getitem__)
         of_rank = dict(zip(order, by_cost[start : start + ranks], strict=False))
@@ -272,12 +272,12 @@ def _deal(
 
 
 def _deal_to_idlest(
-    contents: Sequence[list[Bundle]], workers: int, hidden_size: int
-) -> tuple[float, int, list[list[Bundle] | None]]:
+    contents: Sequence[list[ExperienceBundle]], workers: int, hidden_size: int
+) -> tuple[float, int, list[list[ExperienceBundle] | None]]:
     """By falling cost, each micro-batch to the worker with the least so far: the largest cost of a worker, the number
     of micro-batches, and these in rounds."""
     costs = [_cost(bundles, hidden_size) for bundles in contents]
-    totals, shares = [0.0] * workers, [list[list[Bundle]]() for _ in range(workers)]
+    totals, shares = [0.0] * workers, [list[list[ExperienceBundle]]() for _ in range(workers)]
     for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
         idlest = min(range(workers), key=totals.__getitem__)
         totals[idlest] += costs[number] + _MICRO_BATCH_COST
@@ -286,7 +286,7 @@ def _deal_to_idlest(
     return max(totals), len(contents), [bundles for each in rounds for bundles in each]
 
 
-def _cost(bundles: Iterable[Bundle], hidden_size: int) -> float:
+def _cost(bundles: Iterable[ExperienceBundle], hidden_size: int) -> float:
     """`predicted_cost` of a micro-batch."""
     tokens, pairs = (
         sum(column) for column in zip(*((each.tokens, each.pairs) for each in bundles), strict=True)
@@ -294,12 +294,12 @@ def _cost(bundles: Iterable[Bundle], hidden_size: int) -> float:
     return tokens + pairs / (_ATTENTION_UNIT * hidden_size)
 
 
-def _total_size(contents: Iterable[Iterable[Bundle]]) -> int:
+def _total_size(contents: Iterable[Iterable[ExperienceBundle]]) -> int:
     """Size of all micro-batches, in the unit of their limit."""
     return sum(bundle.size for bundles in contents for bundle in bundles)
 
 
-def _planned(contents: Iterable[list[Bundle] | None]) -> RankPlan:
+def _planned(contents: Iterable[list[ExperienceBundle] | None]) -> RankPlan:
     return [None if bundles is None else plan_of_bundles(bundles) for bundles in contents]
 
 
