@@ -205,11 +205,14 @@ class TokenBound:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             return None
-        facts = json.loads(backend.to_str())
-        normalizer, model = facts.get("normalizer"), facts.get("model") or {}
+        # Parts of the tokenizer, since parsing all of it takes 0.1 to 0.5 s for 49,000 tokens.
+        normalizer, pre_tokenizer = (
+            None if part is None else json.loads(part.__getstate__())
+            for part in (backend.normalizer, backend.pre_tokenizer)
+        )
         if normalizer is not None and normalizer.get("type") != "NFC":
             return None
-        if model.get("type") != "BPE" or not _is_byte_level(facts.get("pre_tokenizer")):
+        if type(backend.model).__name__ != "BPE" or not _is_byte_level(pre_tokenizer):
             return None
         # Templates write special tokens themselves; a post-processor adds tokens only where it is asked to.
         added = tokenizer.num_special_tokens_to_add() if adds_special_tokens else 0

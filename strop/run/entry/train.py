@@ -402,7 +402,7 @@ def train(
     if not run.is_launched_in_roles:
         prepare_data(run, reward, stop)
     tokenizer = load_run_tokenizer(run)
-    with _open_setup(run, tokenizer, reward, start, folder, stop) as setup:
+    with _open_setup(run, tokenizer, reward, start, folder, stop) as setup, startup_objects_frozen():
         with reporting_write_errors(folder.path):
             save_resolved(run, folder.run_file)
             if identity is not None:
@@ -419,8 +419,7 @@ def train(
                 folder, loaded, setup.horizon, replace(start, notes=notes), decode=tokenizer.decode
             ) as recorder:
                 loop = _make_loop(run, setup, folder, export, recorder, CallbackList(callbacks))
-                with startup_objects_frozen():
-                    state = loop.run()
+                state = loop.run()
                 model_step = _export_best(state, setup, folder, export)
         except Interrupted:
             if not stop.requested_by_code:
