@@ -18,7 +18,7 @@ from transformers import (
 
 from strop.config.schema.rollout import NativeEngineConfig
 from strop.errors import InferenceError
-from strop.inference.native import NativeEngine
+from strop.inference.native import NativeEngine, token_sampling
 from strop.inference.native.token_sampling import (
     argmax_tokens,
     build_sampling_metadata,
@@ -193,3 +193,19 @@ def test_log_probs_that_are_not_finite_are_an_error(tiny, temperature):
     sampling = SamplingParams(max_tokens=2, temperature=temperature)
     with pytest.raises(InferenceError, match="log-probs that are NaN or infinite"):
         sample(engine, requests_for(random_prompts(4), sampling))
+
+
+def test_some_rows_at_a_time_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch):
+    random = torch.Generator().manual_seed(0)
+    logits, uniforms = torch.randn(7, 40, generator=random).bfloat16(), torch.rand(7, generator=random)
+    metadata = build_sampling_metadata(
+        [SamplingParams(temperature=1 + 0.5 * (row % 3)) for row in range(7)], CPU
+    )
+    whole = sample_tokens(logits, metadata, uniforms)
+    monkeypatch.setattr(token_sampling, "_SCORES_AT_ONCE", 2 * 40)
+    parts = sample_tokens(logits, metadata, uniforms)
+    assert torch.equal(parts.tokens, whole.tokens)
+    assert torch.equal(parts.sampler_logprobs, whole.sampler_logprobs)
+    scores = logits.float() / torch.tensor([1, 1.5, 2, 1, 1.5, 2, 1])[:, None]
+    chosen = scores.log_softmax(-1).gather(1, whole.tokens[:, None])[:, 0]
+    torch.testing.assert_close(whole.sampler_logprobs, chosen)

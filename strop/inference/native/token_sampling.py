@@ -156,7 +156,7 @@ def _sample_from_softmax(
     logits: torch.Tensor, temperature: torch.Tensor | None, uniforms: torch.Tensor
 ) -> SampledTokens:
     """Tokens where no option but the temperature applies; on a CPU, of some rows at a time."""
-    size = len(logits) if logits.is_cuda else max(1, _SCORES_AT_ONCE // logits.shape[1])
+    size = max(1, len(logits) if logits.is_cuda else _SCORES_AT_ONCE // logits.shape[1])
     tokens, logprobs = torch.empty_like(uniforms, dtype=torch.int64), torch.empty_like(uniforms)
     for first in range(0, len(logits), size):
         rows = slice(first, first + size)
