@@ -1,5 +1,6 @@
 """Tensors in memory that several processes map."""
 
+import gc
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ def test_tensors_and_their_shared_storages_are_the_same_for_all_that_map_them():
 
 def test_many_tensors_take_few_descriptors():
     """A process may have 1,024 open, and a map of Python keeps one of its file."""
+    gc.collect()  # earlier tests may have left some open
     before = descriptors()
     shared = SharedTensors.zeros({str(number): torch.zeros(3) for number in range(300)})
     mapped = SharedTensors.open(shared.handle)
@@ -34,4 +36,4 @@ def test_many_tensors_take_few_descriptors():
     del shared, mapped
     assert tensor.tolist() == [0, 0, 0]  # the memory lives as long as a tensor does
     del tensor
-    assert descriptors() == before
+    assert descriptors() <= before
