@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.config.units import Amount
-from strop.data.packing import plan_micro_batches, planned_experiences
+from strop.data.packing import BundledBatch, plan_micro_batches, plan_of_bundles, planned_experiences
 from strop.training.ranks.share import (
     RankPlan,
+    _cost,
     plan_for_ranks,
     plan_for_workers,
     predicted_cost,
@@ -40,6 +41,20 @@ def test_the_cost_counts_a_shared_prompt_once() -> None:
     tokens = 2 + 3 + 2
     pairs = (1 + 2) + (3 + 4 + 5) + (3 + 4)
     assert predicted_cost(plan, groups([[2, 1]]), HIDDEN) == tokens + pairs / (6 * HIDDEN)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=6), max_size=8),
+    st.integers(1, 9),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=50)
+def test_the_cost_of_bundles_is_that_of_their_segments(
+    sizes: list[list[int]], prompt: int, share: bool
+) -> None:
+    members = groups(sizes, prompt)
+    for bundles in BundledBatch(members, share_prompts=share).contents(Amount(70, "tokens")):
+        assert _cost(bundles, HIDDEN) == predicted_cost(plan_of_bundles(bundles), members, HIDDEN)
 
 
 def test_one_group_is_divided_over_the_ranks() -> None:
