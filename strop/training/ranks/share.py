@@ -286,12 +286,10 @@ def _deal_to_idlest(
     return max(totals), len(contents), [bundles for each in rounds for bundles in each]
 
 
-def _cost(bundles: Iterable[ExperienceBundle], hidden_size: int) -> float:
+def _cost(bundles: Sequence[ExperienceBundle], hidden_size: int) -> float:
     """`predicted_cost` of a micro-batch."""
-    tokens, pairs = (
-        sum(column) for column in zip(*((each.tokens, each.pairs) for each in bundles), strict=True)
-    )
-    return tokens + pairs / (_ATTENTION_UNIT * hidden_size)
+    pairs = sum(bundle.pairs for bundle in bundles)
+    return sum(bundle.tokens for bundle in bundles) + pairs / (_ATTENTION_UNIT * hidden_size)
 
 
 def _total_size(contents: Iterable[Iterable[ExperienceBundle]]) -> int:
