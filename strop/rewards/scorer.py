@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from array import array
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from strop.python_rewards import PythonRewards, list_rewards
 from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.signature import RewardInput, TrainerState, TrainingLength
 from strop.rewards.execution.worker_pool import (
-    FunctionScores,
+    JobResult,
     RewardWorkerPool,
     ScoringFailure,
     WorkerIsolation,
@@ -29,6 +28,7 @@ from strop.types import Rollout, RolloutGroup, Task
 from strop.workers.child_process import ProcessLimits
 from strop.workers.cleanup import keep_first_error
 from strop.workers.memory import total_memory_bytes
+from strop.workers.threads import LoopResults
 
 _MAX_WORKERS = 4
 _TESTS_FRACTION = 0.8
@@ -65,6 +65,7 @@ class Scorer:
         """Names of the functions, which are the names of the reward components."""
         self._weights = tuple(weights)
         self._length = length
+        self._results = LoopResults()
         reject_duplicate_names(self.names)
         self._pool = RewardWorkerPool(
             functions,
@@ -85,7 +86,7 @@ class Scorer:
         """
         if rollout.status == "error":
             return rollout
-        result = await asyncio.wrap_future(self._pool.submit(self._input(task, rollout)))
+        result = await self._results.wrap(self._pool.submit(self._input(task, rollout)))
         return self._with_result(rollout, result)
 
     def score(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
@@ -124,7 +125,7 @@ class Scorer:
             return TrainerState()
         return self._length.state(rollout.versions[-1] if rollout.turns else 0)
 
-    def _with_result(self, rollout: Rollout, result: FunctionScores | ScoringFailure) -> Rollout:
+    def _with_result(self, rollout: Rollout, result: JobResult) -> Rollout:
         if isinstance(result, ScoringFailure):
             message = f"task {rollout.task_id!r}: the reward {result.function!r} {result.message}"
             return replace(rollout, status="error", reward=None, reward_parts={}, error=message)

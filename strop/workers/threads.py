@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 log = logging.getLogger("strop.workers")
@@ -112,6 +112,55 @@ async def _cancel_others() -> list[str]:
     if not remaining:
         await asyncio.get_running_loop().shutdown_asyncgens()
     return [getattr(task.get_coro(), "__qualname__", task.get_name()) for task in remaining]
+
+
+class LoopResults:
+    """Gives results of other threads to futures of event loops.
+
+    Those that come before a loop has taken the last ones wake it once. A wake-up for each would cost a system call and
+    hand the interpreter from thread to thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._untaken: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+
+    def put(self, future: asyncio.Future[T], result: T | Exception) -> None:
+        """Resolve a future in its own loop, unless it is done or the loop has been closed; any thread may call."""
+        loop = future.get_loop()
+        with self._lock:
+            untaken = self._untaken.setdefault(loop, [])
+            untaken.append((future, result))
+            if len(untaken) > 1:
+                return
+        try:
+            loop.call_soon_threadsafe(self._take, loop)
+        except RuntimeError:  # the loop has been closed
+            self._untaken.pop(loop, None)
+
+    def wrap(self, source: Future[T]) -> asyncio.Future[T]:
+        """A future of the running loop with the result of `source`, which is cancelled with it."""
+        wrapped: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def put(done: Future[T]) -> None:
+            if not done.cancelled():
+                error = done.exception()
+                self.put(wrapped, done.result() if error is None else cast("Exception", error))
+
+        source.add_done_callback(put)
+        wrapped.add_done_callback(lambda done: done.cancelled() and source.cancel())
+        return wrapped
+
+    def _take(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            taken = self._untaken.pop(loop, [])
+        for future, result in taken:
+            if future.done():
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
 
 
 class DaemonThreadPool:

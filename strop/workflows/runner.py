@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +50,11 @@ class WorkflowRunner:
         self._section = section
         self._limit = max_sequence_tokens
         self._services = services
-
-    @property
-    def max_concurrent_rollouts(self) -> int | None:
+        self._is_async = workflow.is_async
+        self.max_concurrent_rollouts = section.max_concurrent_rollouts or (
+            None if self._is_async else _MAX_THREADS
+        )
         """Maximum number of concurrent rollouts; None for no limit."""
-        return self._section.max_concurrent_rollouts or (None if self._workflow.is_async else _MAX_THREADS)
 
     async def run(self, task: Task, group: str, index: int, sampling: SamplingParams, seed: int) -> Rollout:
         """One rollout, not yet scored by the run's reward; a failed one has the error message.
@@ -66,7 +68,7 @@ class WorkflowRunner:
             rollout = await self._attempt(task, group, index, sampling, attempt_seed)
             if rollout.status != "error":
                 break
-        return replace(rollout, attempts=attempt + 1)
+        return rollout if attempt == 0 else replace(rollout, attempts=attempt + 1)
 
     async def reply(self, prompt: str, sampling: SamplingParams, seed: int) -> str | None:
         """The engine's reply to a prompt that is no task's; None for one that leaves no tokens for a reply."""
@@ -85,14 +87,12 @@ class WorkflowRunner:
     ) -> Rollout:
         name = f"{group}-{index}"
         session = RolloutSession(name, self._engine, self._encoder, sampling, seed, self._limit)
-        empty = Rollout(
+        make = partial(
+            Rollout,
             id=name,
             task_id=task.id,
             group=group,
             index=index,
-            turns=(),
-            text="",
-            status="ok",
             sampling=sampling,
             sequence_per=self._section.sequence_per,
         )
@@ -100,16 +100,16 @@ class WorkflowRunner:
         try:
             async with asyncio.timeout(limit) as clock:
                 returned = await self._call(task, session)
-            rollout = _completed_rollout(empty, task, session, to_workflow_result(returned))
+            rollout = _completed_rollout(make, task, session, to_workflow_result(returned))
         except TimeoutError as error:
-            rollout = _failed_rollout(empty, _describe_error(error), "failed")
+            rollout = _failed_rollout(make, _describe_error(error), "failed")
             if clock.expired():
                 what = f"took longer than {limit:g} s (rollout.timeout_seconds) and was cancelled"
-                rollout = _failed_rollout(empty, f"the workflow {self._workflow.name} {what}", "timeout")
+                rollout = _failed_rollout(make, f"the workflow {self._workflow.name} {what}", "timeout")
         except (InvalidWorkflowResult, StropError) as error:
-            rollout = _failed_rollout(empty, f"{self._workflow.name}: {error}", "failed")
+            rollout = _failed_rollout(make, f"{self._workflow.name}: {error}", "failed")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's workflow may raise anything; only this rollout fails
-            rollout = _failed_rollout(empty, _describe_error(error), "failed")
+            rollout = _failed_rollout(make, _describe_error(error), "failed")
         if session.engine_error is not None:
             raise session.engine_error
         return rollout
@@ -118,7 +118,7 @@ class WorkflowRunner:
         prompt = session.start(task.messages, task.tools, task.prompt_ids)
         chat = Chat(session, prompt, self._services)
         try:
-            if self._workflow.is_async:
+            if self._is_async:
                 return await self._workflow.function(task, chat)
             bridge = EventLoopBridge(asyncio.get_running_loop())
             try:
@@ -130,7 +130,7 @@ class WorkflowRunner:
 
 
 def _completed_rollout(
-    empty: Rollout, task: Task, session: RolloutSession, result: WorkflowResult
+    make: Callable[..., Rollout], task: Task, session: RolloutSession, result: WorkflowResult
 ) -> Rollout:
     turns = tuple(session.turns if result.turns is None else result.turns)
     if not turns:
@@ -153,8 +153,7 @@ def _completed_rollout(
     parts = {} if reward is None else {"workflow": float(reward)}
     status: RolloutStatus = "truncated" if session.truncated or turns[-1].finish_reason == "length" else "ok"
     text = session.decode(turns[-1]) if result.text is None else result.text
-    return replace(
-        empty,
+    return make(
         turns=turns,
         text=text,
         status=status,
@@ -182,8 +181,8 @@ def _response_messages(task: Task, session: RolloutSession, text: str) -> tuple[
     return () if len(messages) == 1 and messages[0]["content"] == text else messages
 
 
-def _failed_rollout(empty: Rollout, error: str, cause: FailureCause) -> Rollout:
-    return replace(empty, status="error", error=error, failure_cause=cause)
+def _failed_rollout(make: Callable[..., Rollout], error: str, cause: FailureCause) -> Rollout:
+    return make(turns=(), text="", status="error", error=error, failure_cause=cause)
 
 
 def _describe_error(error: BaseException) -> str:

@@ -93,6 +93,8 @@ class RolloutSession:
         self._seed = seed
         self._limit = max_sequence_tokens
         self._calls = 0
+        self._decoded: tuple[Turn | None, str] = (None, "")
+        """Turn that was decoded last, and its text."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -106,7 +108,11 @@ class RolloutSession:
 
     def decode(self, turn: Turn) -> str:
         """Text of a turn's completion: see `ReplyDecoder.decode`."""
-        return self._encoder.replies.decode(turn.completion_ids)
+        last, text = self._decoded
+        if last is not turn:
+            text = self._encoder.replies.decode(turn.completion_ids)
+            self._decoded = (turn, text)
+        return text
 
     def content(self, turn: Turn) -> str:
         """Text of a turn's completion after its reasoning."""

@@ -373,6 +373,8 @@ class NativeEngine:
                 self._scheduler.step()
             finally:
                 self._lock.release()
+            # Twice: the callers of finished requests act in the first iteration, and what they schedule in the second.
+            await asyncio.sleep(0)
             await asyncio.sleep(0)
 
     def _fail_pending(self, decoding: asyncio.Task[None]) -> None:

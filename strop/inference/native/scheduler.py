@@ -105,10 +105,8 @@ class Scheduler:
 
     def abort(self) -> list[tuple[PendingRequest, Completion]]:
         """Remove all requests; returns each with the tokens that it has."""
-        running = [
-            (pending, self._sequences.completion(row, "abort"))
-            for row, pending in enumerate(self._sequences.requests)
-        ]
+        count = len(self._sequences)
+        running = list(self._sequences.completions(range(count), ["abort"] * count))
         waiting = [(pending, _empty_completion(self.version)) for pending in self._waiting]
         self.clear()
         return running + waiting
@@ -219,12 +217,12 @@ class Scheduler:
                     pending.call.on_token(pending.index, tokens[row])
         result = sequences.find_finished(first)
         finished = np.flatnonzero(result.finished).tolist()
-        for row in finished:
-            pending = sequences.requests[row]
-            finish: FinishReason = "stop" if result.stopped[row] else "length"
-            pending.call.set_completion(pending.index, sequences.completion(row, finish))
-        if finished:
-            self._remove(result.finished)
+        if not finished:
+            return
+        reasons: list[FinishReason] = ["stop" if result.stopped[row] else "length" for row in finished]
+        for pending, completion in sequences.completions(finished, reasons):
+            pending.call.set_completion(pending.index, completion)
+        self._remove(result.finished)
 
     def _remove(self, finished: BoolArray) -> None:
         """Remove these rows, and then the prompts that no row uses any more."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from strop.errors import InferenceError
@@ -19,6 +21,8 @@ from strop.inference.native.token_sampling import (
     sample_tokens,
 )
 from strop.types import BoolArray, Completion, FinishReason, FloatArray
+
+Number = TypeVar("Number", np.float32, np.int32)
 
 
 @dataclass(slots=True)
@@ -167,28 +171,44 @@ class SequenceBatch:
                 stopped[row - first] = True
         return torch.stack((stopped | (length >= state.max_tokens[selected]), stopped))
 
-    def completion(self, row: int, finish_reason: FinishReason) -> Completion:
-        """Tokens and log-probs that a row has sampled. Raises `InferenceError` for log-probs that are not finite."""
-        state = self._state
-        length = int(state.length[row])
-        sampler_logprobs = state.sampler_logprobs[row, :length].cpu().numpy().copy()
-        policy_logprobs = state.policy_logprobs[row, :length].cpu().numpy().copy()
-        if not (np.isfinite(sampler_logprobs).all() and np.isfinite(policy_logprobs).all()):
+    def completions(
+        self, rows: Sequence[int], finish_reasons: Sequence[FinishReason]
+    ) -> Iterator[tuple[PendingRequest, Completion]]:
+        """Requests of these rows, and what they have sampled; the device is read once for all rows.
+
+        Raises `InferenceError` for log-probs that are not finite.
+        """
+        state, index = self._state, torch.tensor(rows, dtype=torch.int64, device=self._device)
+        lengths = state.length[index].tolist()
+        width = max(lengths, default=0)
+
+        def read(column: torch.Tensor, kind: type[Number]) -> list[npt.NDArray[Number]]:
+            values = column[index, :width].cpu().numpy()
+            return [row[:length].astype(kind) for row, length in zip(values, lengths, strict=True)]
+
+        sampler_logprobs = read(state.sampler_logprobs, np.float32)
+        policy_logprobs = read(state.policy_logprobs, np.float32)
+        if not np.isfinite(np.concatenate([*sampler_logprobs, *policy_logprobs, [0.0]])).all():
             raise InferenceError(
                 "The model computes log-probs that are NaN or infinite. Its training has diverged, its config.json is "
                 "damaged, or its numbers are too large for rollout.engine.dtype."
             )
-        versions = state.versions[row, :length].to("cpu", torch.int32).numpy().copy()
-        version, token_versions = split_versions(versions, current=0)
-        return Completion(
-            token_ids=state.tokens[row, :length].to("cpu", torch.int32).numpy().copy(),
-            sampler_logprobs=sampler_logprobs,
-            policy_logprobs=policy_logprobs,
-            finish_reason=finish_reason,
-            version=version,
-            token_versions=token_versions,
-            **self.requests[row].scores.fields_of_completion(),
-        )
+        tokens, versions = read(state.tokens, np.int32), read(state.versions, np.int32)
+        for place, row in enumerate(rows):
+            pending = self.requests[row]
+            version, token_versions = split_versions(versions[place], current=0)
+            yield (
+                pending,
+                Completion(
+                    token_ids=tokens[place],
+                    sampler_logprobs=sampler_logprobs[place],
+                    policy_logprobs=policy_logprobs[place],
+                    finish_reason=finish_reasons[place],
+                    version=version,
+                    token_versions=token_versions,
+                    **pending.scores.fields_of_completion(),
+                ),
+            )
 
     def compact(self, compaction: Compaction) -> None:
         """Remove finished rows; the memory is freed when none remains."""

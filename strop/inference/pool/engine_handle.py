@@ -50,7 +50,7 @@ from strop.inference.pool.messages import (
     ProgressWatch,
     ReceiveWeights,
     RequestBatch,
-    RequestCompleted,
+    RequestsCompleted,
     SetMemory,
     SetRunning,
     StatisticsTaken,
@@ -58,7 +58,6 @@ from strop.inference.pool.messages import (
     TakeStatistics,
     TransferFailed,
     WeightCommand,
-    set_result,
     submit_message,
 )
 from strop.inference.weight_files import read_weights
@@ -67,6 +66,7 @@ from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.child_process import RestartBudget
 from strop.workers.shared_file import SharedFileHandle
 from strop.workers.start import WorkerPlacement, start_worker
+from strop.workers.threads import LoopResults
 from strop.workers.worker import Channel, RemoteFailure, Worker
 
 log = logging.getLogger("strop.inference")
@@ -93,6 +93,7 @@ class EngineHandle:
         self._changed = Condition()
         self._pending: dict[int, RequestBatch] = {}
         """Batch of each unanswered request, by request id."""
+        self._results = LoopResults()
         self._load: WeightCommand | None = None
         """Latest load, repeated after a restart."""
         self._transfer: FailedTransfer | None = None
@@ -301,9 +302,10 @@ class EngineHandle:
             case StatisticsTaken():
                 self._statistics_command, self._statistics = None, reply.statistics
                 self._completed_command = max(self._completed_command, reply.command_id)
-            case RequestCompleted():
+            case RequestsCompleted():
                 self._progress.restart()
-                self._resolve(reply.request_id, reply.completion)
+                for request_id, completion in reply.completions.items():
+                    self._resolve(request_id, completion)
             case EngineFailure():
                 error = reply.failure.to_error(self.name, InferenceError)
                 if reply.request_id is not None:
@@ -324,7 +326,7 @@ class EngineHandle:
 
     def _resolve(self, request_id: int, result: Completion | StropError) -> None:
         if request_id in self._pending:  # after a restart a request may be answered twice
-            set_result(self._pending.pop(request_id).requests[request_id], result)
+            self._results.put(self._pending.pop(request_id).requests[request_id].future, result)
 
     def _restart(self, old: Worker, death: WorkerDiedError) -> Worker | None:
         """Start a new process after the old one died; None if the limit is reached.
@@ -428,6 +430,8 @@ class _EngineWorker:
         """Messages of the pool; an exception is the last one."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Running requests by id."""
+        self._completed: dict[int, Completion] = {}
+        """Completions that are not sent yet, by the id of their request."""
         self._reporting: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -519,11 +523,17 @@ class _EngineWorker:
     async def _sample(self, request_id: int, request: SampleRequest) -> None:
         try:
             (completion,) = await self._engine.sample([request])
-            self._reply(RequestCompleted(request_id, completion))
+            if not self._completed:  # one message for all requests that end in this iteration of the loop
+                asyncio.get_running_loop().call_soon(self._send_completed)
+            self._completed[request_id] = completion
         except EngineLostError as error:
             self._inbox.put_nowait(error)
         except Exception as error:  # noqa: BLE001  (sent to the pool, which raises it)
             self._reply(EngineFailure(request_id, RemoteFailure.from_exception(error)))
+
+    def _send_completed(self) -> None:
+        completed, self._completed = self._completed, {}
+        self._reply(RequestsCompleted(completed))
 
     async def _report_progress(self, interval: float) -> None:
         while True:

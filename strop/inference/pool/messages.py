@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from strop.errors import EngineLostError, StropError
+from strop.errors import EngineLostError
 from strop.protocols import EngineCapabilities, InferenceEngine
 from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.connection import Address
@@ -85,7 +84,7 @@ class TakeStatistics:
 class SubmitRequests:
     """Complete these requests, admitted together.
 
-    Each is answered by `RequestCompleted` or `EngineFailure` as soon as it is done.
+    Each is answered by `RequestsCompleted` or `EngineFailure` as soon as it is done.
     """
 
     requests: dict[int, SampleRequest]
@@ -161,11 +160,11 @@ class StatisticsTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestCompleted:
-    """One request's completion."""
+class RequestsCompleted:
+    """Completions of requests that ended together."""
 
-    request_id: int
-    completion: Completion
+    completions: dict[int, Completion]
+    """Completions by the id of their request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +189,7 @@ EngineReply = (
     | CommandCompleted
     | TransferFailed
     | StatisticsTaken
-    | RequestCompleted
+    | RequestsCompleted
     | ProgressReport
     | EngineFailure
 )
@@ -232,22 +231,6 @@ class RequestBatch:
 def submit_message(batch: RequestBatch) -> SubmitRequests:
     """The message that submits a batch."""
     return SubmitRequests({request_id: pending.request for request_id, pending in batch.requests.items()})
-
-
-def set_result(pending: PoolRequest, result: Completion | StropError) -> None:
-    """Resolve a request's future in its own event loop; any thread may call."""
-    future = pending.future
-
-    def resolve() -> None:
-        if future.done():
-            return
-        if isinstance(result, StropError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-    with suppress(RuntimeError):  # the loop has been closed
-        future.get_loop().call_soon_threadsafe(resolve)
 
 
 _MAX_REPORT_SECONDS = 5.0

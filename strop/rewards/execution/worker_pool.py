@@ -31,6 +31,9 @@ START_SECONDS = 300.0
 GRACE_SECONDS = 5.0
 """A worker ends itself at the time limit; one that could not (a stopped process, say) is killed after this."""
 _LARGEST_CHUNK = 64
+_GATHER_SECONDS = 0.001
+"""Time in which further outcomes of a chunk arrive, so that those of quick functions do not wake this process and its
+event loops one by one."""
 _MAX_WORKER_LOSSES = 10
 """Maximum number of workers in a row that die between two responses, killed from outside."""
 FunctionScores = tuple[RewardValue, ...]
@@ -47,6 +50,10 @@ class ScoringFailure:
 
     function: str
     message: str
+
+
+JobResult = FunctionScores | ScoringFailure
+"""Scores of one response, or why it has none."""
 
 
 class RewardWorkerPool:
@@ -78,7 +85,7 @@ class RewardWorkerPool:
         self._wake_receiver: Connection[object, object]
         self._wake_receiver, self._wake_sender = Pipe(duplex=False)
 
-    def submit(self, response: RewardInput) -> Future[FunctionScores | ScoringFailure]:
+    def submit(self, response: RewardInput) -> Future[JobResult]:
         """Queue one response. A function that raises, hangs or ends its process gives a `ScoringFailure`.
 
         A function with `on_timeout="zero"` that exceeds the time limit gives a zero `LimitExceeded`, and the
@@ -180,34 +187,42 @@ class RewardWorkerPool:
                 self._replace(worker, is_late=True)
 
     def _receive(self, worker: _Worker) -> None:
+        """Handle the messages that a worker has sent."""
+        if len(worker.chunk) > 1:
+            time.sleep(_GATHER_SECONDS)
+        completed: list[tuple[_Job, JobResult]] = []
+        has_ended = False
         try:
-            message = worker.process.connection.recv()
+            self._handle(worker, worker.process.connection.recv(), completed)
+            while worker.chunk and worker.process.connection.poll():
+                self._handle(worker, worker.process.connection.recv(), completed)
         except (EOFError, ConnectionError):
+            has_ended = True
+        finally:
+            for job, result in completed:
+                job.future.set_result(result)
+        if has_ended:
             self._replace(worker)
-            return
+
+    def _handle(self, worker: _Worker, message: Any, completed: list[tuple[_Job, JobResult]]) -> None:
         self._extend_deadline(worker)
         if worker.is_ready:
-            self._store(worker, message)
+            self._losses = 0
+            job = worker.chunk[0]
+            if (result := self._result(job, message)) is not None:
+                completed.append((job, result))
+                worker.chunk.popleft()
         elif message is None:
             worker.is_ready = worker.has_loaded = True
         else:
             raise RewardError(message)
 
-    def _store(self, worker: _Worker, outcome: RewardOutcome) -> None:
-        self._losses = 0
-        if self._add_outcome(worker.chunk[0], outcome):
-            worker.chunk.popleft()
-
-    def _add_outcome(self, job: _Job, outcome: RewardOutcome) -> bool:
-        """Add the outcome of the job's next function. Returns True if the job is complete."""
+    def _result(self, job: _Job, outcome: RewardOutcome) -> JobResult | None:
+        """The job's result after the outcome of its next function; None if there is a function to call after it."""
         if isinstance(outcome, str):
-            job.future.set_result(ScoringFailure(self._functions[len(job.scores)].name, outcome))
-            return True
+            return ScoringFailure(self._functions[len(job.scores)].name, outcome)
         job.scores.append(outcome)
-        if len(job.scores) < len(self._functions):
-            return False
-        job.future.set_result(tuple(job.scores))
-        return True
+        return tuple(job.scores) if len(job.scores) == len(self._functions) else None
 
     def _replace(self, worker: _Worker, *, is_late: bool = False) -> None:
         """Only the response that was being scored is affected; the rest of the chunk goes to other workers.
@@ -237,8 +252,10 @@ class RewardWorkerPool:
         """Record the outcome of the call that ended the worker; the job is the first one that waits."""
         function = self._functions[len(job.scores)]
         is_zero = death.timed_out and function.on_timeout == "zero"
-        if self._add_outcome(job, (LimitExceeded(0.0), RewardParts()) if is_zero else death.cause):
+        result = self._result(job, (LimitExceeded(0.0), RewardParts()) if is_zero else death.cause)
+        if result is not None:
             self._waiting.popleft()
+            job.future.set_result(result)
 
     def _extend_deadline(self, worker: _Worker) -> None:
         worker.deadline = time.monotonic() + self._timeout_seconds + GRACE_SECONDS
@@ -249,7 +266,7 @@ class _Job:
     """One submitted response."""
 
     response: RewardInput
-    future: Future[FunctionScores | ScoringFailure] = field(default_factory=Future)
+    future: Future[JobResult] = field(default_factory=Future)
     scores: list[RewardValue] = field(default_factory=list)
     """Values of the functions that have returned."""
     is_started: bool = False
