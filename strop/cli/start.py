@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import io
 import signal
 import sys
@@ -10,6 +12,8 @@ import sys
 
 def main() -> None:
     """Run the command line; an interrupt (Ctrl-C) prints one line, also while modules are being imported."""
+    # An interpreter that ends searches all objects for garbage, half a million with torch and transformers: two seconds.
+    atexit.register(gc.freeze)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(
             errors="backslashreplace"

@@ -256,3 +256,15 @@ def test_a_wheel_has_all_that_the_commands_need(
     assert run(binaries / "strop", "help", "troubleshooting#out-of-memory").startswith("## Out of memory")
     run(binaries / "strop", "quickstart", "--notebook")
     assert (tmp_path / "first_run.ipynb").is_file()
+
+
+def test_the_collections_at_the_end_of_the_process_search_nothing() -> None:
+    """What was registered first is called last."""
+    program = (
+        "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 0, len(gc.get_objects())))\n"
+        "from strop.cli.start import main; sys.argv = ['strop', '--version']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    is_frozen, objects = done.stdout.splitlines()[-1].split()
+    assert (is_frozen, done.returncode) == ("True", 0)
+    assert int(objects) < 100
