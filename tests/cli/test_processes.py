@@ -259,7 +259,7 @@ def test_a_wheel_has_all_that_the_commands_need(
 
 
 def test_the_collections_at_the_end_of_the_process_search_nothing() -> None:
-    """What was registered first is called last."""
+    """Functions that are registered first are called last."""
     program = (
         "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 0, len(gc.get_objects())))\n"
         "from strop.cli.start import main; sys.argv = ['strop', '--version']; main()"
