@@ -117,6 +117,9 @@ class SampleRequest:
     top_logprobs: int = 0
     """Number of most likely tokens to report for each sampled token, and with `prompt_logprobs` for each token of
     the prompt, on an engine that can."""
+    may_continue: bool = False
+    """Whether a later request of the same `id` may begin with this one's tokens and completion, as the next turn of a
+    conversation does, so that an engine keeps their keys and values for it, if it can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import sys
 
 def main() -> None:
     """Run the command line; an interrupt (Ctrl-C) prints one line, also while modules are being imported."""
-    # An interpreter that ends searches all objects for garbage, half a million with torch and transformers: two seconds.
+    # An interpreter that ends searches all objects for garbage: half a million with torch and transformers, two
+    # seconds.
     atexit.register(gc.freeze)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(

@@ -34,6 +34,8 @@ class BoundWorkflow:
     """Name of the workflow in the run file."""
     function: Callable[..., Any]
     """Function of a task and a chat."""
+    has_turns: bool = True
+    """Whether it may call the model more than once in a rollout."""
 
     @property
     def is_async(self) -> bool:
@@ -60,7 +62,7 @@ def load_workflow(section: WorkflowConfig) -> BoundWorkflow:
             "`async def run(self, task, chat)` or `def run(self, task, chat)`."
         )
     _check(section, run, "task", "chat")
-    return BoundWorkflow(section.name, run)
+    return BoundWorkflow(section.name, run, getattr(found, "has_turns", True))
 
 
 def _find(name: str) -> Callable[..., Any]:

@@ -86,7 +86,15 @@ class WorkflowRunner:
         self, task: Task, group: str, index: int, sampling: SamplingParams, seed: int
     ) -> Rollout:
         name = f"{group}-{index}"
-        session = RolloutSession(name, self._engine, self._encoder, sampling, seed, self._limit)
+        session = RolloutSession(
+            name,
+            self._engine,
+            self._encoder,
+            sampling,
+            seed,
+            self._limit,
+            has_turns=self._workflow.has_turns,
+        )
         make = partial(
             Rollout,
             id=name,

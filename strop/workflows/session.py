@@ -76,7 +76,10 @@ class RolloutSession:
         sampling: SamplingParams,
         seed: int,
         max_sequence_tokens: int,
+        *,
+        has_turns: bool = True,
     ) -> None:
+        """`has_turns` says that a call may be followed by another one that continues its tokens."""
         self.turns: list[Turn] = []
         """Turns in the order of completion."""
         self.conversations: list[Conversation] = []
@@ -92,6 +95,7 @@ class RolloutSession:
         self._encoder = encoder
         self._seed = seed
         self._limit = max_sequence_tokens
+        self._has_turns = has_turns
         self._calls = 0
         self._decoded: tuple[Turn | None, str] = (None, "")
         """Turn that was decoded last, and its text."""
@@ -248,7 +252,9 @@ class RolloutSession:
         )
         seed = self._seed if self._calls == 0 else derive_seed(self._seed, "call", self._calls)
         self._calls += 1
-        request = SampleRequest(self.name, prompt_ids, sampling, seed, media, messages)
+        request = SampleRequest(
+            self.name, prompt_ids, sampling, seed, media, messages, may_continue=self._has_turns
+        )
         try:
             (completion,) = await self._engine.sample([request])
         except EngineLostError as lost:

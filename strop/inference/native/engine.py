@@ -50,6 +50,9 @@ NATIVE_CAPABILITIES = EngineCapabilities(
     top_logprobs=True,
 )
 """Features of the native engine."""
+_IDLE_SECONDS = 5.0
+"""Time without work after which the memory of kept prefixes is freed, for an update of the trainer, say. Next to a tool
+that takes as long, it is nothing to compute them again."""
 _POLL_SECONDS = 0.001
 """Interval at which the event loop asks for the lock while another thread holds it."""
 
@@ -113,6 +116,7 @@ class NativeEngine:
             images=self._image_processor is not None,
             weights_in_place=in_place,
             adapter_in_place=in_place and applied is not None,
+            keeps_prefixes=self._fallback_reason is None and self._image_processor is None,
         )
         eos_ids = eos_token_ids(config, generation_config, tokenizer)
         sequences = SequenceBatch(runner.vocab_size, runner.device, eos_ids, StopStringMatcher(tokenizer))
@@ -128,6 +132,8 @@ class NativeEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         """Event loop of the latest call of `sample`."""
         self._decoding: asyncio.Task[None] | None = None
+        self._dropping: asyncio.TimerHandle | None = None
+        """Call that drops kept prefixes after a time without work."""
 
     @classmethod
     def from_model(
@@ -362,6 +368,10 @@ class NativeEngine:
 
     async def _decode(self) -> None:
         """Step while there is work, yielding to the event loop in between."""
+        loop = asyncio.get_running_loop()
+        if self._dropping is not None:
+            self._dropping.cancel()
+            self._dropping = None
         while True:
             await self._lock.acquire()
             try:
@@ -369,6 +379,8 @@ class NativeEngine:
                     self._cancellation_is_due = False
                     self._scheduler.remove_cancelled()
                 if not self._can_step():
+                    if self._scheduler.prefixes.tokens:
+                        self._dropping = loop.call_later(_IDLE_SECONDS, self._drop_prefixes)
                     return
                 self._scheduler.step()
             finally:
@@ -376,6 +388,13 @@ class NativeEngine:
             # Twice: the callers of finished requests act in the first iteration, and what they schedule in the second.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
+
+    def _drop_prefixes(self) -> None:
+        if (
+            self._lock.try_acquire()
+        ):  # else another thread loads weights, which drops them too, or ends the engine
+            self._scheduler.prefixes.clear()
+            self._lock.release()
 
     def _fail_pending(self, decoding: asyncio.Task[None]) -> None:
         """After a failed step, raise its error in all pending calls; the engine is then empty and usable."""

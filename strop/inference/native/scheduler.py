@@ -12,6 +12,7 @@ import torch
 
 from strop.inference.native.model.runner import ModelRunner, Prompt, TokenScores, plan_compaction
 from strop.inference.native.pending_request import PendingRequest, SampleCall
+from strop.inference.native.prefix_cache import CachedTokens, PrefixCache
 from strop.inference.native.sequences import SequenceBatch
 from strop.types import BoolArray, Completion, EngineStatistics, FinishReason, FloatArray
 
@@ -61,6 +62,8 @@ class Scheduler:
         self._max_sequences = max_sequences
         self._waiting: deque[PendingRequest] = deque()
         self._prompts: list[CachedPrompt] = []
+        self.prefixes = PrefixCache()
+        """Tokens of ended requests, in what the running ones leave of the cache."""
         self._changed = False
         """Whether sequences have finished or requests have arrived since the last admission."""
         self._generated_tokens = 0
@@ -100,19 +103,22 @@ class Scheduler:
         """Remove all requests, and free the cache."""
         self._waiting.clear()
         self._prompts.clear()
+        self.prefixes.clear()
         self._sequences.clear()
         self._runner.clear()
 
     def abort(self) -> list[tuple[PendingRequest, Completion]]:
         """Remove all requests; returns each with the tokens that it has."""
-        count = len(self._sequences)
-        running = list(self._sequences.completions(range(count), ["abort"] * count))
+        requests = self._sequences.requests
+        completions = self._sequences.completions(range(len(requests)), ["abort"] * len(requests))
+        running = list(zip(requests, completions, strict=True))
         waiting = [(pending, _empty_completion(self.version)) for pending in self._waiting]
         self.clear()
         return running + waiting
 
     def invalidate_prompts(self) -> None:
         """Prefill prompts again for later requests, because the weights have changed."""
+        self.prefixes.clear()
         for prompt in self._prompts:
             prompt.key = None
 
@@ -185,22 +191,18 @@ class Scheduler:
     def _prefill(self, requests: Sequence[PendingRequest]) -> list[int]:
         """Prompt slot of each request; prompts that are not in the cache go through the model once."""
         slots = {prompt.key: slot for slot, prompt in enumerate(self._prompts) if prompt.key is not None}
-        new = {
-            pending.prompt_key: Prompt(
-                pending.request.prompt_ids,
-                pending.request.media,
-                pending.request.top_logprobs if pending.request.prompt_logprobs else None,
-            )
-            for pending in requests
-            if pending.prompt_key not in slots
-        }
+        new: dict[bytes, Prompt] = {}
+        for pending in requests:
+            if pending.prompt_key not in slots and pending.prompt_key not in new:
+                new[pending.prompt_key] = self.prefixes.take_prompt(pending.request)
+        self.prefixes.shrink(self._cache_tokens - self._reserved_tokens)
         if new:
             prefilled = self._runner.prefill(list(new.values()))
             rows = zip(new.items(), prefilled.logits, prefilled.scores, strict=True)
             for (key, prompt), logits, scores in rows:
                 slots[key] = len(self._prompts)
                 self._prompts.append(CachedPrompt(key, len(prompt.token_ids), logits, scores))
-        computed = sum(len(prompt.token_ids) for prompt in new.values())
+        computed = sum(len(prompt.token_ids) - prompt.known_tokens for prompt in new.values())
         self._prompt_tokens += computed
         wanted = sum(pending.prompt_tokens for pending in requests)
         self.statistics.record_prompts(wanted, wanted - computed)
@@ -220,9 +222,23 @@ class Scheduler:
         if not finished:
             return
         reasons: list[FinishReason] = ["stop" if result.stopped[row] else "length" for row in finished]
-        for pending, completion in sequences.completions(finished, reasons):
+        for row, completion in zip(finished, sequences.completions(finished, reasons), strict=True):
+            pending = sequences.requests[row]
+            if pending.request.may_continue:
+                self._keep(row, pending, completion)
             pending.call.set_completion(pending.index, completion)
         self._remove(result.finished)
+
+    def _keep(self, row: int, pending: PendingRequest, completion: Completion) -> None:
+        """Keep the keys and values of a request that has ended, unless the weights have changed since its start."""
+        if not self._runner.caches_prompts or self._prompts[self._sequences.slots[row]].key is None:
+            return
+        keys_values = self._runner.copy_row(row)
+        if keys_values is None:
+            return
+        tokens = np.concatenate([pending.request.prompt_ids, completion.token_ids[:-1]])
+        self.prefixes.put(pending.request.id, CachedTokens(tokens, keys_values))
+        self.prefixes.shrink(self._cache_tokens - self._reserved_tokens)
 
     def _remove(self, finished: BoolArray) -> None:
         """Remove these rows, and then the prompts that no row uses any more."""

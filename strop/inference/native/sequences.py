@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -171,10 +171,8 @@ class SequenceBatch:
                 stopped[row - first] = True
         return torch.stack((stopped | (length >= state.max_tokens[selected]), stopped))
 
-    def completions(
-        self, rows: Sequence[int], finish_reasons: Sequence[FinishReason]
-    ) -> Iterator[tuple[PendingRequest, Completion]]:
-        """Requests of these rows, and what they have sampled; the device is read once for all rows.
+    def completions(self, rows: Sequence[int], finish_reasons: Sequence[FinishReason]) -> list[Completion]:
+        """Tokens and log-probs that these rows have sampled; the device is read once for all of them.
 
         Raises `InferenceError` for log-probs that are not finite.
         """
@@ -193,22 +191,20 @@ class SequenceBatch:
                 "The model computes log-probs that are NaN or infinite. Its training has diverged, its config.json is "
                 "damaged, or its numbers are too large for rollout.engine.dtype."
             )
-        tokens, versions = read(state.tokens, np.int32), read(state.versions, np.int32)
-        for place, row in enumerate(rows):
-            pending = self.requests[row]
-            version, token_versions = split_versions(versions[place], current=0)
-            yield (
-                pending,
-                Completion(
-                    token_ids=tokens[place],
-                    sampler_logprobs=sampler_logprobs[place],
-                    policy_logprobs=policy_logprobs[place],
-                    finish_reason=finish_reasons[place],
-                    version=version,
-                    token_versions=token_versions,
-                    **pending.scores.fields_of_completion(),
-                ),
+        tokens = read(state.tokens, np.int32)
+        versions = [split_versions(each, current=0) for each in read(state.versions, np.int32)]
+        return [
+            Completion(
+                token_ids=tokens[place],
+                sampler_logprobs=sampler_logprobs[place],
+                policy_logprobs=policy_logprobs[place],
+                finish_reason=finish_reasons[place],
+                version=versions[place][0],
+                token_versions=versions[place][1],
+                **self.requests[row].scores.fields_of_completion(),
             )
+            for place, row in enumerate(rows)
+        ]
 
     def compact(self, compaction: Compaction) -> None:
         """Remove finished rows; the memory is freed when none remains."""

@@ -134,8 +134,8 @@ class NativeModelRunner:
     def prefill(self, prompts: Sequence[Prompt]) -> PrefilledPrompts:
         """Prefill prompts, which take the next slots."""
         first = len(self._prompt_lengths)
-        lengths = [len(prompt.token_ids) for prompt in prompts]
-        self._prompt_lengths += lengths
+        self._prompt_lengths += [len(prompt.token_ids) for prompt in prompts]
+        lengths = [len(prompt.token_ids) - prompt.known_tokens for prompt in prompts]
         count = self._steps.padded_count(len(self._prompt_lengths))
         self._prompts.resize(count, max(self._prompt_lengths))
         last: list[torch.Tensor] = []
@@ -171,6 +171,25 @@ class NativeModelRunner:
         logits = self._steps.run(partial(self._step, sharing), self._memory(sharing))
         self._rows.advance()
         return logits[: len(tokens)]
+
+    def copy_row(self, row: int) -> torch.Tensor | None:
+        """[layers, 2, kv_heads, tokens, head_dim] Keys and values of a row's prompt and of its own tokens but the last;
+        None for a model that takes images."""
+        if self._tower is not None:
+            return None
+        slot, own_tokens = self._rows.slots[row], self._rows.lengths[row]
+        prompt_tokens = self._prompt_lengths[slot]
+        arch, tokens = self._arch, prompt_tokens + own_tokens
+        copied = self._weights.embedding.tensor.new_empty(
+            arch.layers, 2, arch.kv_heads, tokens, arch.head_dim, dtype=self._dtype
+        )
+        for number in range(arch.layers):
+            for place, (prompt, own) in enumerate(
+                zip(self._prompts.layer(number), self._own.layer(number), strict=True)
+            ):
+                copied[number, place, :, :prompt_tokens] = prompt[slot, :, :prompt_tokens]
+                copied[number, place, :, prompt_tokens:] = own[row, :, :own_tokens]
+        return copied
 
     def compact_rows(self, compaction: Compaction) -> None:
         """Remove finished rows; their memory is freed when none remains."""
@@ -271,13 +290,14 @@ class NativeModelRunner:
         return score_tokens(normed, self._logits, tokens, prompt.top_logprobs)
 
     def _prefill(self, prompts: Sequence[Prompt], first: int) -> torch.Tensor:
-        """[tokens, hidden] states of all tokens before the last norm; keys and values go to slots from `first` on."""
+        """[tokens, hidden] states before the last norm of all tokens after the prompts' prefixes; keys and values go to
+        slots from `first` on."""
         arch = self._arch
-        lengths = [len(prompt.token_ids) for prompt in prompts]
+        lengths = [len(prompt.token_ids) - prompt.known_tokens for prompt in prompts]
         embedded = self._embed(prompts)
         self._next_positions += [int(each.max()) + 1 for each in embedded.positions]
         positions = torch.from_numpy(np.concatenate(embedded.positions, axis=-1)).to(self.device, torch.int64)
-        self._rope.reserve(max(lengths))
+        self._rope.reserve(max(len(prompt.token_ids) for prompt in prompts))
         cos, sin = self._rope.at(positions)
         x = embedded.hidden
         for number, layer in enumerate(self._weights.layers):
@@ -285,11 +305,17 @@ class NativeModelRunner:
             stored_keys, stored_values = self._prompts.layer(number)
             attended = []
             parts = zip(torch.split(queries_keys, lengths), torch.split(values, lengths), strict=True)
-            for slot, (part, own_values) in enumerate(parts, start=first):
+            for place, (part, value) in enumerate(parts):
                 query, key = part[:, : arch.heads], part[:, arch.heads :]
-                stored_keys[slot, :, : len(part)] = key.transpose(0, 1)
-                stored_values[slot, :, : len(part)] = own_values.transpose(0, 1)
-                attended.append(_causal_attention(query, key, own_values, arch.sliding_windows[number]))
+                prefix = prompts[place].prefix
+                if prefix is not None:
+                    key, value = (
+                        torch.cat((known.transpose(0, 1), new))
+                        for known, new in zip(prefix[number], (key, value), strict=True)
+                    )
+                stored_keys[first + place, :, : len(key)] = key.transpose(0, 1)
+                stored_values[first + place, :, : len(key)] = value.transpose(0, 1)
+                attended.append(_causal_attention(query, key, value, arch.sliding_windows[number]))
             x = self._output_and_mlp(layer, x, torch.cat(attended))
             if number < len(embedded.layer_features):
                 assert embedded.image_rows is not None
@@ -297,10 +323,14 @@ class NativeModelRunner:
         return x
 
     def _embed(self, prompts: Sequence[Prompt]) -> EmbeddedPrompts:
-        tokens = torch.from_numpy(np.concatenate([prompt.token_ids for prompt in prompts]))
+        tokens = torch.from_numpy(
+            np.concatenate([prompt.token_ids[prompt.known_tokens :] for prompt in prompts])
+        )
         hidden = F.embedding(tokens.to(self.device, torch.int64), self._weights.embedding.tensor)
         if self._tower is None or not any(prompt.media for prompt in prompts):
-            positions = [np.arange(len(prompt.token_ids), dtype=np.int32) for prompt in prompts]
+            positions = [
+                np.arange(prompt.known_tokens, len(prompt.token_ids), dtype=np.int32) for prompt in prompts
+            ]
             return EmbeddedPrompts(hidden, positions)
         assert self._image_processor is not None  # the engine refuses images without one
         return self._tower.embed(prompts, hidden, self._image_processor())
@@ -337,16 +367,18 @@ class NativeModelRunner:
 def _causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
 ) -> torch.Tensor:
-    """[n, heads head_dim]: causal attention of one prompt's queries [n, heads, head_dim]."""
+    """[n, heads head_dim]: causal attention of the queries [n, heads, head_dim] of one prompt's last n tokens."""
     repeats = query.shape[1] // key.shape[1]
     query, key, value = (
         tensor.repeat_interleave(times, dim=1).transpose(0, 1)[None]
         for tensor, times in ((query, 1), (key, repeats), (value, repeats))
     )
-    length = query.shape[2]
+    queries, length = query.shape[2], key.shape[2]
+    known = length - queries
     mask = None
-    if window is not None and window < length:
-        mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
+    if known or (window is not None and window < length):
+        mask = torch.ones(queries, length, dtype=torch.bool, device=query.device).tril(known)
+        mask = mask if window is None else mask.triu(known + 1 - window)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
     return out[0].transpose(0, 1).flatten(1)
 

@@ -178,6 +178,9 @@ class HuggingFaceModelRunner:
             group.positions = group.positions + 1
         return logits
 
+    def copy_row(self, row: int) -> None:
+        """None: families have caches of different kinds."""
+
     def compact_rows(self, compaction: Compaction) -> None:
         """Remove finished rows."""
         indices = torch.from_numpy(compaction.new_indices()).to(self.device)

@@ -30,7 +30,7 @@ class RowPositions:
         self._device = device
         self.slots: list[int] = []
         """[R] Slot of the row's prompt, on the host."""
-        self._lengths: list[int] = []
+        self.lengths: list[int] = []
         """[R] `own_tokens` on the host, so that a step does not wait for the device."""
         self._columns = torch.zeros(4, 0, dtype=torch.int64, device=device)
 
@@ -40,7 +40,7 @@ class RowPositions:
     @property
     def longest(self) -> int:
         """Largest number of sampled tokens in the cache of any row; 0 without rows."""
-        return max(self._lengths, default=0)
+        return max(self.lengths, default=0)
 
     @property
     def next_tokens(self) -> torch.Tensor:
@@ -72,19 +72,19 @@ class RowPositions:
         """Append rows without sampled tokens, for which memory is reserved."""
         first = len(self)
         self.slots += slots
-        self._lengths += [0] * len(slots)
+        self.lengths += [0] * len(slots)
         none: list[int] = [0] * len(slots)
         added: IntArray = np.array([none, prompt_tokens, first_positions, none])
         self._columns[:, first : len(self)] = to_device(added, self._device)
 
     def advance(self) -> None:
         """Count the token that a step has added to each row on the device."""
-        self._lengths[:] = [length + 1 for length in self._lengths]
+        self.lengths[:] = [length + 1 for length in self.lengths]
 
     def compact(self, compaction: Compaction) -> None:
         """Remove rows."""
         compaction.apply_to_list(self.slots)
-        compaction.apply_to_list(self._lengths)
+        compaction.apply_to_list(self.lengths)
         compaction.apply(self._columns, dim=1)
         self._columns[:, compaction.after :] = 0
 

@@ -73,6 +73,14 @@ class Prompt:
     """Its images, in the order of their tokens."""
     top_logprobs: int | None = None
     """Number of most likely tokens to report with the log-prob of each of its tokens; None computes no log-probs."""
+    prefix: torch.Tensor | None = None
+    """[layers, 2, kv_heads, t, head_dim] Keys and values of its first t tokens, if they are known; t is less than their
+    number."""
+
+    @property
+    def known_tokens(self) -> int:
+        """Number of tokens whose keys and values are known."""
+        return 0 if self.prefix is None else self.prefix.shape[-2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +169,11 @@ class ModelRunner(Protocol):
 
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
         """[R, V] logits after each row's next token [R]; valid until the next call."""
+        ...
+
+    def copy_row(self, row: int) -> torch.Tensor | None:
+        """Keys and values of a row's prompt and of its own tokens but the last, as in `Prompt.prefix`; None if this
+        runner takes no `prefix`."""
         ...
 
     def compact_rows(self, compaction: Compaction) -> None:
