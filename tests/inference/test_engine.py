@@ -115,6 +115,20 @@ def test_an_error_of_the_model_is_raised_in_all_calls(tiny, expected, monkeypatc
     assert_same(sample(engine, REQUESTS), expected)
 
 
+def test_an_error_of_a_prefill_is_raised_in_the_calls_that_it_admitted(tiny, expected, monkeypatch):
+    engine = tiny().engine()
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._runner, "prefill", _fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            asyncio.run(asyncio.wait_for(engine.sample(REQUESTS), 60))
+    assert engine.stats.running == engine.stats.waiting == 0
+    assert_same(sample(engine, REQUESTS), expected)
+
+
+def _fail(*arguments: object) -> None:
+    raise RuntimeError("out of memory")
+
+
 def test_completions_have_the_version_and_array_types(tiny):
     engine = tiny().engine()
     engine.load([], version=7)

@@ -34,7 +34,9 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Request
                 connection, _ = listener.accept()
                 with connection:
                     request = b""
-                    while not request.endswith(b"{}"):  # one that closes before it has read all resets the connection
+                    while not request.endswith(
+                        b"{}"
+                    ):  # one that closes before it has read all resets the connection
                         request += connection.recv(65536)
                     connection.sendall(first)
                     while again and not over.wait(pause):

@@ -55,7 +55,7 @@ class PrefixCache:
 
     def shrink(self, tokens: int) -> None:
         """Drop the oldest conversations until they have at most this number of tokens."""
-        while self.tokens > tokens:
+        while self._kept and self.tokens > tokens:
             self._drop(next(iter(self._kept)))
 
     def clear(self) -> None:

@@ -153,11 +153,11 @@ class Scheduler:
         admitted = self._choose()
         if not admitted or not self._runner.should_admit(len(admitted), len(self._sequences)):
             return
-        for _ in admitted:
-            self._waiting.popleft()
         slots = self._prefill(admitted)
         first = len(self._sequences)
         self._sequences.add(admitted, slots)
+        for _ in admitted:  # only now, so that a failed prefill fails their calls
+            self._waiting.popleft()
         for pending, slot in zip(admitted, slots, strict=True):
             pending.scores.prompt = self._prompts[slot].scores
         self._runner.add_rows(slots)
