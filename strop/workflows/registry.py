@@ -35,7 +35,7 @@ class BoundWorkflow:
     function: Callable[..., Any]
     """Function of a task and a chat."""
     has_turns: bool = True
-    """Whether it may call the model more than once in a rollout."""
+    """Whether a rollout may call the model more than once; a class says it by an attribute of that name."""
 
     @property
     def is_async(self) -> bool:
