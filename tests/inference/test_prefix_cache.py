@@ -139,6 +139,16 @@ def test_an_idle_engine_drops_what_it_keeps(tiny, monkeypatch):
     asyncio.run(main())
 
 
+def test_a_release_of_memory_drops_what_is_kept(tiny):
+    engine, requests = tiny().engine(), first_turns()
+    completions = sample(engine, requests)
+    engine.release_memory()
+    assert engine._scheduler.prefixes.tokens == 0
+    engine.restore_memory()
+    turns = next_turns(requests, completions)
+    assert_close(sample(engine, turns), sample(tiny().engine(), turns))
+
+
 def test_the_oldest_conversation_is_dropped_first():
     cache = PrefixCache()
     for name, tokens in (("a", 3), ("b", 4), ("a", 5), ("c", 2)):

@@ -322,6 +322,7 @@ class NativeEngine:
                     f"release_memory was called with {running} completions running; await or cancel them first"
                 )
             self._memory_released = True
+            self._scheduler.prefixes.clear()
             self._runner.clear()
             self._runner.release_weights()
             self._has_weights = self._runner.has_weights()
@@ -390,9 +391,8 @@ class NativeEngine:
             await asyncio.sleep(0)
 
     def _drop_prefixes(self) -> None:
-        if (
-            self._lock.try_acquire()
-        ):  # else another thread loads weights, which drops them too, or ends the engine
+        # Another thread that has the lock loads weights, which drops them too, or ends the engine.
+        if self._lock.try_acquire():
             self._scheduler.prefixes.clear()
             self._lock.release()
 

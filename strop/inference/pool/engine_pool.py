@@ -133,9 +133,8 @@ class EnginePool:
         self._running()
         loop = asyncio.get_running_loop()
         pending = [PoolRequest(next(self._ids), request, loop.create_future()) for request in requests]
-        if not self._undispatched:
-            loop.call_soon(self._dispatch)
         self._undispatched += pending
+        loop.call_soon(self._dispatch)
         try:
             return await asyncio.gather(*(each.future for each in pending))
         finally:
