@@ -140,13 +140,11 @@ def test_an_idle_engine_drops_what_it_keeps(tiny, monkeypatch):
 
 
 def test_a_release_of_memory_drops_what_is_kept(tiny):
-    engine, requests = tiny().engine(), first_turns()
-    completions = sample(engine, requests)
+    engine = tiny().engine()
+    sample(engine, first_turns())
+    assert engine._scheduler.prefixes.tokens > 0
     engine.release_memory()
     assert engine._scheduler.prefixes.tokens == 0
-    engine.restore_memory()
-    turns = next_turns(requests, completions)
-    assert_close(sample(engine, turns), sample(tiny().engine(), turns))
 
 
 def test_the_oldest_conversation_is_dropped_first():
