@@ -125,11 +125,12 @@ class ModelChat:
         messages = [*self._messages, {"role": "user", "content": text}]
         seed = derive_seed(self._seed, "chat", self._answers)
         request = SampleRequest(
-            f"chat-{self._answers}",
+            "chat",
             self._encoder.encode(messages),
             self._sampling,
             seed,
             messages=tuple(messages),
+            may_continue=not self._is_plain,
         )
         completion = run_coroutine(self._engine.sample([request]))[0]
         content = self._replies.decode_content(completion.token_ids)
