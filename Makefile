@@ -93,16 +93,24 @@ clean:
 	$(PYTHON) -c 'import sys; sys.exit("Strop needs Python 3.11 or newer; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv .venv
 
+# pip compiles modules on one core, for half of its time. Some packages have files of other versions of Python, which do
+# not compile: they are no error.
+INSTALL := install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+COMPILE := -m compileall -qq -j 0 .venv/lib || true
+
 .venv/base: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/pip $(INSTALL) -e .
+	$(BIN)/python $(COMPILE)
 	touch $@
 
 .venv/real: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
+	$(BIN)/pip $(INSTALL) -e '.[gguf]'
+	$(BIN)/python $(COMPILE)
 	touch $@ .venv/base
 
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip $(INSTALL) -e '.[dev]'
+	$(BIN)/python $(COMPILE)
 	touch $@ .venv/base
 
 .venv-vllm/ready: constraints-vllm.txt | .venv/bin/python
@@ -150,5 +158,6 @@ clean:
 	touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	$(BIN)/pip $(INSTALL) -e '.[dev,bench]'
+	$(BIN)/python $(COMPILE)
 	touch $@ .venv/dev .venv/base
