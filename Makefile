@@ -96,7 +96,7 @@ clean:
 # pip compiles modules on one core, for half of its time. Some packages have files of other versions of Python, which do
 # not compile: they are no error.
 INSTALL := install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-COMPILE := -m compileall -qq -j 0 .venv/lib || true
+COMPILE := -W ignore -m compileall -qq -j 0 .venv/lib || true
 
 .venv/base: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip $(INSTALL) -e .
