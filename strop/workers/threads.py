@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 log = logging.getLogger("strop.workers")
@@ -125,7 +125,7 @@ class LoopResults:
         self._lock = threading.Lock()
         self._untaken: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
 
-    def put(self, future: asyncio.Future[T], result: T | Exception) -> None:
+    def put(self, future: asyncio.Future[T], result: T | BaseException) -> None:
         """Resolve a future in its own loop, unless it is done or the loop has been closed; any thread may call."""
         loop = future.get_loop()
         with self._lock:
@@ -144,8 +144,7 @@ class LoopResults:
 
         def put(done: Future[T]) -> None:
             if not done.cancelled():
-                error = done.exception()
-                self.put(wrapped, done.result() if error is None else cast("Exception", error))
+                self.put(wrapped, done.exception() or done.result())
 
         source.add_done_callback(put)
         wrapped.add_done_callback(lambda done: done.cancelled() and source.cancel())
@@ -157,7 +156,7 @@ class LoopResults:
         for future, result in taken:
             if future.done():
                 continue
-            if isinstance(result, Exception):
+            if isinstance(result, BaseException):
                 future.set_exception(result)
             else:
                 future.set_result(result)

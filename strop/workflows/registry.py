@@ -34,7 +34,7 @@ class BoundWorkflow:
     """Name of the workflow in the run file."""
     function: Callable[..., Any]
     """Function of a task and a chat."""
-    has_turns: bool = True
+    multi_turn: bool = True
     """Whether a rollout may call the model more than once; a class says it by an attribute of that name."""
 
     @property
@@ -62,7 +62,7 @@ def load_workflow(section: WorkflowConfig) -> BoundWorkflow:
             "`async def run(self, task, chat)` or `def run(self, task, chat)`."
         )
     _check(section, run, "task", "chat")
-    return BoundWorkflow(section.name, run, getattr(found, "has_turns", True))
+    return BoundWorkflow(section.name, run, getattr(found, "multi_turn", True))
 
 
 def _find(name: str) -> Callable[..., Any]:

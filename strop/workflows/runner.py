@@ -93,7 +93,7 @@ class WorkflowRunner:
             sampling,
             seed,
             self._limit,
-            has_turns=self._workflow.has_turns,
+            multi_turn=self._workflow.multi_turn,
         )
         make = partial(
             Rollout,

@@ -77,9 +77,9 @@ class RolloutSession:
         seed: int,
         max_sequence_tokens: int,
         *,
-        has_turns: bool = True,
+        multi_turn: bool = True,
     ) -> None:
-        """`has_turns` says that a call may be followed by another one that continues its tokens."""
+        """`multi_turn` says that a call may be followed by another one that continues its tokens."""
         self.turns: list[Turn] = []
         """Turns in the order of completion."""
         self.conversations: list[Conversation] = []
@@ -95,7 +95,7 @@ class RolloutSession:
         self._encoder = encoder
         self._seed = seed
         self._limit = max_sequence_tokens
-        self._has_turns = has_turns
+        self._multi_turn = multi_turn
         self._calls = 0
         self._decoded: tuple[Turn | None, str] = (None, "")
         """Turn that was decoded last, and its text."""
@@ -253,7 +253,7 @@ class RolloutSession:
         seed = self._seed if self._calls == 0 else derive_seed(self._seed, "call", self._calls)
         self._calls += 1
         request = SampleRequest(
-            self.name, prompt_ids, sampling, seed, media, messages, may_continue=self._has_turns
+            self.name, prompt_ids, sampling, seed, media, messages, may_continue=self._multi_turn
         )
         try:
             (completion,) = await self._engine.sample([request])

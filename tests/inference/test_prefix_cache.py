@@ -155,10 +155,10 @@ def test_the_oldest_conversation_is_dropped_first():
     cache.shrink(10)
     assert cache.tokens == 7
     request = SampleRequest("a", np.array([0, 1, 2, 9], np.int32), SAMPLING, seed=0)
-    assert cache.take_prompt(request).known_tokens == 3
-    assert cache.take_prompt(request).known_tokens == 0
-    assert cache.take_prompt(replace(request, id="b")).known_tokens == 0
+    assert cache.take_prompt(request).cached_tokens == 3
+    assert cache.take_prompt(request).cached_tokens == 0
+    assert cache.take_prompt(replace(request, id="b")).cached_tokens == 0
     # Its log-probs are asked for, so that all of the prompt goes through the model.
     scored = replace(request, id="c", prompt_logprobs=True, top_logprobs=2)
-    assert (cache.take_prompt(scored).known_tokens, cache.take_prompt(scored).top_logprobs) == (0, 2)
+    assert (cache.take_prompt(scored).cached_tokens, cache.take_prompt(scored).top_logprobs) == (0, 2)
     assert cache.tokens == 2

@@ -116,7 +116,7 @@ class NativeEngine:
             images=self._image_processor is not None,
             weights_in_place=in_place,
             adapter_in_place=in_place and applied is not None,
-            keeps_prefixes=self._fallback_reason is None and self._image_processor is None,
+            keeps_prefixes=runner.takes_prefixes,
         )
         eos_ids = eos_token_ids(config, generation_config, tokenizer)
         sequences = SequenceBatch(runner.vocab_size, runner.device, eos_ids, StopStringMatcher(tokenizer))
@@ -369,10 +369,8 @@ class NativeEngine:
 
     async def _decode(self) -> None:
         """Step while there is work, yielding to the event loop in between."""
-        loop = asyncio.get_running_loop()
         if self._dropping is not None:
             self._dropping.cancel()
-            self._dropping = None
         while True:
             await self._lock.acquire()
             try:
@@ -381,6 +379,7 @@ class NativeEngine:
                     self._scheduler.remove_cancelled()
                 if not self._can_step():
                     if self._scheduler.prefixes.tokens:
+                        loop = asyncio.get_running_loop()
                         self._dropping = loop.call_later(_IDLE_SECONDS, self._drop_prefixes)
                     return
                 self._scheduler.step()

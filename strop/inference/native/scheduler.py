@@ -202,7 +202,7 @@ class Scheduler:
             for (key, prompt), logits, scores in rows:
                 slots[key] = len(self._prompts)
                 self._prompts.append(CachedPrompt(key, len(prompt.token_ids), logits, scores))
-        computed = sum(len(prompt.token_ids) - prompt.known_tokens for prompt in new.values())
+        computed = sum(len(prompt.new_ids) for prompt in new.values())
         self._prompt_tokens += computed
         wanted = sum(pending.prompt_tokens for pending in requests)
         self.statistics.record_prompts(wanted, wanted - computed)
@@ -224,20 +224,17 @@ class Scheduler:
         reasons: list[FinishReason] = ["stop" if result.stopped[row] else "length" for row in finished]
         for row, completion in zip(finished, sequences.completions(finished, reasons), strict=True):
             pending = sequences.requests[row]
-            if pending.request.may_continue:
+            if pending.request.may_continue and self._runner.takes_prefixes:
                 self._keep(row, pending, completion)
             pending.call.set_completion(pending.index, completion)
         self._remove(result.finished)
 
     def _keep(self, row: int, pending: PendingRequest, completion: Completion) -> None:
         """Keep the keys and values of a request that has ended, unless the weights have changed since its start."""
-        if not self._runner.caches_prompts or self._prompts[self._sequences.slots[row]].key is None:
-            return
-        keys_values = self._runner.copy_row(row)
-        if keys_values is None:
+        if self._prompts[self._sequences.slots[row]].key is None:
             return
         tokens = np.concatenate([pending.request.prompt_ids, completion.token_ids[:-1]])
-        self.prefixes.put(pending.request.id, CachedTokens(tokens, keys_values))
+        self.prefixes.put(pending.request.id, CachedTokens(tokens, self._runner.copy_row(row)))
         self.prefixes.shrink(self._cache_tokens - self._reserved_tokens)
 
     def _remove(self, finished: BoolArray) -> None:

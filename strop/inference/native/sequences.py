@@ -22,7 +22,7 @@ from strop.inference.native.token_sampling import (
 )
 from strop.types import BoolArray, Completion, FinishReason, FloatArray
 
-Number = TypeVar("Number", np.float32, np.int32)
+_Number = TypeVar("_Number", np.float32, np.int32)
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class SequenceBatch:
         lengths = state.length[index].tolist()
         width = max(lengths, default=0)
 
-        def read(column: torch.Tensor, kind: type[Number]) -> list[npt.NDArray[Number]]:
+        def read(column: torch.Tensor, kind: type[_Number]) -> list[npt.NDArray[_Number]]:
             values = column[index, :width].cpu().numpy()
             return [row[:length].astype(kind) for row, length in zip(values, lengths, strict=True)]
 

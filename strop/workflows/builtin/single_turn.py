@@ -17,7 +17,7 @@ _SYSTEM_PROMPTS = {
 class SingleTurnWorkflow:
     """Samples one response to the task's prompt."""
 
-    has_turns = False
+    multi_turn = False
 
     async def run(self, task: Task, chat: Chat) -> None:
         """Sample one response, scored by the run's reward."""
@@ -30,7 +30,7 @@ class MathWorkflow:
     If the run file has no reward, the reward is `math`, and with `style: tags` also a tenth of `format`.
     """
 
-    has_turns = False
+    multi_turn = False
 
     def __init__(self, style: Literal["boxed", "tags"] = "boxed", system: str | None = None) -> None:
         """`system` replaces the style's system message; a task that has a system message keeps it."""

@@ -82,6 +82,7 @@ class NativeModelRunner:
         self._weights = empty_weights(arch, device, dtype)
         self._image_processor = image_processor
         self._tower = NativeVisionTower(config, device, dtype) if takes_images(config) else None
+        self.takes_prefixes = self._tower is None  # whose positions and images are those of whole prompts
         self._matrices = [*self._weights.matrices(), *(self._tower.weights.values() if self._tower else ())]
         self._by_name = {name: matrix for matrix in self._matrices for name in matrix.names}
         self._adapter = AppliedAdapter()
@@ -135,7 +136,7 @@ class NativeModelRunner:
         """Prefill prompts, which take the next slots."""
         first = len(self._prompt_lengths)
         self._prompt_lengths += [len(prompt.token_ids) for prompt in prompts]
-        lengths = [len(prompt.token_ids) - prompt.known_tokens for prompt in prompts]
+        lengths = [len(prompt.new_ids) for prompt in prompts]
         count = self._steps.padded_count(len(self._prompt_lengths))
         self._prompts.resize(count, max(self._prompt_lengths))
         last: list[torch.Tensor] = []
@@ -172,11 +173,8 @@ class NativeModelRunner:
         self._rows.advance()
         return logits[: len(tokens)]
 
-    def copy_row(self, row: int) -> torch.Tensor | None:
-        """[layers, 2, kv_heads, tokens, head_dim] Keys and values of a row's prompt and of its own tokens but the last;
-        None for a model that takes images."""
-        if self._tower is not None:
-            return None
+    def copy_row(self, row: int) -> torch.Tensor:
+        """[layers, 2, kv_heads, tokens, head_dim] Keys and values of a row: its prompt, and its tokens but the last."""
         slot, own_tokens = self._rows.slots[row], self._rows.lengths[row]
         prompt_tokens = self._prompt_lengths[slot]
         arch, tokens = self._arch, prompt_tokens + own_tokens
@@ -293,7 +291,7 @@ class NativeModelRunner:
         """[tokens, hidden] states before the last norm of all tokens after the prompts' prefixes; keys and values go to
         slots from `first` on."""
         arch = self._arch
-        lengths = [len(prompt.token_ids) - prompt.known_tokens for prompt in prompts]
+        lengths = [len(prompt.new_ids) for prompt in prompts]
         embedded = self._embed(prompts)
         self._next_positions += [int(each.max()) + 1 for each in embedded.positions]
         positions = torch.from_numpy(np.concatenate(embedded.positions, axis=-1)).to(self.device, torch.int64)
@@ -323,13 +321,11 @@ class NativeModelRunner:
         return x
 
     def _embed(self, prompts: Sequence[Prompt]) -> EmbeddedPrompts:
-        tokens = torch.from_numpy(
-            np.concatenate([prompt.token_ids[prompt.known_tokens :] for prompt in prompts])
-        )
+        tokens = torch.from_numpy(np.concatenate([prompt.new_ids for prompt in prompts]))
         hidden = F.embedding(tokens.to(self.device, torch.int64), self._weights.embedding.tensor)
         if self._tower is None or not any(prompt.media for prompt in prompts):
             positions = [
-                np.arange(prompt.known_tokens, len(prompt.token_ids), dtype=np.int32) for prompt in prompts
+                np.arange(prompt.cached_tokens, len(prompt.token_ids), dtype=np.int32) for prompt in prompts
             ]
             return EmbeddedPrompts(hidden, positions)
         assert self._image_processor is not None  # the engine refuses images without one

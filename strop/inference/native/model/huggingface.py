@@ -55,6 +55,7 @@ class HuggingFaceModelRunner:
     """
 
     caches_prompts = False
+    takes_prefixes = False
 
     def __init__(
         self,
@@ -178,8 +179,9 @@ class HuggingFaceModelRunner:
             group.positions = group.positions + 1
         return logits
 
-    def copy_row(self, row: int) -> None:
-        """None: families have caches of different kinds."""
+    def copy_row(self, row: int) -> torch.Tensor:
+        """Raise: families have caches of different kinds, so that `takes_prefixes` is False."""
+        raise NotImplementedError
 
     def compact_rows(self, compaction: Compaction) -> None:
         """Remove finished rows."""

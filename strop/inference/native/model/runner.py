@@ -78,9 +78,14 @@ class Prompt:
     number."""
 
     @property
-    def known_tokens(self) -> int:
+    def cached_tokens(self) -> int:
         """Number of tokens whose keys and values are known."""
         return 0 if self.prefix is None else self.prefix.shape[-2]
+
+    @property
+    def new_ids(self) -> IntArray:
+        """[n] Tokens that go through the model, after the cached ones."""
+        return self.token_ids[self.cached_tokens :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,8 @@ class ModelRunner(Protocol):
     device: torch.device
     caches_prompts: bool
     """Whether rows may join a prompt in a later step; if False, only directly after its `prefill`."""
+    takes_prefixes: bool
+    """Whether prompts may have a `prefix`, and `copy_row` gives one."""
     max_sequence_tokens: int | None
     """Maximum number of tokens in a sequence; None if the model sets no limit."""
 
@@ -171,9 +178,8 @@ class ModelRunner(Protocol):
         """[R, V] logits after each row's next token [R]; valid until the next call."""
         ...
 
-    def copy_row(self, row: int) -> torch.Tensor | None:
-        """Keys and values of a row's prompt and of its own tokens but the last, as in `Prompt.prefix`; None if this
-        runner takes no `prefix`."""
+    def copy_row(self, row: int) -> torch.Tensor:
+        """Keys and values of a row's prompt and of its own tokens but the last, as in `Prompt.prefix`."""
         ...
 
     def compact_rows(self, compaction: Compaction) -> None:
