@@ -115,8 +115,10 @@ def unhurried_start() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def head() -> Iterator[Nodes]:
     """The cluster of this session. Its first node has no CPUs; each test adds the nodes that it needs."""
+    # Ray starts workers with niceness 15, and then two busy processes of other tests leave them a thirtieth of a core.
+    options = {"num_cpus": 0, "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
     with unhurried_start():
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        cluster = Cluster(initialize_head=True, head_node_args=options)
     try:
         yield Nodes(cluster)
     finally:
